@@ -1,0 +1,70 @@
+"""Unisono: the programming model of `tf.distribute.Strategy` for Keras 3 and JAX.
+
+Create a strategy, build and compile a model in its `scope()`, and call `fit`; or write your own
+loop with `strategy.run` and `strategy.reduce`. Names are loaded when they are first used, so
+that `import unisono` starts neither JAX nor Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from unisono import _backend
+
+_backend.select_jax()
+
+__version__ = "0.1.0"
+
+#: Where each public name lives.
+_HOMES = {
+    "_errors": [
+        "BackendError", "ContextError", "DeviceError", "InvalidArgumentError", "InvalidTypeError",
+        "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
+    ],
+    "_values": ["Mirrored", "PerReplica", "ReduceOp"],
+    "_context": [
+        "ReplicaContext", "experimental_set_strategy", "get_replica_context", "get_strategy",
+        "has_strategy", "in_cross_replica_context",
+    ],
+    "collectives._cross_device": [
+        "CommunicationImplementation", "CommunicationOptions", "CrossDeviceOps",
+        "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice", "RingAllReduce",
+    ],
+    "data._sharding": ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext"],
+    "step._distributed": ["Variable"],
+    "step._function": ["function"],
+    "step._tape": ["GradientTape", "value_and_grad"],
+    "step._variables": ["VariableAggregation", "VariableSynchronization"],
+    "strategies._base": ["Strategy"],
+    "strategies._central_storage": ["CentralStorageStrategy"],
+    "strategies._mirrored": ["MirroredStrategy"],
+    "strategies._one_device": ["OneDeviceStrategy"],
+    "strategies._tpu": ["TPUStrategy"],
+}  # fmt: skip
+
+_MODULES = ["cluster_resolver", "data", "experimental", "nn", "tpu"]
+
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, *_MODULES, "__version__"])  # noqa: PLE0605 (computed, and tested)
+
+#: Names whose use needs the default strategy, so that code outside every scope works.
+_NEEDS_DEFAULT = {"get_strategy", "get_replica_context", "function", "value_and_grad", "GradientTape"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"unisono.{name}")
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    if name in _NEEDS_DEFAULT:
+        importlib.import_module("unisono.strategies._one_device")
+    value = getattr(importlib.import_module(f"unisono.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,292 @@
+"""Which strategy and which replica is running this code: one context variable.
+
+The three contexts of `tf.distribute`: *default* (no scope: one replica), *cross-replica*
+(inside `scope()` or `merge_call`) and *replica* (inside the function given to `run`). The
+context belongs to a thread, so a thread started inside a scope is outside of it.
+Source: https://www.tensorflow.org/api_docs/python/tf/distribute
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from unisono._errors import ContextError, MixedStrategyError
+from unisono._values import PerReplica, ReduceOp
+
+
+class ReplicaEngine(Protocol):
+    """What a replica can do together with the others; one implementation per way to execute."""
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas run the step together."""
+
+    @property
+    def replica_id(self) -> Any:
+        """This replica's number: an int, or a traced int32 scalar."""
+
+    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+        """Combine `tree` over the replicas; every replica gets the result."""
+
+    def all_gather(self, tree: Any, axis: int) -> Any:
+        """Concatenate `tree` over the replicas along `axis`."""
+
+    def exchange(self, tree: Any) -> Any:
+        """Return `tree` with each array replaced by the `PerReplica` of all replicas' arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Where the running code stands: its strategy, and its replica when it is inside one.
+
+    Args:
+        strategy: the current strategy.
+        replica: the replica that runs the code, if one does.
+        is_update: whether the code runs inside `strategy.extended.update`.
+        means: whether gradients and losses of replicas are averaged (Keras' `fit`) and not
+            summed (custom loops, as tf.distribute has it).
+        true_rows: for a batch that was padded to divide, how many of the replicas' rows are true.
+    """
+
+    strategy: Any
+    replica: ReplicaContext | None = None
+    is_update: bool = False
+    means: bool = False
+    true_rows: int | None = None
+
+
+_CURRENT: ContextVar[Context | None] = ContextVar("unisono_context", default=None)
+_default_strategy: Callable[[], Any] | None = None
+
+
+def register_default_strategy(factory: Callable[[], Any]) -> None:
+    """Say how the default strategy, that of code outside every scope, is made."""
+    global _default_strategy
+    _default_strategy = factory
+
+
+def current() -> Context | None:
+    """The context of this thread, or None in the default context."""
+    return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def entered(context: Context | None) -> Iterator[None]:
+    """Make `context` current for a block."""
+    token = _CURRENT.set(context)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def get_strategy() -> Any:
+    """Return the innermost strategy of this thread; the default strategy outside any scope.
+
+    >>> get_strategy().num_replicas_in_sync
+    1
+    """
+    context = _CURRENT.get()
+    if context is not None:
+        return context.strategy
+    if _default_strategy is None:
+        raise ContextError(
+            "The default strategy is not loaded. Write `import unisono` before `get_strategy()`."
+        )
+    return _default_strategy()
+
+
+def has_strategy() -> bool:
+    """Return whether a strategy other than the default one is current.
+
+    >>> has_strategy()
+    False
+    """
+    context = _CURRENT.get()
+    return context is not None and not context.strategy.is_default
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Return the `ReplicaContext` inside a replica, and None in cross-replica context.
+
+    Outside every scope it is the default strategy's, with one replica.
+    """
+    context = _CURRENT.get()
+    if context is None:
+        return ReplicaContext(get_strategy(), _ONE)
+    return context.replica
+
+
+def in_cross_replica_context() -> bool:
+    """Return whether this code is in a `scope()` or `merge_call`, not in a replica.
+
+    >>> in_cross_replica_context()
+    False
+    """
+    context = _CURRENT.get()
+    return context is not None and context.replica is None and not context.is_update
+
+
+def experimental_set_strategy(strategy: Any | None) -> None:
+    """Make `strategy` current without a `with` block; None ends it. For notebooks.
+
+    Raises:
+        ContextError: when called inside a `with strategy.scope()` block or a replica.
+    """
+    context = _CURRENT.get()
+    if context is not None and not isinstance(context, _SetContext):
+        raise ContextError(
+            "`experimental_set_strategy` must be called outside every `strategy.scope()`. "
+            f"Received: a call inside the scope of {context.strategy!r}. Leave the `with` block first."
+        )
+    _CURRENT.set(None if strategy is None else _SetContext(strategy))
+
+
+class _SetContext(Context):
+    """A cross-replica context that was set by `experimental_set_strategy`."""
+
+
+def require_cross_replica(what: str) -> None:
+    """Raise a `ContextError` when the running code is inside a replica."""
+    context = _CURRENT.get()
+    if context is not None and context.replica is not None and not context.strategy.is_default:
+        raise ContextError(
+            f"`{what}` must be called in cross-replica context. Received: a call inside the function "
+            "given to `strategy.run`. Call it on what `run` returned, or use "
+            "`unisono.get_replica_context()` inside."
+        )
+
+
+def check_same_strategy(entering: Any) -> None:
+    """Raise when `entering.scope()` cannot be entered from here."""
+    context = _CURRENT.get()
+    if context is None:
+        return
+    if context.replica is not None:
+        raise ContextError(
+            "A scope must be entered in cross-replica context. Received: `scope()` inside the "
+            "function given to `strategy.run`. Create variables before `run`, or inside it without a scope."
+        )
+    if context.strategy is not entering:
+        raise MixedStrategyError(
+            "Only one strategy can be current. Received: the scope of "
+            f"{entering!r} inside the scope of {context.strategy!r}. Use one strategy for one model."
+        )
+
+
+class ReplicaContext:
+    """What code inside a replica knows of the others, and how it speaks with them.
+
+    Returned by `get_replica_context()` inside the function given to `strategy.run`.
+    """
+
+    def __init__(self, strategy: Any, engine: ReplicaEngine) -> None:
+        self._strategy = strategy
+        self._engine = engine
+
+    @property
+    def engine(self) -> ReplicaEngine:
+        """How this replica is executed."""
+        return self._engine
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy whose replica this is."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0 to `num_replicas_in_sync - 1`; an int32 scalar or an int."""
+        return self._engine.replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run this step together."""
+        return self._engine.num_replicas
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices of the strategy, in replica order."""
+        return tuple(self._strategy.worker_devices)
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Combine `value` over all replicas and give each the result; differentiable.
+
+        Args:
+            reduce_op: sum or mean.
+            value: a pytree of arrays with the same shapes on every replica; None leaves pass.
+            options: accepted for tf.distribute's signature; the strategy's own options rule.
+
+        Returns:
+            The pytree with every array reduced. The gradient of an all-reduce is the
+            all-reduce of the gradients with the same operation.
+        """
+        return self._engine.all_reduce(ReduceOp.parse(reduce_op), value)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Concatenate `value` of all replicas along `axis`, in replica order; differentiable.
+
+        Args:
+            value: a pytree of arrays of rank 1 or more; sizes may differ along `axis` alone.
+            axis: the dimension to join.
+            options: accepted for tf.distribute's signature.
+        """
+        return self._engine.all_gather(value, axis)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `merge_fn(strategy, *args)` once in cross-replica context, with all replicas' args.
+
+        Args:
+            merge_fn: gets the strategy and, for each array argument, its `PerReplica`.
+            args: positional arguments of this replica.
+            kwargs: keyword arguments of this replica.
+
+        Returns:
+            This replica's part of what `merge_fn` returns.
+        """
+        every_args, every_kwargs = self._engine.exchange((tuple(args), dict(kwargs or {})))
+        with entered(Context(self._strategy)):
+            result = merge_fn(self._strategy, *every_args, **every_kwargs)
+        return self._own_part(result)
+
+    def _own_part(self, result: Any) -> Any:
+        import jax
+
+        def part(leaf: Any) -> Any:
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            index = self._engine.replica_id
+            return leaf.values[index] if leaf.stacked is None else leaf.stacked[index]
+
+        return jax.tree.map(part, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+
+
+class OneReplica:
+    """The engine of a single replica: every collective gives back what it got."""
+
+    num_replicas = 1
+    replica_id = 0
+
+    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+        """The sum and the mean of one value are that value."""
+        return tree
+
+    def all_gather(self, tree: Any, axis: int) -> Any:
+        """One value joined with no other."""
+        return tree
+
+    def exchange(self, tree: Any) -> Any:
+        """One replica sees its own values as they are."""
+        return tree
+
+
+_ONE = OneReplica()

@@ -1,0 +1,53 @@
+"""The exceptions of Unisono.
+
+Every error that the library raises on purpose is a `UnisonoError`, and also the
+builtin that a user of `tf.distribute` would catch::
+
+    UnisonoError
+    ├── InvalidArgumentError (ValueError)     an argument cannot be used
+    │   ├── DeviceError                       a device is absent, repeated or unreadable
+    │   └── ScopeError                        a variable was made outside the strategy's scope
+    ├── InvalidTypeError (TypeError)          an argument has the wrong type
+    ├── ContextError (RuntimeError)           a call from the wrong context
+    │   └── MixedStrategyError                two strategies where one must be
+    ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
+    └── TapeError (RuntimeError)              a GradientTape used where it cannot work
+
+Messages say what must hold, what was received, and what to write instead.
+"""
+
+
+class UnisonoError(Exception):
+    """Base of all errors that Unisono raises on purpose."""
+
+
+class InvalidArgumentError(UnisonoError, ValueError):
+    """An argument cannot be used as given."""
+
+
+class DeviceError(InvalidArgumentError):
+    """A device is absent, repeated, or its name cannot be read."""
+
+
+class ScopeError(InvalidArgumentError):
+    """A variable was created outside the scope of the strategy that should hold it."""
+
+
+class InvalidTypeError(UnisonoError, TypeError):
+    """An argument has a type that cannot be used."""
+
+
+class ContextError(UnisonoError, RuntimeError):
+    """A function was called from a context where it has no meaning."""
+
+
+class MixedStrategyError(ContextError):
+    """Objects of two different strategies met."""
+
+
+class BackendError(UnisonoError, RuntimeError):
+    """JAX or Keras is in a state in which Unisono cannot work."""
+
+
+class TapeError(UnisonoError, RuntimeError):
+    """A `GradientTape` was used where it cannot differentiate."""

@@ -1,0 +1,150 @@
+"""Values that exist once per replica: `ReduceOp`, `PerReplica`, `Mirrored`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from unisono._errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+
+class ReduceOp(enum.Enum):
+    """How values of several replicas become one: their sum or their mean.
+
+    >>> ReduceOp.parse("mean")
+    <ReduceOp.MEAN: 'MEAN'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def parse(cls, op: ReduceOp | str) -> ReduceOp:
+        """Return `op` as a `ReduceOp`; names are read without regard to case.
+
+        Args:
+            op: a `ReduceOp`, or `"SUM"` or `"MEAN"` in any case.
+
+        Raises:
+            InvalidArgumentError: when `op` is neither.
+        """
+        if isinstance(op, cls):
+            return op
+        if isinstance(op, str) and op.upper() in cls.__members__:
+            return cls[op.upper()]
+        raise InvalidArgumentError(
+            "`reduce_op` must be `ReduceOp.SUM`, `ReduceOp.MEAN`, 'SUM' or 'MEAN'. "
+            f"Received: reduce_op={op!r}. Write `reduce(unisono.ReduceOp.SUM, value, axis=None)`."
+        )
+
+
+@jax.tree_util.register_pytree_node_class
+class PerReplica:
+    """One value for each replica, in replica order.
+
+    Equal shapes are held as one array with a leading replica axis (`stacked`), sharded over
+    the replicas; unequal shapes, and values that are not arrays, as a tuple. There is no
+    arithmetic on a `PerReplica`: combine it with `strategy.reduce` or `strategy.gather`, or
+    take it apart with `strategy.local_results`.
+
+    >>> PerReplica((1, 2)).values
+    (1, 2)
+    """
+
+    __slots__ = ("_stacked", "_values")
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._values: tuple[Any, ...] | None = tuple(values)
+        self._stacked: Any = None
+
+    @classmethod
+    def from_stacked(cls, stacked: Any) -> PerReplica:
+        """Return the value whose replica `i` has `stacked[i]`.
+
+        Args:
+            stacked: an array of shape `(replicas, ...)`.
+        """
+        made = cls.__new__(cls)
+        made._values, made._stacked = None, stacked
+        return made
+
+    @property
+    def stacked(self) -> Any | None:
+        """The array of shape `(replicas, ...)`, or None where the values have unequal shapes."""
+        return self._stacked
+
+    @property
+    def num_replicas(self) -> int:
+        """How many values there are."""
+        return len(self._values) if self._values is not None else int(self._stacked.shape[0])
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values in replica order, each on its replica's device where it has one."""
+        if self._values is not None:
+            return self._values
+        shards = None if isinstance(self._stacked, jax.core.Tracer) else _shards(self._stacked)
+        return shards or tuple(self._stacked[i] for i in range(self._stacked.shape[0]))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], bool]:
+        """Children for JAX: the stacked array, or the values."""
+        if self._values is None:
+            return (self._stacked,), True
+        return self._values, False
+
+    @classmethod
+    def tree_unflatten(cls, is_stacked: bool, children: tuple[Any, ...]) -> PerReplica:
+        """Inverse of `tree_flatten`."""
+        return cls.from_stacked(children[0]) if is_stacked else cls(children)
+
+    def __repr__(self) -> str:
+        try:
+            lines = "".join(f"\n  {i}: {v!r}," for i, v in enumerate(self.values))
+        except (AttributeError, TypeError, IndexError):  # a placeholder of tree_map, not an array
+            return f"PerReplica({self._stacked!r})"
+        return f"PerReplica:{{{lines.rstrip(',')}\n}}"
+
+
+def _shards(stacked: Any) -> tuple[Any, ...] | None:
+    """The parts of an array that already lie one on each device, without copying any."""
+    shards = getattr(stacked, "addressable_shards", ())
+    if len(shards) != stacked.shape[0] or any(s.data.shape[0] != 1 for s in shards):
+        return None
+    ordered = sorted(shards, key=lambda s: s.index[0].start or 0)
+    return tuple(s.data[0] for s in ordered)
+
+
+@jax.tree_util.register_pytree_node_class
+class Mirrored(Generic[T]):
+    """A value that is the same on every replica, such as the parameters of a pure JAX model.
+
+    Pass it to `strategy.run` and the step sees the bare value; return it from the step to say
+    that all replicas computed the same, and it comes back as one `Mirrored`, not a `PerReplica`.
+
+    >>> Mirrored({"w": 1.0}).value
+    {'w': 1.0}
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[T], None]:
+        """Children for JAX: the value."""
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[T]) -> Mirrored[T]:
+        """Inverse of `tree_flatten`."""
+        made: Mirrored[T] = cls.__new__(cls)
+        made.value = children[0]
+        return made
+
+    def __repr__(self) -> str:
+        return f"Mirrored({self.value!r})"

@@ -1,0 +1,123 @@
+"""How many elements a data set has: exact, infinite or unknown, and what each transformation makes of it.
+
+The numbers and the rules are those of `tf.data.Dataset.cardinality`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+INFINITE = -1
+UNKNOWN = -2
+
+
+def repeated(size: int, count: int) -> int:
+    """Returns the cardinality of `count` repetitions; a negative `count` repeats for ever.
+
+    Args:
+        size: Cardinality of the input.
+        count: Number of repetitions.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> repeated(3, 2), repeated(3, -1), repeated(0, -1), repeated(UNKNOWN, 0)
+    (6, -1, 0, 0)
+    """
+    if size == 0 or count == 0:
+        return 0
+    if count < 0:
+        return INFINITE
+    return size if size < 0 else size * count
+
+
+def batched(size: int, batch_size: int, drop_remainder: bool) -> int:
+    """Returns the number of batches of `batch_size` elements.
+
+    Args:
+        size: Cardinality of the input.
+        batch_size: Elements in a full batch.
+        drop_remainder: Whether a last, smaller batch is dropped.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> batched(10, 4, False), batched(10, 4, True), batched(INFINITE, 4, True)
+    (3, 2, -1)
+    """
+    if size < 0:
+        return size
+    return size // batch_size if drop_remainder else -(-size // batch_size)
+
+
+def taken(size: int, count: int) -> int:
+    """Returns the cardinality of the first `count` elements; a negative `count` takes all.
+
+    Args:
+        size: Cardinality of the input.
+        count: Elements to take.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> taken(10, 4), taken(INFINITE, 4), taken(UNKNOWN, 4), taken(10, -1)
+    (4, 4, -2, 10)
+    """
+    if count < 0 or count == 0:
+        return size if count < 0 else 0
+    if size == INFINITE:
+        return count
+    return size if size == UNKNOWN else min(size, count)
+
+
+def strided(size: int, start: int, step: int) -> int:
+    """Returns how many of the positions `start, start + step, ...` there are.
+
+    Args:
+        size: Cardinality of the input.
+        start: First position that is kept.
+        step: Distance between the positions that are kept.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> strided(10, 1, 4), strided(10, 12, 1), strided(INFINITE, 5, 1)
+    (3, 0, -1)
+    """
+    return size if size < 0 else max(0, -(-(size - start) // step))
+
+
+def summed(sizes: Iterable[int]) -> int:
+    """Returns the cardinality of data sets one after the other.
+
+    Args:
+        sizes: Cardinalities of the inputs.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> summed([2, 3]), summed([2, INFINITE]), summed([UNKNOWN, 3])
+    (5, -1, -2)
+    """
+    known = list(sizes)
+    if INFINITE in known:
+        return INFINITE
+    return UNKNOWN if UNKNOWN in known else sum(known)
+
+
+def shortest(sizes: Iterable[int]) -> int:
+    """Returns the cardinality of data sets side by side, which end with the shortest.
+
+    Args:
+        sizes: Cardinalities of the inputs.
+
+    Returns:
+        The cardinality of the result.
+
+    >>> shortest([2, 3]), shortest([2, INFINITE]), shortest([UNKNOWN, 3])
+    (2, 2, -2)
+    """
+    known = list(sizes)
+    if UNKNOWN in known:
+        return UNKNOWN
+    return min((size for size in known if size != INFINITE), default=INFINITE)

@@ -1,0 +1,111 @@
+"""The order that a buffered shuffle gives: pure functions of seed and pass, the same for examples and for positions.
+
+The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each item that comes
+in takes the place of a random one, which goes out. With a buffer as large as the data it is a Fisher-Yates shuffle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+_CHUNK = 8192
+_PICKS_PER_DRAW = 2048
+
+
+def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> Iterator[T]:
+    """Yields the items in the order of a buffered shuffle.
+
+    Args:
+        items: What is shuffled; read only as far as needed.
+        buffer_size: Number of items held back, at least 1.
+        entropy: Non-negative integers that decide the order: seed, pass and repetitions.
+
+    Yields:
+        Each item once.
+
+    >>> sorted(shuffled(iter(range(10)), 4, [7])) == list(range(10))
+    True
+    """
+    picks = _picks(entropy)
+    buffer = list(itertools.islice(items, buffer_size))
+    for item in items:
+        place = next(picks) * len(buffer) >> 32
+        yield buffer[place]
+        buffer[place] = item
+    while buffer:
+        place = next(picks) * len(buffer) >> 32
+        yield buffer[place]
+        buffer[place] = buffer[-1]
+        buffer.pop()
+
+
+def _picks(entropy: Sequence[int]) -> Iterator[int]:
+    # The raw output of a bit generator is the same in all versions of numpy, those of Generator's methods is not
+    # (NEP 19): a seed means the same order for ever.
+    bits = np.random.PCG64(np.random.SeedSequence(list(entropy)))
+    while True:
+        yield from (bits.random_raw(_PICKS_PER_DRAW) >> np.uint64(32)).tolist()
+
+
+class ShuffledOrder:
+    """The positions `0, 1, ...` in shuffled order, looked up by vector and computed only as far as needed.
+
+    Args:
+        size: How many positions there are; None for infinitely many.
+        buffer_size: Size of the shuffle's buffer.
+        entropy: Non-negative integers that decide the order.
+        keep: How many chunks of 8,192 positions to keep; None for all. One that was dropped is computed again.
+
+    >>> order = ShuffledOrder(10, 4, [7], keep=None)
+    >>> sorted(order(np.arange(10)).tolist()) == list(range(10))
+    True
+    """
+
+    def __init__(self, size: int | None, buffer_size: int, entropy: Sequence[int], keep: int | None) -> None:
+        self._size = size
+        self._buffer_size = buffer_size
+        self._entropy = tuple(entropy)
+        self._keep = keep
+        # Several reader threads may look up one order.
+        self._lock = threading.Lock()
+        self._restart()
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Returns which items are at `positions`.
+
+        Args:
+            positions: int64 vector.
+
+        Returns:
+            int64 vector of the same length.
+        """
+        numbers = positions // _CHUNK
+        result = np.empty_like(positions)
+        with self._lock:
+            for number in np.unique(numbers).tolist():
+                inside = numbers == number
+                result[inside] = self._chunk(number)[positions[inside] - number * _CHUNK]
+        return result
+
+    def _restart(self) -> None:
+        items = itertools.count() if self._size is None else iter(range(self._size))
+        self._emitted = shuffled(items, self._buffer_size, self._entropy)
+        self._chunks: dict[int, np.ndarray] = {}
+        self._next = 0
+
+    def _chunk(self, number: int) -> np.ndarray:
+        if number not in self._chunks and number < self._next:
+            self._restart()
+        while self._next <= number:
+            self._chunks[self._next] = np.fromiter(itertools.islice(self._emitted, _CHUNK), np.int64)
+            self._next += 1
+            if self._keep is not None and len(self._chunks) > self._keep:
+                del self._chunks[min(self._chunks)]
+        return self._chunks[number]

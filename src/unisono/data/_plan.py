@@ -1,0 +1,313 @@
+"""The plan of a pipeline: a tree of nodes, and one pass over it.
+
+A node is a frozen record of a source or a transformation; the data set that the user holds is the last one. There are
+two families. An `Indexed` node finds any of its elements by position, so a whole chain of them needs no state but a
+position, and batches are gathered at once. A `Stream` node gives its elements one after the other.
+
+How often a data set was iterated changes the order of its shuffles. That is all that a node remembers; a `Pass` takes
+those numbers when an iteration begins, and an iterator's state records them.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono.data import _order
+from unisono.data._cardinality import INFINITE
+from unisono.data._structure import Element, spec_of, stack
+
+# What a node that remembers passes gives to each: a number, or for a cache the numbers its contents were made with.
+Draw = Any
+
+# Orders of repetitions that a pass keeps at once are limited by their total size.
+_POSITIONS_KEPT = 2**20
+
+
+class Counter:
+    """Counts the passes begun over one node."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One pass over a pipeline: which iteration of each shuffle it is, inside which repetitions.
+
+    Args:
+        draws: For each node that remembers passes, what it drew for this one.
+        path: Numbers of the repetitions around, outermost first.
+        orders: Shuffled orders in use, filled on demand and shared by the repetitions.
+    """
+
+    draws: Mapping[Node, Draw]
+    path: tuple[int, ...] = ()
+    orders: dict[Node, dict[tuple[int, ...], _order.ShuffledOrder]] = dataclasses.field(default_factory=dict)
+
+    def at(self, repetition: int) -> Pass:
+        """Returns this pass inside a repetition."""
+        return dataclasses.replace(self, path=(*self.path, repetition))
+
+    def order(self, node: Node, size: int, buffer_size: int, entropy: tuple[int, ...]) -> _order.ShuffledOrder:
+        """Returns the order of a shuffle in this pass.
+
+        Args:
+            node: The shuffle.
+            size: Cardinality of what it shuffles.
+            buffer_size: Size of its buffer.
+            entropy: Numbers that decide the order.
+
+        Returns:
+            The order, made once.
+        """
+        kept = self.orders.setdefault(node, {})
+        order = kept.get(entropy)
+        if order is None:
+            # An infinite order keeps a window of itself, so that memory stays bounded.
+            infinite = size == INFINITE
+            order = _order.ShuffledOrder(None if infinite else size, buffer_size, entropy, 64 if infinite else None)
+            while len(kept) >= max(2, min(16, _POSITIONS_KEPT // max(1, size))):
+                kept.pop(next(iter(kept)), None)
+            kept[entropy] = order
+        return order
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node(abc.ABC):
+    """A source or a transformation. Fields that hold nodes, or tuples of nodes, are its inputs."""
+
+    @functools.cached_property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes that this one reads."""
+        found: list[Node] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            found.extend(part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Node))
+        return tuple(found)
+
+    @property
+    @abc.abstractmethod
+    def cardinality(self) -> int:
+        """Number of elements, INFINITE or UNKNOWN."""
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        """Spec of the elements; found by making the first one where nothing else tells it."""
+        first = next(self.iterate(Pass({node: node.peek() for node in remembering(self)})), None)
+        if first is None:
+            raise InvalidArgumentError(
+                "A data set must have an element for its spec to be found, where a Python function makes them. "
+                f"Received: an empty data set ({describe(self)}). Give from_generator an output_signature."
+            )
+        return spec_of(first)
+
+    @abc.abstractmethod
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        """Returns an iterator over one pass, whose state can be saved and restored; reads nothing yet."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether another repetition may give another order."""
+        return any(node.varies for node in self.inputs)
+
+
+class Remembering(Node):
+    """A node that remembers how often it was iterated."""
+
+    @abc.abstractmethod
+    def peek(self) -> Draw:
+        """Returns what the next pass will draw, without beginning it."""
+
+    @abc.abstractmethod
+    def begin(self) -> Draw:
+        """Begins a pass and returns what it draws, as JSON."""
+
+    @abc.abstractmethod
+    def resume(self, draw: Draw) -> None:
+        """Goes on as if the last pass had drawn `draw`."""
+
+    @property
+    def inner(self) -> bool:
+        """Whether the nodes below take part in passes themselves."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Counting(Remembering):
+    """A node that numbers its passes."""
+
+    counter: Counter = dataclasses.field(default_factory=Counter, kw_only=True)
+
+    def peek(self) -> Draw:
+        return self.counter.value
+
+    def begin(self) -> Draw:
+        self.counter.value += 1
+        return self.counter.value - 1
+
+    def resume(self, draw: Draw) -> None:
+        self.counter.value = draw + 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Indexed(Node):
+    """A node whose elements can be made in any order, by position."""
+
+    @abc.abstractmethod
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        """Returns the elements at `positions` (an int64 vector, not empty)."""
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        """Returns the elements at `positions` as one batch."""
+        return stack(self.rows(run, positions))
+
+    @property
+    def threads(self) -> int:
+        """Threads that this node asks to be made by; 0 for none."""
+        return 0
+
+    @property
+    def ahead(self) -> int:
+        """Elements that this node asks to be made ahead."""
+        return 0
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        nodes = list(walk(self))
+        threads = max(node.threads for node in nodes if isinstance(node, Indexed))
+        ahead = sum(node.ahead for node in nodes if isinstance(node, Indexed))
+        if ahead and not threads:
+            threads = 1
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, ahead))
+        return iter(_OnePass(self, run).to_iter_dataset(options))
+
+
+class _OnePass(grain.MapDataset):
+    """One pass over an indexed node, as Grain sees it."""
+
+    def __init__(self, node: Indexed, run: Pass) -> None:
+        super().__init__()
+        self._node = node
+        self._run = run
+
+    def __len__(self) -> int:
+        return sys.maxsize if self._node.cardinality == INFINITE else self._node.cardinality
+
+    def __getitem__(self, index: int) -> Element:
+        return self._node.rows(self._run, np.array([index]))[0]
+
+    def __str__(self) -> str:
+        return describe(self._node)
+
+
+class Stream(grain.IterDataset):
+    """One pass over any node, as an input of Grain's transformations."""
+
+    def __init__(self, node: Node, run: Pass) -> None:
+        super().__init__()
+        self._node = node
+        self._run = run
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return self._node.iterate(self._run)
+
+    def __str__(self) -> str:
+        return describe(self._node)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yields the node and all below it; one that is used twice comes twice."""
+    yield node
+    for below in node.inputs:
+        yield from walk(below)
+
+
+def remembering(node: Node) -> list[Remembering]:
+    """Returns the nodes that remember passes, each once, in an order that depends on the plan alone."""
+    found: dict[Remembering, None] = {}
+
+    def visit(current: Node) -> None:
+        if isinstance(current, Remembering):
+            found[current] = None
+            if not current.inner:
+                return
+        for below in current.inputs:
+            visit(below)
+
+    visit(node)
+    return list(found)
+
+
+def describe(node: Node) -> str:
+    """Returns the names of the nodes, as in `Shuffle(Slices)`."""
+    below = ", ".join(describe(part) for part in node.inputs)
+    return f"{type(node).__name__}({below})" if below else type(node).__name__
+
+
+class PipelineIterator(grain.DatasetIterator):
+    """Iterates once over a pipeline; its state is small, plain JSON.
+
+    Args:
+        node: Last node of the pipeline.
+    """
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+        self._start([remembered.begin() for remembered in remembering(node)])
+
+    def _start(self, draws: Sequence[Draw]) -> None:
+        self._draws = list(draws)
+        self._inner = self._node.iterate(Pass(dict(zip(remembering(self._node), draws, strict=True))))
+
+    def __next__(self) -> Element:
+        return next(self._inner)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state: where the iteration is, and which pass it belongs to.
+
+        Returns:
+            A dict that `json` can write.
+        """
+        return {"pipeline": describe(self._node), "passes": self._draws, "position": self._inner.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the iterator that gave `state` stood; the next iteration will be the one after its.
+
+        Args:
+            state: From `get_state` of an iterator over the same pipeline, in this process or another.
+
+        Raises:
+            InvalidArgumentError: The state comes from another pipeline.
+        """
+        if state.get("pipeline") != describe(self._node):
+            raise InvalidArgumentError(
+                "A state must come from the same pipeline. "
+                f"Received: the state of {state.get('pipeline')} for {describe(self._node)}. "
+                "Build the data set with the same calls in the same order."
+            )
+        for remembered, draw in zip(remembering(self._node), state["passes"], strict=True):
+            remembered.resume(draw)
+        self._inner.close()
+        self._start(state["passes"])
+        self._inner.set_state(state["position"])
+
+    def start_prefetch(self) -> None:
+        """Starts to read ahead, where the pipeline does so, before the first element is asked for."""
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the iteration and its threads."""
+        super().close()
+        self._inner.close()
+
+    def __str__(self) -> str:
+        return f"PipelineIterator({describe(self._node)})"

@@ -1,0 +1,345 @@
+"""Elements of a data set: nested tuples and dicts of numbers, strings and arrays; pure functions on them.
+
+Tuples, named tuples and dicts are structure. Everything else is a component: a list becomes an array, as in `tf.data`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+
+Element = Any
+Path = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one component of an element.
+
+    Args:
+        shape: Sizes of the dimensions; None where a size is not known or varies.
+        dtype: The numpy dtype; strings are `object` arrays of bytes.
+
+    >>> TensorSpec((None, 28, 28), "float32").dtype
+    dtype('float32')
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, shape: Sequence[int | None], dtype: Any) -> None:
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+
+
+def rebuild(like: Element, parts: Sequence[Element]) -> Element:
+    """Returns `parts` in the tuple or dict type of `like`."""
+    if type(like) is tuple:
+        return tuple(parts)
+    if isinstance(like, Mapping):
+        return dict(zip(like, parts, strict=True))
+    # A named tuple is made from an iterable by `_make`.
+    return getattr(type(like), "_make", tuple)(parts)
+
+
+def map_leaves(fn: Callable[[Any], Any], element: Element) -> Element:
+    """Returns the structure of `element` with `fn` applied to each component; None stays None.
+
+    >>> map_leaves(lambda x: x + 1, (1, {"a": 2}))
+    (2, {'a': 3})
+    """
+    if isinstance(element, tuple):
+        return rebuild(element, [map_leaves(fn, part) for part in element])
+    if isinstance(element, Mapping):
+        return {key: map_leaves(fn, part) for key, part in element.items()}
+    return None if element is None else fn(element)
+
+
+def leaves(element: Element, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields each component of `element` with its path; None is skipped.
+
+    >>> list(leaves((1, {"a": 2})))
+    [((0,), 1), ((1, 'a'), 2)]
+    """
+    if isinstance(element, tuple):
+        for index, part in enumerate(element):
+            yield from leaves(part, (*path, index))
+    elif isinstance(element, Mapping):
+        for key, part in element.items():
+            yield from leaves(part, (*path, key))
+    elif element is not None:
+        yield path, element
+
+
+def name_of(path: Path) -> str:
+    """Returns a path as it is written in Python: `component [1]['image']`."""
+    return "component " + "".join(f"[{key!r}]" for key in path) if path else "the element"
+
+
+def combine(fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element], path: Path = ()) -> Element:
+    """Returns one element whose components are `fn(components of all elements, path)`.
+
+    Args:
+        fn: Makes one component from those of all elements.
+        elements: At least one element; all of one structure.
+        path: Where `elements` lie in a larger structure.
+
+    Returns:
+        An element of the same structure.
+
+    Raises:
+        InvalidArgumentError: The structures differ.
+
+    >>> combine(lambda parts, path: sum(parts), [(1, {"a": 2}), (3, {"a": 4})])
+    (4, {'a': 6})
+    """
+    first = elements[0]
+    if isinstance(first, tuple):
+        _check_alike(elements, path, lambda other: isinstance(other, tuple) and len(other) == len(first))
+        parts = zip(*elements, strict=True)
+        return rebuild(first, [combine(fn, part, (*path, index)) for index, part in enumerate(parts)])
+    if isinstance(first, Mapping):
+        _check_alike(elements, path, lambda other: isinstance(other, Mapping) and other.keys() == first.keys())
+        return {key: combine(fn, [element[key] for element in elements], (*path, key)) for key in first}
+    _check_alike(elements, path, lambda other: (other is None) == (first is None) and not isinstance(other, (tuple, dict)))
+    return None if first is None else fn(elements, path)
+
+
+def _check_alike(elements: Sequence[Element], path: Path, alike: Callable[[Element], bool]) -> None:
+    for number, element in enumerate(elements):
+        if not alike(element):
+            raise InvalidArgumentError(
+                f"All elements must have the same structure. Received: {_outline(elements[0])} as element 0 and "
+                f"{_outline(element)} as element {number}, at {name_of(path)}. Make the function or generator "
+                "return the same tuples and dict keys each time."
+            )
+
+
+def _outline(element: Element) -> str:
+    if isinstance(element, tuple):
+        return f"a tuple of {len(element)}"
+    if isinstance(element, Mapping):
+        return f"a dict with keys {list(element)}"
+    return f"a {type(element).__name__}"
+
+
+def as_element(value: Any, path: Path = ()) -> Element:
+    """Returns `value` with numpy components, by the dtype rules of `tf.data`.
+
+    Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy arrays and
+    scalars keep their dtype.
+
+    Args:
+        value: Nested tuples and dicts of numbers, strings, lists and arrays.
+        path: Where `value` lies in a larger structure.
+
+    Returns:
+        The same structure of numpy arrays, numpy scalars and bytes.
+
+    Raises:
+        InvalidArgumentError: A list is ragged.
+        InvalidTypeError: A component is neither numbers nor strings.
+
+    >>> as_element(([1.0, 2.0], "a"))
+    (array([1., 2.], dtype=float32), b'a')
+    """
+    if isinstance(value, tuple):
+        return rebuild(value, [as_element(part, (*path, index)) for index, part in enumerate(value)])
+    if isinstance(value, Mapping):
+        return {key: as_element(part, (*path, key)) for key, part in value.items()}
+    return None if value is None else _as_leaf(value, path)
+
+
+def _as_leaf(value: Any, path: Path) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(np.asarray(value), value, path)
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"A list must be rectangular to become an array. Received: {name_of(path)} = {value!r:.200}. Give each row "
+            "as its own element (from_generator) and use padded_batch()."
+        ) from error
+    if isinstance(value, (bool, int, float, list)) and not _holds_numpy(value):
+        array = _narrowed(array)
+    return _plain(array, value, path)
+
+
+def _holds_numpy(value: Any) -> bool:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return not isinstance(value, (bool, int, float, str, bytes, list, tuple))
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and (array == array.astype(np.int32)).all():
+        return array.astype(np.int32)
+    return array
+
+
+def _plain(array: np.ndarray, value: Any, path: Path) -> Any:
+    if array.dtype.kind in "US":
+        array = (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
+    elif array.dtype.kind == "O":
+        array = _bytes_array(array, value, path)
+    return array[()] if array.ndim == 0 else array
+
+
+def _bytes_array(array: np.ndarray, value: Any, path: Path) -> np.ndarray:
+    result = np.empty(array.shape, object)
+    for index, item in np.ndenumerate(array):
+        if not isinstance(item, (str, bytes)):
+            raise InvalidTypeError(
+                "A component must hold numbers or strings. "
+                f"Received: {name_of(path)} of type {type(value).__name__} = {value!r:.200}. "
+                "Return numpy arrays, numbers, strings, or tuples and dicts of them."
+            )
+        result[index] = item.encode() if isinstance(item, str) else item
+    return result
+
+
+def frozen(element: Element) -> Element:
+    """Returns the element with read-only views of its arrays, so that no one changes data that is read again."""
+    return map_leaves(_frozen_leaf, element)
+
+
+def _frozen_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.view()
+        leaf.flags.writeable = False
+    return leaf
+
+
+def leading_size(arrays: Element) -> int:
+    """Returns the number of rows that all components have.
+
+    Args:
+        arrays: A structure of arrays.
+
+    Returns:
+        The size of the first dimension.
+
+    Raises:
+        InvalidArgumentError: There is no component, one is a scalar, or two differ.
+
+    >>> leading_size((np.zeros((3, 2)), np.zeros(3)))
+    3
+    """
+    named = list(leaves(arrays))
+    if not named:
+        raise InvalidArgumentError("At least one component must be given. Received: none. Write from_tensor_slices(x).")
+    sizes = [(path, np.shape(leaf)) for path, leaf in named]
+    for path, shape in sizes:
+        if not shape:
+            raise InvalidArgumentError(
+                f"Each component must have a first dimension to slice. Received: {name_of(path)} is a scalar. "
+                "Write from_tensors(...) for a single element."
+            )
+        if shape[0] != sizes[0][1][0]:
+            raise InvalidArgumentError(
+                "All components must have the same number of rows. "
+                f"Received: {name_of(sizes[0][0])} with {sizes[0][1][0]} rows and {name_of(path)} with {shape[0]} rows. "
+                "Cut them to the same length first."
+            )
+    return int(sizes[0][1][0])
+
+
+def row(arrays: Element, position: int) -> Element:
+    """Returns one row of each component."""
+    return map_leaves(lambda array: array[position], arrays)
+
+
+def gather(arrays: Element, positions: np.ndarray) -> Element:
+    """Returns the rows at `positions` of each component, as fresh arrays.
+
+    >>> gather(np.arange(5) * 10, np.array([3, 1]))
+    array([30, 10])
+    """
+    first, count = int(positions[0]), len(positions)
+    if count > 1 and positions[-1] - first == count - 1 and bool((np.diff(positions) == 1).all()):
+        return map_leaves(lambda array: array[first : first + count].copy(), arrays)
+    return map_leaves(lambda array: array.take(positions, axis=0), arrays)
+
+
+def stack(elements: Sequence[Element]) -> Element:
+    """Returns the elements stacked along a new first dimension.
+
+    Args:
+        elements: At least one element; all of one structure and shape.
+
+    Returns:
+        One element with a batch dimension.
+
+    Raises:
+        InvalidArgumentError: Structures or shapes differ.
+
+    >>> stack([(1, b"a"), (2, b"b")])
+    (array([1, 2]), array([b'a', b'b'], dtype=object))
+    """
+    return combine(_stack_leaves, elements)
+
+
+def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
+    try:
+        if isinstance(parts[0], np.ndarray):
+            return np.stack(parts)
+        return np.array(parts, dtype=object if isinstance(parts[0], bytes) else None)
+    except ValueError as error:
+        shapes = [np.shape(part) for part in parts]
+        odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        raise InvalidArgumentError(
+            f"batch() needs elements of one shape. Received: {name_of(path)} of shape {shapes[0]} in element 0 and "
+            f"{shapes[odd]} in element {odd} of a batch. Write padded_batch(...), or bring them to one shape with map()."
+        ) from error
+
+
+def concatenated(batches: Sequence[Element]) -> Element:
+    """Returns batches joined along their first dimension."""
+    if len(batches) == 1:
+        return batches[0]
+    return combine(lambda parts, path: np.concatenate(parts), batches)
+
+
+def unstack(batch: Element) -> list[Element]:
+    """Returns the rows of a batch as elements.
+
+    >>> unstack((np.array([1, 2]), np.array([3, 4])))[1]
+    (np.int64(2), np.int64(4))
+    """
+    return [row(batch, position) for position in range(leading_size(batch))]
+
+
+def spec_of(element: Element) -> Element:
+    """Returns the `TensorSpec` of each component.
+
+    >>> spec_of(np.zeros((2, 3), np.float32))
+    TensorSpec(shape=(2, 3), dtype=dtype('float32'))
+    """
+    return map_leaves(_leaf_spec, element)
+
+
+def _leaf_spec(leaf: Any) -> TensorSpec:
+    if isinstance(leaf, bytes):
+        return TensorSpec((), object)
+    return TensorSpec(np.shape(leaf), leaf.dtype)
+
+
+def batched_spec(spec: Element, batch_size: int | None) -> Element:
+    """Returns a spec with a new first dimension."""
+    return map_leaves(lambda leaf: TensorSpec((batch_size, *leaf.shape), leaf.dtype), spec)
+
+
+def unbatched_spec(spec: Element) -> Element:
+    """Returns a spec without its first dimension."""
+    return map_leaves(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), spec)

@@ -1,0 +1,17 @@
+"""Names that tf.distribute keeps under `experimental`, for old programs."""
+
+from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
+from unisono.data._sharding import ValueContext
+from unisono.strategies._central_storage import CentralStorageStrategy
+from unisono.strategies._tpu import TPUStrategy
+
+CollectiveCommunication = CommunicationImplementation
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "TPUStrategy",
+    "ValueContext",
+]

@@ -1,0 +1,243 @@
+"""The arguments of a step: what is split over the replicas, what is the same, what is static."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import InvalidTypeError
+from unisono._values import Mirrored, PerReplica
+
+
+class Kind(enum.Enum):
+    """How an argument reaches the replicas."""
+
+    SPLIT = "an array of shape (replicas, ...): each replica gets its row"
+    RAGGED = "one value per replica, of unequal shapes"
+    SAME = "an array that every replica gets whole"
+    MIRRORED = "a pytree of arrays that every replica gets whole, wrapped in Mirrored"
+    STATIC = "a Python object, part of the program"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A step's arguments, taken apart.
+
+    Args:
+        structure: the pytree of `(args, kwargs)`.
+        kinds: one for each leaf of it.
+        parts: for each leaf, its arrays; empty for a static leaf.
+        statics: for each leaf, its object if static, its inner pytree if mirrored, else None.
+    """
+
+    structure: Any
+    kinds: tuple[Kind, ...]
+    parts: tuple[tuple[Any, ...], ...]
+    statics: tuple[Any, ...]
+
+    @classmethod
+    def parse(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Take arguments apart.
+
+        Raises:
+            InvalidTypeError: when `args` is no list or tuple, or `kwargs` no mapping.
+        """
+        if not isinstance(args, (list, tuple)):
+            raise InvalidTypeError(
+                "`args` must be a list or tuple with the positional arguments of the step. "
+                f"Received: args={args!r}. Write `strategy.run(fn, args=(x,))`."
+            )
+        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_value)
+        entries = [_classify(leaf) for leaf in leaves]
+        kinds, parts, statics = zip(*entries, strict=True) if entries else ((), (), ())
+        return cls(structure, kinds, parts, statics)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the replicas get values of unequal shapes."""
+        return Kind.RAGGED in self.kinds
+
+    @property
+    def signature(self) -> Hashable:
+        """What a compiled step depends on: structure, shapes, types and static objects."""
+        shapes = tuple(tuple(_aval(x) for x in part) for part in self.parts)
+        statics = tuple(_hashable(s) for s in self.statics)
+        return (self.structure, self.kinds, shapes, statics)
+
+    @property
+    def arrays(self) -> list[Any]:
+        """All arrays, in the order in which the program takes them."""
+        return [x for part in self.parts for x in part]
+
+    @property
+    def split(self) -> list[bool]:
+        """For each of `arrays`, whether it has a leading replica axis."""
+        return [k is Kind.SPLIT for k, part in zip(self.kinds, self.parts, strict=True) for _ in part]
+
+    def rebuild(self, arrays: Sequence[Any], pick: Callable[[Kind, tuple[Any, ...]], Any]) -> Any:
+        """Put `(args, kwargs)` together again around other arrays.
+
+        Args:
+            arrays: in the order of `Call.arrays`.
+            pick: gives the argument for a split or ragged leaf from its arrays.
+        """
+        leaves, at = [], 0
+        for kind, part, static in zip(self.kinds, self.parts, self.statics, strict=True):
+            own = tuple(arrays[at : at + len(part)])
+            at += len(part)
+            if kind is Kind.STATIC:
+                leaves.append(static)
+            elif kind is Kind.SAME:
+                leaves.append(own[0])
+            elif kind is Kind.MIRRORED:
+                leaves.append(jax.tree.unflatten(static, own))
+            else:
+                leaves.append(pick(kind, own or static))
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, (PerReplica, Mirrored))
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX can trace `leaf`; Python's own numbers are not arrays."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _classify(leaf: Any) -> tuple[Kind, tuple[Any, ...], Any]:
+    if isinstance(leaf, PerReplica):
+        return _classify_per_replica(leaf)
+    if isinstance(leaf, Mirrored):
+        arrays, inner = jax.tree.flatten(leaf.value)
+        return Kind.MIRRORED, tuple(arrays), inner
+    if isinstance(leaf, keras.Variable):
+        return Kind.STATIC, (), leaf
+    if is_array(leaf) or isinstance(leaf, float):
+        return Kind.SAME, (leaf,), None
+    return Kind.STATIC, (), leaf
+
+
+def _classify_per_replica(leaf: PerReplica) -> tuple[Kind, tuple[Any, ...], Any]:
+    if leaf.stacked is not None:
+        return Kind.SPLIT, (leaf.stacked,), None
+    values = leaf.values
+    if not all(is_array(v) or isinstance(v, (bool, int, float)) for v in values):
+        return Kind.RAGGED, (), values
+    arrays = tuple(v if isinstance(v, jax.Array) else jnp.asarray(v) for v in values)
+    if len({(a.shape, a.dtype) for a in arrays}) == 1:
+        return Kind.SPLIT, (_stack(arrays),), None
+    return Kind.RAGGED, arrays, None
+
+
+def _stack(arrays: tuple[Any, ...]) -> Any:
+    """One array of values that may lie on several devices."""
+    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return jnp.stack(arrays)
+    return np.stack([np.asarray(a) for a in arrays])
+
+
+def _aval(x: Any) -> Hashable:
+    if isinstance(x, float):
+        return "float"
+    return (x.shape, str(x.dtype), getattr(x, "weak_type", False))
+
+
+def _hashable(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return ("by identity", id(value))
+    return (type(value), value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a step returned, taken apart: arrays per replica, mirrored arrays, Python objects."""
+
+    structure: Any
+    entries: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def parse(cls, result: Any) -> tuple[Output, list[Any], list[Any]]:
+        """Return the description, the arrays of this replica and the mirrored arrays."""
+        leaves, structure = jax.tree.flatten(result, is_leaf=_is_value)
+        own: list[Any] = []
+        mirrored: list[Any] = []
+        entries: list[tuple[str, Any]] = []
+        for leaf in leaves:
+            if isinstance(leaf, keras.Variable):
+                leaf = leaf.value
+            if isinstance(leaf, Mirrored):
+                arrays, inner = jax.tree.flatten(leaf.value)
+                entries.append(("mirrored", (inner, len(arrays))))
+                mirrored.extend(arrays)
+            elif isinstance(leaf, jax.Array):
+                entries.append(("own", None))
+                own.append(leaf)
+            else:
+                entries.append(("static", leaf))
+        return cls(structure, tuple(entries)), own, mirrored
+
+    def rebuild(self, own: Sequence[Any], mirrored: Sequence[Any]) -> Any:
+        """Put the result together from the values that stand for the replicas' arrays."""
+        of_own, of_mirrored = iter(own), iter(mirrored)
+        leaves = []
+        for kind, detail in self.entries:
+            if kind == "own":
+                leaves.append(next(of_own))
+            elif kind == "mirrored":
+                inner, count = detail
+                leaves.append(Mirrored(jax.tree.unflatten(inner, [next(of_mirrored) for _ in range(count)])))
+            else:
+                leaves.append(detail)
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> Any:
+    """Join what each replica returned, where replicas were traced in turn.
+
+    Arrays become a `PerReplica`; equal Python objects are returned as they are.
+    """
+    first, _, mirrored = outputs[0]
+    joined = []
+    for leaves in zip(*(own for _, own, _ in outputs), strict=True):
+        same_shape = len({leaf.shape for leaf in leaves}) == 1
+        joined.append(PerReplica.from_stacked(jnp.stack(leaves)) if same_shape else PerReplica(leaves))
+    entries = tuple(
+        entry[0] if len({repr(e) for e in entry}) == 1 else ("static", PerReplica(e[1] for e in entry))
+        for entry in zip(*(out.entries for out, _, _ in outputs), strict=True)
+    )
+    return Output(first.structure, entries).rebuild(joined, mirrored)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a compiled program returned: its arrays, and how to put them together."""
+
+    structure: Any
+    statics: tuple[Any, ...]
+
+    @classmethod
+    def parse(cls, result: Any) -> tuple[Result, list[Any]]:
+        """Take a pytree apart into its arrays and the rest."""
+        leaves, structure = jax.tree.flatten(result)
+        leaves = [leaf.value if isinstance(leaf, keras.Variable) else leaf for leaf in leaves]
+        statics = tuple(_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in leaves)
+        return cls(structure, statics), [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    def rebuild(self, arrays: Sequence[Any]) -> Any:
+        """Inverse of `parse`."""
+        following = iter(arrays)
+        leaves = [next(following) if s is _ARRAY else s for s in self.statics]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+_ARRAY = object()

@@ -1,0 +1,286 @@
+"""From a pure step to a compiled one: jit with donation, a cache by signature, bounded run-ahead."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono._mesh import ReplicaMesh
+from unisono.step._call import Call, Result
+from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
+from unisono.step._program import current_frame
+from unisono.step._scope import StateScope
+
+_LOG = logging.getLogger("unisono")
+
+#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
+#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
+RUN_AHEAD = 16
+
+#: Programs kept for each strategy; the oldest is dropped, with the functions it holds.
+_CACHE_SIZE = 256
+
+#: After so many programs for one function the log says why.
+_MANY_PROGRAMS = 8
+
+
+class RunAhead:
+    """Holds the host back when it is too many steps ahead of the devices.
+
+    Args:
+        limit: how many unfinished steps are allowed.
+    """
+
+    def __init__(self, limit: int = RUN_AHEAD) -> None:
+        self._limit = limit
+        self._tokens: collections.deque[Any] = collections.deque()
+        self.waits = 0
+
+    def started(self, token: Any) -> None:
+        """Note a step that was started; wait for the one `limit` steps before it.
+
+        Args:
+            token: an output of the step that nothing donates.
+        """
+        self._tokens.append(token)
+        if len(self._tokens) > self._limit:
+            oldest = self._tokens.popleft()
+            if not oldest.is_ready():
+                self.waits += 1
+                jax.block_until_ready(oldest)
+
+
+_RUN_AHEAD: dict[Any, RunAhead] = {}
+
+
+def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
+    """The bound that all programs on the devices of `mesh` share."""
+    return _RUN_AHEAD.setdefault(mesh, RunAhead())
+
+
+class CompiledStep:
+    """A pure function compiled for a mesh, with its state donated.
+
+    Args:
+        fn: from `(donated, kept)` to `(outputs, state)`; both pytrees of arrays.
+        mesh: the devices.
+        state_shardings: where the new state goes; a pytree prefix, or None.
+        in_specs: with `out_specs`, run `fn` in `jax.shard_map`: once per replica.
+        out_specs: the counterpart for `(outputs, state)`.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], tuple[Any, Any]],
+        mesh: ReplicaMesh,
+        state_shardings: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+    ) -> None:
+        self._run_ahead = run_ahead_of(mesh)
+        if in_specs is not None and mesh.num_replicas > 1:
+            fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+        def with_token(donated: Any, kept: Any) -> Any:
+            # The token is ready when the step is done; the other outputs may be donated on.
+            return *fn(donated, kept), jnp.zeros((), jnp.int8)
+
+        # A debugged step is run again op by op after a NaN was found, which needs its inputs.
+        self._donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+        self._compiled = jax.jit(
+            with_token,
+            donate_argnums=(0,) if self._donates else (),
+            out_shardings=(None, state_shardings, None),
+        )
+
+    def __call__(self, donated: Any, kept: Any) -> tuple[Any, Any]:
+        """Start the step; returns before it is done."""
+        if self._donates:
+            donated = _without_aliases(donated, kept)
+        outputs, state, token = self._compiled(donated, kept)
+        self._run_ahead.started(token)
+        return outputs, state
+
+    def lower(self, donated: Any, kept: Any) -> Any:
+        """JAX's lowered program, for looking into it."""
+        return self._compiled.lower(donated, kept)
+
+
+def _without_aliases(donated: Any, kept: Any) -> Any:
+    """Copy arrays that are donated twice, or donated and kept: two variables may share one array."""
+    leaves, structure = jax.tree.flatten(donated)
+    seen = {id(x) for x in jax.tree.leaves(kept)}
+    if len({id(x) for x in leaves} | seen) == len(leaves) + len(seen):
+        return donated
+    single = []
+    for leaf in leaves:
+        single.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
+        seen.add(id(leaf))
+    return jax.tree.unflatten(structure, single)
+
+
+class Entry:
+    """A compiled step of a user's function, with the variables whose state it carries."""
+
+    def __init__(self, traced: Callable[..., tuple[Any, list[Any]]], plan: Plan, strategy: Any) -> None:
+        self.plan = plan
+        self._strategy = strategy
+        self._results: list[Result] = []
+        self._last: dict[int, Any] = {}
+        mesh = strategy.mesh
+        written = [s for s in plan.slots if s.written]
+        is_written = [s.written for s in plan.slots]
+
+        def pure(donated: list[Any], kept: Any) -> tuple[list[Any], list[Any]]:
+            reads, arrays = kept
+            of_written, of_read = iter(donated), iter(reads)
+            values = [next(of_written) if w else next(of_read) for w in is_written]
+            result, new = traced(values, arrays)
+            description, outputs = Result.parse(result)
+            self._results.append(description)
+            return outputs, new
+
+        shardings = [mesh.sharded if s.is_stacked else mesh.replicated for s in written]
+        self.step = CompiledStep(pure, mesh, state_shardings=shardings)
+
+    def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        """The donated and the kept arguments, on their devices."""
+        slots = self.plan.slots
+        values = self._strategy.fetch_state([self._placed(s) for s in slots])
+        written = [v for v, s in zip(values, slots, strict=True) if s.written]
+        reads = [v for v, s in zip(values, slots, strict=True) if not s.written]
+        return written, (reads, self._place_arrays(call))
+
+    def __call__(self, call: Call) -> Any:
+        outputs, new = self.step(*self.arguments(call))
+        slots = [s for s in self.plan.slots if s.written]
+        for slot, value in zip(slots, self._strategy.store_state(new), strict=True):
+            _store(slot, value)
+            self._last[id(slot.variable)] = value
+        return self._results[-1].rebuild(outputs)
+
+    def _placed(self, slot: Slot) -> Any:
+        value = _stored(slot)
+        if self._last.get(id(slot.variable)) is value:
+            return value
+        mesh = self._strategy.mesh
+        placed = jax.device_put(value, mesh.sharded if slot.is_stacked else mesh.replicated)
+        if not slot.written:
+            _store(slot, placed)
+            self._last[id(slot.variable)] = placed
+        return placed
+
+    def _place_arrays(self, call: Call) -> list[Any]:
+        mesh = self._strategy.mesh
+        return [
+            x
+            if split and getattr(x, "sharding", None) == mesh.sharded
+            else jax.device_put(x, mesh.sharded if split else mesh.replicated)
+            for x, split in zip(call.arrays, call.split, strict=True)
+        ]
+
+
+def _stored(slot: Slot) -> Any:
+    return slot.variable.stored_copies if slot.is_stacked else slot.variable._value
+
+
+def _store(slot: Slot, value: Any) -> None:
+    # Not `assign`, which converts and checks what was computed for this very variable.
+    if slot.is_stacked:
+        slot.variable.stored_copies = value
+    else:
+        slot.variable._value = value
+
+
+class StepCompiler:
+    """Runs functions once per replica, compiled once per signature.
+
+    Args:
+        strategy: whose replicas; gives `mesh`, `num_replicas_in_sync`, `cross_device_ops`,
+            `fetch_state` and `store_state`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self._programs_of: collections.Counter[Any] = collections.Counter()
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled and are kept."""
+        return len(self._entries)
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call `fn` once per replica and return what it returns, regrouped."""
+        call = Call.parse(args, kwargs)
+        frame = current_frame()
+        if frame is not None:
+            return self._run_inside(fn, call, frame.scope)
+        return self.entry(fn, call)(call)
+
+    def entry(self, fn: Callable[..., Any], call: Call) -> Entry:
+        """The compiled step for a function and a call's signature."""
+        key = (fn, call.signature)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = self._build(fn, call)
+            self._note_program(fn)
+            if len(self._entries) > _CACHE_SIZE:
+                self._entries.popitem(last=False)
+        return entry
+
+    def _build(self, fn: Callable[..., Any], call: Call) -> Entry:
+        plan = self._discover(fn, call, None)
+        return Entry(Replicated(self._strategy, fn, call, plan), plan, self._strategy)
+
+    def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> Plan:
+        step = Replicated(self._strategy, fn, call, parent=parent)
+        discover(lambda arrays: discarded(step([], arrays)), call.arrays)
+        plan = Plan.from_scopes(step.scopes)
+        if parent is None:
+            for slot in plan.slots:
+                if slot.is_stacked:
+                    slot.variable.promote(self._strategy.num_replicas_in_sync)
+        return plan
+
+    def _run_inside(self, fn: Callable[..., Any], call: Call, scope: StateScope) -> Any:
+        """Run as a part of the program of a `unisono.function`."""
+        scope.strategies.add(self._strategy)
+        plan = self._discover(fn, call, scope)
+        values = [_value_in(s, scope, self._strategy.num_replicas_in_sync) for s in plan.slots]
+        result, new = Replicated(self._strategy, fn, call, plan)(values, call.arrays)
+        with scope.synced():
+            for slot, value in zip((s for s in plan.slots if s.written), new, strict=True):
+                if slot.is_stacked:
+                    scope.set_copies(slot.variable, value)
+                else:
+                    scope.add_update((slot.variable, value))
+        return result
+
+    def _note_program(self, fn: Callable[..., Any]) -> None:
+        name = getattr(fn, "__qualname__", repr(fn))
+        self._programs_of[name] += 1
+        if self._programs_of[name] == _MANY_PROGRAMS:
+            _LOG.warning(
+                "%s was compiled %d times: a program depends on the shapes of arrays and on the values "
+                "of Python ints, bools and strings. Pass numbers that change as numpy arrays, and do not "
+                "define the function anew for each step.",
+                name,
+                _MANY_PROGRAMS,
+            )
+
+
+def _value_in(slot: Slot, scope: StateScope, replicas: int) -> Any:
+    """The value of a variable in the function around a step."""
+    if not slot.is_stacked:
+        return scope.get_current_value(slot.variable)
+    copies = scope.get_copies(slot.variable)
+    if copies is None:
+        value = scope.get_current_value(slot.variable)
+        copies = jnp.broadcast_to(value, (replicas, *value.shape))
+    return copies

@@ -1,0 +1,129 @@
+"""Derivatives of a traced computation, also by values computed in its middle.
+
+The computation is traced to a jaxpr; where a source is computed inside it, the jaxpr is cut
+there and the source becomes an argument. Sources that the target does not depend on get None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+_Values = list[tuple[Any, ...]]
+
+
+def gradient_of(
+    replay: Callable[[_Values], tuple[Any, list[list[Any]]]], values: _Values
+) -> list[tuple[list[Any], list[Any]]]:
+    """Differentiate a replay by its arguments and by the tensors that it watched.
+
+    Args:
+        replay: from values to `(scalar, watched)`, with a list of watched tensors for each
+            entry of `values`.
+        values: where to take the derivative.
+
+    Returns:
+        For each entry of `values`: its gradients, and those of its watched tensors. None where
+        the scalar does not depend on the source, or the source is not of a floating type.
+    """
+    flat, structure = jax.tree.flatten(values)
+    counts: list[int] = []
+
+    def flat_replay(*args: Any) -> tuple[Any, list[Any]]:
+        scalar, watched = replay(jax.tree.unflatten(structure, args))
+        counts[:] = [len(w) for w in watched]
+        return scalar, [jnp.asarray(t) for w in watched for t in w]
+
+    closed = jax.make_jaxpr(flat_replay)(*flat)
+    cut = _CutJaxpr(closed, len(flat))
+    primals = cut.watched_primals(flat)
+    grads = cut.gradients([*flat, *primals])
+    of_values = jax.tree.unflatten(structure, [_Leaf(g) for g in grads[: len(flat)]])
+    of_watched, at = [], len(flat)
+    for count in counts:
+        of_watched.append(grads[at : at + count])
+        at += count
+    return [([leaf.grad for leaf in own], w) for own, w in zip(of_values, of_watched, strict=True)]
+
+
+class _Leaf:
+    """Holds a gradient that may be None as one leaf of a pytree."""
+
+    def __init__(self, grad: Any) -> None:
+        self.grad = grad
+
+
+class _CutJaxpr:
+    """A jaxpr `args -> (scalar, *watched)` as a function of `(args, watched) -> scalar`."""
+
+    def __init__(self, closed: Any, num_args: int) -> None:
+        self._closed = closed
+        self._num_args = num_args
+        jaxpr = closed.jaxpr
+        self._scalar, *self._watched = jaxpr.outvars
+        sources = [v for v in self._watched if isinstance(v, jex.Var)]
+        self._constants = {v: c for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
+        self._computed = {v for v in sources if v not in jaxpr.invars}
+
+    def watched_primals(self, args: list[Any]) -> list[Any]:
+        """The values of the watched tensors at `args`."""
+        if not self._watched:
+            return []
+        return list(jex.jaxpr_as_fun(self._closed)(*args)[1:])
+
+    def gradients(self, primals: list[Any]) -> list[Any]:
+        """The gradients by every argument and watched tensor, None where there is none."""
+        sources = [*self._closed.jaxpr.invars, *self._watched]
+        needed = self._needed()
+        wanted = [
+            i
+            for i, (v, x) in enumerate(zip(sources, primals, strict=True))
+            if isinstance(v, jex.Var) and v in needed and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+        ]
+        found = jax.grad(lambda chosen: self._call(primals, dict(zip(wanted, chosen, strict=True))))(
+            [primals[i] for i in wanted]
+        )
+        grads: list[Any] = [None] * len(primals)
+        for i, grad in zip(wanted, found, strict=True):
+            grads[i] = grad
+        return grads
+
+    def _needed(self) -> set[Any]:
+        """The variables that the scalar depends on through differentiable steps, past no cut."""
+        needed = {self._scalar} if isinstance(self._scalar, jex.Var) else set()
+        for eqn in reversed(self._closed.jaxpr.eqns):
+            if eqn.primitive.name == "stop_gradient":
+                continue
+            live = [v for v in eqn.outvars if v in needed and v not in self._computed]
+            if live:
+                needed.update(v for v in eqn.invars if isinstance(v, jex.Var))
+        return needed
+
+    def _call(self, primals: list[Any], chosen: dict[int, Any]) -> Any:
+        """Evaluate the scalar with the watched tensors given from outside."""
+        jaxpr = self._closed.jaxpr
+        given = [chosen.get(i, x) for i, x in enumerate(primals)]
+        env = dict(zip(self._watched, given[self._num_args :], strict=True))
+        inside = {v: x for v, x in env.items() if isinstance(v, jex.Var) and v in self._computed}
+        constvars = [v for v in jaxpr.constvars if v not in inside]
+        eqns = [_without_outputs(eqn, inside) for eqn in jaxpr.eqns]
+        cut = jaxpr.replace(
+            constvars=constvars,
+            invars=[*jaxpr.invars, *inside],
+            outvars=[self._scalar],
+            eqns=eqns,
+            debug_info=jaxpr.debug_info.with_unknown_names(),
+        )
+        closed = jex.ClosedJaxpr(cut, [self._constants[v] for v in constvars])
+        return jex.jaxpr_as_fun(closed)(*given[: self._num_args], *inside.values())[0]
+
+
+def _without_outputs(eqn: Any, replaced: dict[Any, Any]) -> Any:
+    """The equation with outputs that are given from outside renamed, so that none is bound twice."""
+    if not any(v in replaced for v in eqn.outvars):
+        return eqn
+    return eqn.replace(outvars=[jex.Var(v.aval) if v in replaced else v for v in eqn.outvars])

@@ -1,0 +1,105 @@
+"""How a replica speaks with the others: one program on all devices, or replicas traced in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono._mesh import AXIS
+from unisono._values import PerReplica, ReduceOp
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._reduce import all_gather
+from unisono.step._program import Frame
+
+#: How an array lies on the replicas: split along its first axis, or whole on each.
+SHARDED = jax.sharding.PartitionSpec(AXIS)
+UNSHARDED = jax.sharding.PartitionSpec()
+
+
+class SpmdEngine:
+    """A replica inside `jax.shard_map`: collectives are XLA's.
+
+    Args:
+        num_replicas: the size of the mesh axis.
+        cross_device_ops: how an all-reduce is done.
+    """
+
+    def __init__(self, num_replicas: int, cross_device_ops: CrossDeviceOps) -> None:
+        self.num_replicas = num_replicas
+        self._ops = cross_device_ops
+
+    @property
+    def replica_id(self) -> Any:
+        """The position on the mesh axis, traced."""
+        return jax.lax.axis_index(AXIS)
+
+    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+        """All-reduce by the strategy's algorithm."""
+        return self._ops.reduce(op, tree, axis_name=AXIS, axis_size=self.num_replicas)
+
+    def all_gather(self, tree: Any, axis: int) -> Any:
+        """Concatenate along `axis`."""
+        return jax.tree.map(
+            lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree
+        )
+
+    def exchange(self, tree: Any) -> Any:
+        """Give every replica all replicas' arrays."""
+        return jax.tree.map(self._stack, tree)
+
+    def _stack(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return PerReplica.from_stacked(self.all_gather(leaf[None], 0))
+
+
+class TurnEngine:
+    """A replica of unequal size, traced in turn with the others inside one program.
+
+    Args:
+        frame: the execution of this replica.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self.replica_id = frame.index
+        self.num_replicas = len(frame.run.program.bodies)
+
+    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+        """Meet the others and add up."""
+        return self._frame.meet(tree, lambda _, operands: [_reduce(op, operands)] * self.num_replicas)
+
+    def all_gather(self, tree: Any, axis: int) -> Any:
+        """Meet the others and concatenate; sizes may differ along `axis`."""
+
+        def join(_: int, operands: list[Any]) -> list[Any]:
+            joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *operands)
+            return [joined] * self.num_replicas
+
+        return self._frame.meet(tree, join)
+
+    def exchange(self, tree: Any) -> Any:
+        """Meet the others and see what they brought."""
+
+        def gather(_: int, operands: list[Any]) -> list[Any]:
+            return [jax.tree.map(_per_replica, *operands)] * self.num_replicas
+
+        return self._frame.meet(tree, gather)
+
+
+def _per_replica(*leaves: Any) -> Any:
+    if not isinstance(leaves[0], jax.Array):
+        return leaves[0]
+    if len({leaf.shape for leaf in leaves}) == 1:
+        return PerReplica.from_stacked(jnp.stack(leaves))
+    return PerReplica(leaves)
+
+
+def _reduce(op: ReduceOp, operands: list[Any]) -> Any:
+    """Sum or mean of pytrees, leaf by leaf."""
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *operands)
+    if op is ReduceOp.SUM:
+        return total
+    return jax.tree.map(lambda leaf: leaf / len(operands), total)

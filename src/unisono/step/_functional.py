@@ -1,0 +1,239 @@
+"""A stateful step as a pure function of its state and data, for all replicas.
+
+`discover` runs a step once without computing, to learn which variables it reads and writes.
+`Replicated` is then the pure function: one `jax.shard_map` body where the replicas have equal
+shapes, and the replicas traced in turn where they have not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine
+from unisono._errors import ContextError
+from unisono._values import PerReplica
+from unisono.step._call import Call, Output, regroup
+from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
+from unisono.step._program import Frame, Program, Run
+from unisono.step._scope import StateScope
+from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A variable of a step: how its copies merge, and whether the step writes it."""
+
+    variable: Any
+    rule: Merge
+    written: bool
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the variable has one value per replica between steps."""
+        return self.rule is Merge.STACK
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The variables of a step, in the order in which its program takes their values."""
+
+    slots: tuple[Slot, ...] = ()
+
+    @classmethod
+    def from_scopes(cls, scopes: Sequence[StateScope]) -> Plan:
+        """Make the plan of a step from what its replicas touched."""
+        seen: dict[int, Any] = {}
+        written: set[int] = set()
+        by_replica: set[int] = set()
+        for scope in scopes:
+            seen.update(scope.seen)
+            written.update(scope.written)
+            by_replica.update(scope.written_by_replica)
+        return cls(tuple(_slot(v, k in written, k in by_replica) for k, v in seen.items()))
+
+    @classmethod
+    def from_cross_replica(cls, scope: StateScope) -> Plan:
+        """Make the plan of a function that runs outside the replicas."""
+        for key in scope.copies:
+            scope.seen[key].promote(len(scope.copies[key]))
+        slots = (_slot(v, key in scope.written, False) for key, v in scope.seen.items())
+        return cls(tuple(slots))
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables."""
+        return [slot.variable for slot in self.slots]
+
+    def check_known(self, scope: StateScope) -> None:
+        """Raise when a step touched a variable that was not there when it was planned.
+
+        Raises:
+            ContextError: naming the variable.
+        """
+        known = {id(v) for v in self.variables}
+        for key, variable in scope.seen.items():
+            if key not in known:
+                raise ContextError(
+                    "A step may create variables in its first call only. Received: a new variable "
+                    f"{variable.path!r} in a later one. Create it before, or keep it in an object that "
+                    "lives longer than the step (`if self.v is None: self.v = unisono.Variable(0.)`)."
+                )
+
+
+def _slot(variable: Any, written: bool, by_replica: bool) -> Slot:
+    if getattr(variable, "stored_copies", None) is not None:
+        return Slot(variable, Merge.STACK, written)
+    return Slot(variable, merge_rule(kind_of(variable)) if by_replica else Merge.KEEP, written)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicated:
+    """A step on all replicas, as a pure function; may be traced inside any JAX transformation.
+
+    Args:
+        strategy: whose replicas.
+        fn: the step of one replica.
+        call: its arguments; their arrays are given anew at each call.
+        plan: its variables; without one, values are those that the variables hold.
+        parent: the state of the function around the step, if it is called inside one.
+        scopes: filled with each replica's state when traced.
+    """
+
+    strategy: Any
+    fn: Callable[..., Any]
+    call: Call
+    plan: Plan | None = None
+    parent: StateScope | None = None
+    scopes: list[StateScope] = dataclasses.field(default_factory=list)
+
+    def __call__(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+        """Return what the step returns, regrouped, and the new values of the written variables.
+
+        Args:
+            values: one for each slot of the plan; stacked where the slot is.
+            arrays: the call's arrays.
+        """
+        self.scopes.clear()
+        if self.call.is_ragged:
+            return self._in_turn(values, arrays)
+        return self._together(values, arrays)
+
+    def _together(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+        slots = self.plan.slots if self.plan else ()
+        mesh, replicas = self.strategy.mesh, self.strategy.num_replicas_in_sync
+        outputs: list[Output] = []
+
+        def body(values: list[Any], arrays: list[Any]) -> tuple[Any, Any, Any]:
+            engine: ReplicaEngine = OneReplica()
+            if replicas > 1:
+                engine = SpmdEngine(replicas, self.strategy.cross_device_ops)
+            out, own, mirrored, new = self._one_replica(engine, values, arrays)
+            outputs.append(out)
+            return ([x[None] for x in own] if replicas > 1 else own), mirrored, new
+
+        state_specs = [SHARDED if s.is_stacked else UNSHARDED for s in slots]
+        written_specs = [p for p, s in zip(state_specs, slots, strict=True) if s.written]
+        array_specs = [SHARDED if split else UNSHARDED for split in self.call.split]
+        if replicas > 1:
+            in_specs, out_specs = (state_specs, array_specs), (SHARDED, UNSHARDED, written_specs)
+            body = jax.shard_map(
+                body, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        own, mirrored, new = body(values, arrays)
+        if replicas > 1:
+            own = [PerReplica.from_stacked(x) for x in own]
+        return outputs[-1].rebuild(own, mirrored), new
+
+    def _one_replica(
+        self, engine: ReplicaEngine, values: list[Any], arrays: list[Any]
+    ) -> tuple[Output, list[Any], list[Any], list[Any]]:
+        """The body of shard_map: this replica's output, and the merged state."""
+        slots = self.plan.slots if self.plan else ()
+        start = [
+            localize(s.rule, v[0] if s.is_stacked else v, engine) for s, v in zip(slots, values, strict=True)
+        ]
+        args, kwargs = self.call.rebuild(arrays, lambda _, part: part[0][0])
+        context = Context(self.strategy, ReplicaContext(self.strategy, engine))
+        program = Program(
+            [lambda: self.fn(*args, **kwargs)],
+            [lambda: StateScope(zip((s.variable for s in slots), start, strict=True), parent=self.parent)],
+            [lambda _: context],
+        )
+        result, frame = Run(program).complete(0)
+        self.scopes.append(frame.scope)
+        self._check(frame.scope)
+        written = [s for s in slots if s.written]
+        copies = [frame.scope.state_mapping[id(s.variable)] for s in written]
+        merged = merge_all([s.rule for s in written], copies, engine)
+        new = [m[None] if s.is_stacked else m for s, m in zip(written, merged, strict=True)]
+        return *Output.parse(result), new
+
+    def _in_turn(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+        """The replicas one after the other in one program, meeting at their collectives."""
+        slots = self.plan.slots if self.plan else ()
+        run = Run(self._turn_program(slots, values, arrays))
+        outcomes = [run.complete(i) for i in range(self.strategy.num_replicas_in_sync)]
+        self.scopes.extend(frame.scope for _, frame in outcomes)
+        for scope in self.scopes:
+            self._check(scope)
+        new = [
+            merge_in_turn(s.rule, [scope.state_mapping[id(s.variable)] for scope in self.scopes])
+            for s in slots
+            if s.written
+        ]
+        return regroup([Output.parse(result) for result, _ in outcomes]), new
+
+    def _check(self, scope: StateScope) -> None:
+        if self.plan is not None:
+            self.plan.check_known(scope)
+
+    def _turn_program(self, slots: Sequence[Slot], values: list[Any], arrays: list[Any]) -> Program:
+        def body_of(i: int) -> Callable[[], Any]:
+            args, kwargs = self.call.rebuild(arrays, lambda _, part: part[i] if len(part) > 1 else part[0][i])
+            return lambda: self.fn(*args, **kwargs)
+
+        def scope_of(i: int) -> Callable[[], StateScope]:
+            engine = _Numbered(i, self.strategy.num_replicas_in_sync)
+            start = [
+                localize(s.rule, v[i] if s.is_stacked else v, engine)
+                for s, v in zip(slots, values, strict=True)
+            ]
+            pairs = list(zip((s.variable for s in slots), start, strict=True))
+            return lambda: StateScope(pairs, parent=self.parent)
+
+        def context_of(frame: Frame) -> Context:
+            return Context(self.strategy, ReplicaContext(self.strategy, TurnEngine(frame)))
+
+        replicas = range(self.strategy.num_replicas_in_sync)
+        return Program(
+            [body_of(i) for i in replicas], [scope_of(i) for i in replicas], [context_of for _ in replicas]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbered(OneReplica):
+    """A replica known by its number alone, for placing its state."""
+
+    replica_id: int
+    num_replicas: int
+
+
+def discover(step: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> None:
+    """Run a step without computing, and initialize the variables that it creates.
+
+    Args:
+        step: gets traced stand-ins for `arrays`.
+        arrays: the step's arrays.
+    """
+    # The outer scope closes outside the trace, so that Keras initializes new variables eagerly.
+    with keras.StatelessScope():
+        jax.eval_shape(step, list(arrays))
+
+
+def discarded(_: Any) -> None:
+    """Drop a result, which may hold objects that JAX cannot return from a trace."""

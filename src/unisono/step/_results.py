@@ -1,0 +1,154 @@
+"""Per-replica values outside the replicas: reducing, joining, taking apart, making from a function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono._errors import InvalidArgumentError
+from unisono._mesh import ReplicaMesh
+from unisono._values import PerReplica, ReduceOp
+from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
+from unisono.step._compiler import run_ahead_of
+
+Axis = int | Sequence[int] | None
+
+
+def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
+    """Combine one per-replica value; see `Strategy.reduce`."""
+    if not isinstance(value, PerReplica):
+        return _reduce_single(op, value, axis, mesh.num_replicas)
+    axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    if value.stacked is not None:
+        return _bounded(_reduce_stacked(value.stacked, op, axes), mesh)
+    values = [jnp.asarray(v) for v in value.values]
+    if axes is None and len({v.shape for v in values}) > 1:
+        raise InvalidArgumentError(
+            "Replicas must hold equal shapes to be reduced element by element. Received: shapes "
+            f"{[v.shape for v in values]} with axis=None. Write `axis=0` to reduce the rows too."
+        )
+    values = _together(values, mesh)
+    if axes is None:
+        return _bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh)
+    return _bounded(_reduce_ragged(values, op, axes), mesh)
+
+
+def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
+    """A value that is the same everywhere; TensorFlow refuses its sum, which is likely a mistake."""
+    is_zero = isinstance(value, (int, float)) and value == 0
+    if op is ReduceOp.SUM and replicas > 1 and not is_zero:
+        raise InvalidArgumentError(
+            "Only a per-replica value can be summed over the replicas. Received: "
+            f"{type(value).__name__} {value!r}. Pass what `strategy.run` returned, or use 'MEAN'."
+        )
+    if axis is None:
+        return value
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    return jnp.sum(value, axis=axes) if op is ReduceOp.SUM else jnp.mean(value, axis=axes)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _reduce_stacked(stacked: Any, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
+    rank = stacked.ndim - 1
+    over = (0, *(1 + a % rank for a in axes)) if axes else (0,)
+    return jnp.sum(stacked, axis=over) if op is ReduceOp.SUM else jnp.mean(stacked, axis=over)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> Any:
+    total = sum(jnp.sum(v, axis=axes) for v in values)
+    if op is ReduceOp.SUM:
+        return total
+    count = sum(functools.reduce(lambda n, a: n * v.shape[a], axes, 1) for v in values)
+    return total / count
+
+
+def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
+    """Concatenate one per-replica value; see `Strategy.gather`."""
+    if not isinstance(value, PerReplica):
+        return value
+    values = [jnp.asarray(v) for v in value.values]
+    shapes = [v.shape for v in values]
+    if not shapes[0]:
+        raise InvalidArgumentError(
+            "Only arrays of rank 1 or more can be joined. Received: scalars. Use `strategy.reduce`, or "
+            "return `x[None]` from the step."
+        )
+    at = axis % len(shapes[0])
+    if len({s[:at] + s[at + 1 :] for s in shapes}) > 1:
+        raise InvalidArgumentError(
+            f"Shapes must be equal on all dimensions but axis={axis} to be joined. Received: {shapes}. "
+            "Gather along the dimension in which they differ."
+        )
+    return _bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh)
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """Take a per-replica value, or a structure of them, apart; see `Strategy.local_results`."""
+    leaves, structure = jax.tree.flatten(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    split = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+    if not split:
+        return (value,)
+    parts = [
+        leaf.values if isinstance(leaf, PerReplica) else (leaf,) * split[0].num_replicas for leaf in leaves
+    ]
+    return tuple(jax.tree.unflatten(structure, row) for row in zip(*parts, strict=True))
+
+
+def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
+    """Values of several devices where one program can see them all."""
+    if any(isinstance(v, jax.core.Tracer) for v in values):
+        return values
+    return [jax.device_put(v, mesh.replicated) for v in values]
+
+
+def _bounded(result: Any, mesh: ReplicaMesh) -> Any:
+    """Count a result as a step, so that the host cannot run away from the devices."""
+    if not isinstance(result, jax.core.Tracer):
+        run_ahead_of(mesh).started(result)
+    return result
+
+
+class FunctionDataset:
+    """The input of `distribute_datasets_from_function`; every iteration asks the function anew.
+
+    Args:
+        dataset_fn: from `InputContext` to an iterable of one replica's batches.
+        mesh: the replicas.
+        options: one input for all replicas, or one for each.
+        join: makes per-replica batches of successive elements.
+        check_iterable_here: raises where iteration is not allowed.
+    """
+
+    def __init__(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        mesh: ReplicaMesh,
+        options: InputOptions,
+        join: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]],
+        check_iterable_here: Callable[[], None],
+    ) -> None:
+        self._mesh, self._join, self._check = mesh, join, check_iterable_here
+        replicas = mesh.num_replicas
+        mode = options.experimental_replication_mode
+        if mode is InputReplicationMode.PER_REPLICA:
+            contexts = [InputContext(replicas, i, replicas) for i in range(replicas)]
+        else:
+            contexts = [InputContext(1, 0, replicas)]
+        self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check()
+        if len(self._datasets) == 1:
+            return self._join(iter(self._datasets[0]), self._mesh)
+        return self._join(_alternating(self._datasets), self._mesh)
+
+
+def _alternating(datasets: Sequence[Iterable[Any]]) -> Iterator[Any]:
+    """The elements of several datasets in turn, until one ends."""
+    for row in zip(*datasets, strict=False):
+        yield from row

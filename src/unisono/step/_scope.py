@@ -1,0 +1,81 @@
+"""The state of one execution of a step: which variables it reads and writes, and their values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+
+class StateScope(keras.StatelessScope):  # type: ignore[misc]
+    """A stateless scope that remembers every variable which the code in it touched.
+
+    Variables that it holds no value for are looked up in the scope around it, and at last in
+    the variable itself, so that a first execution can find out what a step reads.
+
+    Args:
+        values: pairs of a variable and its value at the start.
+        copies: pairs of a variable and the array of its replicas' copies, of shape
+            `(replicas, ...)`; for cross-replica code alone.
+        parent: the scope around this one, if any.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[Any, Any]] = (),
+        copies: Iterable[tuple[Any, Any]] = (),
+        parent: StateScope | None = None,
+    ) -> None:
+        super().__init__(collect_losses=True)
+        self.state_mapping = {id(v): value for v, value in values}
+        self.copies = {id(v): value for v, value in copies}
+        self.seen: dict[int, Any] = {}
+        self.written: dict[int, Any] = {}
+        self.written_by_replica: dict[int, Any] = {}
+        #: Strategies whose `run` was called inside.
+        self.strategies: set[Any] = set()
+        self._parent = parent
+        self._synced = 0
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Return the value of `variable` here, and note that it was read."""
+        self.seen.setdefault(id(variable), variable)
+        value = self.state_mapping.get(id(variable))
+        if value is not None:
+            return value
+        return self._parent.get_current_value(variable) if self._parent else variable._value
+
+    def get_copies(self, variable: Any) -> Any:
+        """Return the replicas' copies of `variable` as cross-replica code has them, or None."""
+        self.seen.setdefault(id(variable), variable)
+        if id(variable) in self.copies:
+            return self.copies[id(variable)]
+        return self._parent.get_copies(variable) if self._parent else variable.stored_copies
+
+    def set_copies(self, variable: Any, copies: Any) -> None:
+        """Replace the replicas' copies of `variable`."""
+        self._note(variable)
+        self.copies[id(variable)] = copies
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keras' hook for `variable.assign`."""
+        variable, value = update
+        self._note(variable)
+        self.state_mapping[id(variable)] = value
+
+    def _note(self, variable: Any) -> None:
+        self.seen.setdefault(id(variable), variable)
+        self.written[id(variable)] = variable
+        if not self._synced:
+            self.written_by_replica[id(variable)] = variable
+
+    @contextlib.contextmanager
+    def synced(self) -> Iterator[None]:
+        """Mark the writes in a block as equal on all replicas, such as those of an optimizer."""
+        self._synced += 1
+        try:
+            yield
+        finally:
+            self._synced -= 1

@@ -1,0 +1,290 @@
+"""`GradientTape` and `value_and_grad`: derivatives of stateful steps, by re-execution.
+
+`tape.gradient(target, sources)` runs the step once more up to that call, with the sources as
+arguments, and differentiates that function with JAX. The second forward pass is removed by
+XLA, so that the compiled step does the work of `jax.value_and_grad` (a test counts its flops).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import Context, ReplicaContext, current
+from unisono._errors import InvalidArgumentError, TapeError
+from unisono.step._differentiate import gradient_of
+from unisono.step._engines import TurnEngine
+from unisono.step._program import Frame, Program, Run, Substitution, current_frame
+from unisono.step._scope import StateScope
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What a replica brings to a `tape.gradient`: its target, and its variables' values."""
+
+    target: Any
+    weights: Any
+    values: tuple[Any, ...]
+
+
+class GradientTape:
+    """Record a computation and differentiate it, as `tf.GradientTape` does.
+
+    Works in functions given to `strategy.run` or decorated with `unisono.function`. Variables
+    are watched by themselves; other tensors after `tape.watch(tensor)`.
+
+    Args:
+        persistent: allow more than one `gradient` call.
+        watch_accessed_variables: when False, `gradient` gives None for variables that were not
+            given to `watch`.
+
+    Raises:
+        TapeError: when there is no step to re-execute, or a tape that is not persistent is
+            used twice.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent = persistent
+        self._watch_variables = watch_accessed_variables
+        self._frame: Frame | None = None
+        self._number = 0
+        self._entered_at = 0
+        self._values: dict[int, Any] = {}
+        self._watched: list[Any] = []
+        self._watched_variables: dict[int, Any] = {}
+        self._used = False
+
+    def __enter__(self) -> GradientTape:
+        self._frame = current_frame()
+        if self._frame is None:
+            raise TapeError(
+                "A GradientTape must be entered inside a step, because Unisono differentiates by "
+                "executing the step again. Received: a tape in eager code. Put the code into a "
+                "function decorated with `@unisono.function`, or into the one given to `strategy.run`."
+            )
+        self._number = self._frame.enter_tape()
+        self._entered_at = self._frame.meetings
+        self._values = dict(self._frame.scope.state_mapping)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def watch(self, tensor: Any) -> None:
+        """Make `tensor` (a pytree of arrays or variables) a possible source of `gradient`."""
+        frame = self._require_frame()
+        for leaf in jax.tree.leaves(tensor):
+            if isinstance(leaf, keras.Variable):
+                self._watched_variables[id(leaf)] = leaf
+                continue
+            frame.watched[self._number, len(self._watched)] = leaf
+            self._watched.append(leaf)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: str = "none",
+    ) -> Any:
+        """Return the derivative of the sum of `target` by each of `sources`.
+
+        Args:
+            target: array, or pytree of arrays, computed since the tape was entered.
+            sources: variables and watched tensors; a list, or any pytree of them.
+            output_gradients: weights for `target`, of the same structure; default ones.
+            unconnected_gradients: `"none"` gives None, and `"zero"` zeros, for a source that
+                `target` does not depend on.
+
+        Returns:
+            Arrays of the sources' shapes, in the structure of `sources`.
+        """
+        frame = self._require_frame()
+        if self._used and not self._persistent:
+            raise TapeError(
+                "A tape that is not persistent gives one gradient. Received: a second call. "
+                "Write `GradientTape(persistent=True)`."
+            )
+        self._used = True
+        leaves, structure = jax.tree.flatten(sources)
+        variables = [s for s in leaves if isinstance(s, keras.Variable)]
+        positions = tuple(self._position(s) for s in leaves if not isinstance(s, keras.Variable))
+        values = tuple(self._value_of(frame, v) for v in variables)
+        request = _Request(target, output_gradients, values)
+        plan = _Plan(self._number, self._entered_at, tuple(variables), positions)
+        found = frame.meet(request, lambda number, requests: plan.solve(frame.run, number, requests))
+        of_variables, of_tensors = iter(found[0]), iter(found[1])
+        grads = [next(of_variables) if isinstance(s, keras.Variable) else next(of_tensors) for s in leaves]
+        if not self._watch_variables:
+            grads = [self._if_watched(s, g) for s, g in zip(leaves, grads, strict=True)]
+        if unconnected_gradients == "zero":
+            grads = [jnp.zeros(s.shape, s.dtype) if g is None else g for s, g in zip(leaves, grads, strict=True)]
+        return jax.tree.unflatten(structure, grads)
+
+    def _if_watched(self, source: Any, grad: Any) -> Any:
+        unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
+        return None if unwatched else grad
+
+    def _require_frame(self) -> Frame:
+        if self._frame is None:
+            raise TapeError(
+                "A GradientTape must be entered before it is used. Received: a tape that was not. "
+                "Write `with unisono.GradientTape() as tape:`."
+            )
+        return self._frame
+
+    def _value_of(self, frame: Frame, variable: Any) -> Any:
+        value = self._values.get(id(variable))
+        return frame.scope.get_current_value(variable) if value is None else value
+
+    def _position(self, source: Any) -> int:
+        for position, tensor in enumerate(self._watched):
+            if tensor is source:
+                return position
+        raise InvalidArgumentError(
+            "A source must be a variable, or a tensor given to `tape.watch` on this tape. "
+            f"Received: {type(source).__name__} {source!r}. Call `tape.watch(source)` inside the `with` "
+            "block, before it is used."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Which derivative to take: of which tape, by which variables and watched tensors."""
+
+    tape: int
+    entered_at: int
+    variables: tuple[Any, ...]
+    positions: tuple[int, ...]
+
+    def solve(self, run: Run, number: int, requests: Sequence[_Request]) -> list[Any]:
+        """Return, for each body, its gradients by variables and by watched tensors."""
+        # What met before the tape was entered does not depend on the substituted values.
+        known = {k: v for k, v in run.known.items() if k < self.entered_at}
+
+        def replay(values: list[tuple[Any, ...]]) -> tuple[Any, list[list[Any]]]:
+            nested = Run(run.program, [self._with(run, i, v) for i, v in enumerate(values)], dict(known))
+            totals, watched = [], []
+            for i in range(len(requests)):
+                request, frame = nested.operand_at(i, number)
+                totals.append(_total(request.target, request.weights))
+                watched.append([frame.watched[self.tape, p] for p in self.positions])
+            return sum(totals[1:], totals[0]), watched
+
+        return gradient_of(replay, [request.values for request in requests])
+
+    def _with(self, run: Run, index: int, values: tuple[Any, ...]) -> tuple[Substitution, ...]:
+        own = Substitution(self.tape, tuple(zip(self.variables, values, strict=True)))
+        return (*run.substitutions[index], own)
+
+
+def _total(target: Any, weights: Any) -> Any:
+    """The scalar whose derivative is wanted: the (weighted) sum of all that `target` holds."""
+    leaves = jax.tree.leaves(target)
+    if weights is not None:
+        leaves = [x * w for x, w in zip(leaves, jax.tree.leaves(weights), strict=True)]
+    sums = [jnp.sum(x) for x in leaves]
+    return sum(sums[1:], sums[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Closure:
+    """What a replica brings to a `value_and_grad`: its function, and the state around it."""
+
+    fn: Callable[[], Any]
+    scope: StateScope
+    values: tuple[Any, ...]
+
+
+def value_and_grad(
+    fn: Callable[..., Any], variables: Sequence[Any], has_aux: bool = False
+) -> Callable[..., tuple[Any, list[Any]]]:
+    """Return a function that gives `fn`'s value and its derivative by `variables`.
+
+    The JAX way to write what a `GradientTape` records, for functions that read and write Keras
+    variables. Works in a replica, in `unisono.function` and, op by op, outside of both.
+
+    Args:
+        fn: returns a scalar, or `(scalar, aux)` with `has_aux`.
+        variables: `keras.Variable`s; state that `fn` writes to others is kept.
+        has_aux: whether `fn` returns a pair.
+
+    Returns:
+        A function of `fn`'s arguments that returns `(value, gradients)`, where `value` is what
+        `fn` returns and `gradients` a list of arrays, one for each variable.
+    """
+    wanted = list(variables)
+
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        frame = current_frame()
+        scope = frame.scope if frame else StateScope()
+        values = tuple(scope.get_current_value(v) for v in wanted)
+        closure = _Closure(lambda: fn(*args, **kwargs), scope, values)
+        solve = _value_and_grad_solver(wanted, has_aux, current())
+        if frame:
+            out, grads, updates = frame.meet(closure, solve)
+        else:
+            out, grads, updates = solve(0, [closure])[0]
+        for variable, value in updates:
+            variable.assign(value)
+        return out, grads
+
+    return differentiated
+
+
+def _value_and_grad_solver(
+    variables: list[Any], has_aux: bool, context: Context | None
+) -> Callable[[int, list[Any]], list[Any]]:
+    """The combine function of a `value_and_grad` meeting point."""
+
+    def solve(_: int, closures: list[_Closure]) -> list[Any]:
+        def total(values: list[tuple[Any, ...]]) -> tuple[Any, list[Any]]:
+            run = Run(_closures_program(closures, variables, values, context))
+            outcomes = [run.complete(i) for i in range(len(closures))]
+            losses = [out[0] if has_aux else out for out, _ in outcomes]
+            updates = [[(v, f.scope.state_mapping[k]) for k, v in f.scope.written.items()] for _, f in outcomes]
+            # Variables are no pytrees: carry their new values through JAX and pair them after.
+            names.extend([v for v, _ in u] for u in updates)
+            carried = [(out, [x for _, x in u]) for (out, _), u in zip(outcomes, updates, strict=True)]
+            return sum(losses[1:], losses[0]), carried
+
+        names: list[list[Any]] = []
+        (_, carried), grads = jax.value_and_grad(total, has_aux=True)([c.values for c in closures])
+        return [
+            (out, list(grad), list(zip(named, new, strict=True)))
+            for (out, new), grad, named in zip(carried, grads, names, strict=True)
+        ]
+
+    return solve
+
+
+def _closures_program(
+    closures: Sequence[_Closure], variables: list[Any], values: list[tuple[Any, ...]], context: Context | None
+) -> Program:
+    """A program whose bodies are the closures, inside the state around each."""
+
+    def scope_of(i: int) -> Callable[[], StateScope]:
+        return lambda: StateScope(zip(variables, values[i], strict=True), parent=closures[i].scope)
+
+    def context_of(frame: Frame) -> Context | None:
+        if context is None or context.replica is None:
+            return None
+        return dataclasses.replace(context, replica=_rebound(context.replica, frame))
+
+    indices = range(len(closures))
+    return Program([c.fn for c in closures], [scope_of(i) for i in indices], [context_of for _ in indices])
+
+
+def _rebound(replica: ReplicaContext, frame: Frame) -> ReplicaContext:
+    """The same replica, for the frame of a nested program."""
+    if not isinstance(replica.engine, TurnEngine):
+        return replica
+    return ReplicaContext(replica.strategy, TurnEngine(frame))

@@ -1,0 +1,240 @@
+"""How N copies of a variable become one: the table, and the arithmetic for each rule. Pure.
+
+A variable has one logical value between steps. During a step each replica has its own copy;
+at the end the copies are merged by the variable's one rule. Two facts decide the rule: how
+the variable is declared (synchronization, aggregation) and, where Keras declares nothing,
+what the variable is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._context import ReplicaEngine
+from unisono._errors import InvalidArgumentError
+from unisono._values import ReduceOp
+
+#: Distance between the random streams of two replicas: 2**32 / golden ratio, an odd number, so
+#: that the multiples of it visit every 32-bit seed before one repeats (Knuth, TAOCP 3, 6.4).
+_STREAM_STEP = 0x9E3779B9
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are made equal: at each write, or when it is read."""
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class VariableAggregation(enum.Enum):
+    """How the values of several replicas become one."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+class Merge(enum.Enum):
+    """What happens to the copies of a variable at the end of a step."""
+
+    KEEP = "the copies are already equal: take this replica's"
+    MEAN = "the mean over the replicas"
+    SUM = "the first replica starts with the value, the others with zero; summed at the end"
+    FIRST = "the first replica's copy"
+    SEED = "a random stream per replica; the first replica's is the variable's"
+    STACK = "every replica keeps its own copy between steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableKind:
+    """What the rule of a variable depends on.
+
+    Args:
+        synchronization: as declared.
+        aggregation: as declared.
+        is_float: whether a mean of values has the variable's type.
+        is_seed: whether it is the state of a random generator.
+        owns_copies: whether it can hold one value per replica between steps (`unisono.Variable`).
+    """
+
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+    is_float: bool
+    is_seed: bool = False
+    owns_copies: bool = False
+
+
+def merge_rule(kind: VariableKind) -> Merge:
+    """Return how the copies of a variable that a replica wrote itself become one.
+
+    Writes of an optimizer are not the replica's own: gradients are aggregated before, so the
+    copies are equal and the rule is `Merge.KEEP` whatever the kind.
+
+    >>> on_read = VariableKind(VariableSynchronization.ON_READ, VariableAggregation.SUM, True)
+    >>> merge_rule(on_read).name
+    'SUM'
+    """
+    if kind.is_seed:
+        return Merge.SEED
+    if kind.owns_copies:
+        on_read = kind.synchronization is VariableSynchronization.ON_READ
+        unmerged = kind.aggregation is VariableAggregation.NONE
+        return Merge.STACK if on_read or unmerged else Merge.KEEP
+    match kind.aggregation:
+        case VariableAggregation.SUM:
+            return Merge.SUM
+        case VariableAggregation.MEAN:
+            return Merge.MEAN
+        case VariableAggregation.ONLY_FIRST_REPLICA:
+            return Merge.FIRST
+    # Keras marks layers' state at none: moving statistics are means, counters are all equal.
+    return Merge.MEAN if kind.is_float else Merge.FIRST
+
+
+def localize(rule: Merge, value: Any, engine: ReplicaEngine) -> Any:
+    """Return the copy of `value` with which this replica starts a step.
+
+    Args:
+        rule: the variable's rule.
+        value: its value between steps; for `STACK`, already this replica's own.
+        engine: this replica.
+    """
+    if engine.num_replicas == 1:
+        return value
+    if rule is Merge.SUM:
+        return jnp.where(jnp.equal(engine.replica_id, 0), value, jnp.zeros_like(value))
+    if rule is Merge.SEED:
+        return value + _stream_offset(value, engine)
+    return value
+
+
+def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> list[Any]:
+    """Return the values between steps from this replica's `copies` at the end of one.
+
+    All sums travel in one all-reduce call and all means in another, so that a strategy can
+    pack them.
+
+    Args:
+        rules: a rule for each copy.
+        copies: arrays.
+        engine: this replica.
+    """
+    if engine.num_replicas == 1:
+        return list(copies)
+    merged = list(copies)
+    is_first = jnp.equal(engine.replica_id, 0)
+    summed: dict[int, Any] = {}
+    averaged: dict[int, Any] = {}
+    for i, (rule, copy) in enumerate(zip(rules, copies, strict=True)):
+        if rule is Merge.SUM:
+            summed[i] = copy
+        elif rule is Merge.FIRST:
+            summed[i] = jnp.where(is_first, copy, jnp.zeros_like(copy))
+        elif rule is Merge.MEAN:
+            averaged[i] = copy
+        elif rule is Merge.SEED:
+            merged[i] = copy - _stream_offset(copy, engine)
+    for op, group in ((ReduceOp.SUM, summed), (ReduceOp.MEAN, averaged)):
+        if group:
+            for i, value in zip(group, _reduce(op, list(group.values()), engine), strict=True):
+                merged[i] = value
+    return merged
+
+
+def merge_in_turn(rule: Merge, copies: list[Any]) -> Any:
+    """Return the value between steps from all replicas' copies, where one program holds them all.
+
+    Args:
+        rule: the variable's rule.
+        copies: an array for each replica; the result of `STACK` has them as rows.
+    """
+    if rule is Merge.STACK:
+        return jnp.stack(copies)
+    if rule is Merge.SUM:
+        return sum(copies[1:], copies[0])
+    if rule is Merge.MEAN:
+        return (sum(copies[1:], copies[0]) / len(copies)).astype(copies[0].dtype)
+    return copies[0]
+
+
+def kind_of(variable: Any) -> VariableKind:
+    """Return what decides the rule of a variable that Keras or the user created."""
+    own = getattr(variable, "kind", None)
+    if isinstance(own, VariableKind):
+        return own
+    return VariableKind(
+        VariableSynchronization(variable.synchronization),
+        VariableAggregation(variable.aggregation),
+        is_float=bool(jnp.issubdtype(jnp.dtype(variable.dtype), jnp.inexact)),
+        is_seed=variable.name == "seed_generator_state",
+    )
+
+
+def _reduce(op: ReduceOp, values: list[Any], engine: ReplicaEngine) -> list[Any]:
+    """All-reduce values; truth values travel as integers."""
+    sent = [v.astype(jnp.int32) if v.dtype == jnp.bool_ else v for v in values]
+    received = engine.all_reduce(op, sent)
+    return [r.astype(v.dtype) for r, v in zip(received, values, strict=True)]
+
+
+def _stream_offset(state: Any, engine: ReplicaEngine) -> Any:
+    """How far this replica's random stream lies from the first one's; 0 for the first."""
+    # Added to the seed word alone; the second word counts draws. Unsigned arithmetic wraps, so
+    # taking the offset away at the end gives the first replica's state exactly.
+    step = jnp.asarray([_STREAM_STEP] + [0] * (state.shape[0] - 1), dtype=jnp.uint32)
+    return (jnp.asarray(engine.replica_id, jnp.uint32) * step).astype(state.dtype)
+
+
+def read_copies(aggregation: VariableAggregation, copies: Any, name: str) -> Any:
+    """Return what cross-replica code sees of a variable whose replicas hold `copies`.
+
+    Args:
+        aggregation: sum, mean or the first copy.
+        copies: array of shape `(replicas, ...)`.
+        name: the variable's name, for the error.
+
+    Raises:
+        InvalidArgumentError: when the variable has no aggregation.
+    """
+    match aggregation:
+        case VariableAggregation.SUM:
+            return jnp.sum(copies, axis=0).astype(copies.dtype)
+        case VariableAggregation.MEAN:
+            return jnp.mean(copies, axis=0).astype(copies.dtype)
+        case VariableAggregation.ONLY_FIRST_REPLICA:
+            return copies[0]
+    raise InvalidArgumentError(
+        "An ON_READ variable must have an aggregation to be read in cross-replica context. "
+        f"Received: {name} with aggregation NONE. Write "
+        "`aggregation=unisono.VariableAggregation.SUM` (or MEAN, ONLY_FIRST_REPLICA), or read it in a replica."
+    )
+
+
+def spread_copies(aggregation: VariableAggregation, value: Any, replicas: int, name: str) -> Any:
+    """Return the copies that a cross-replica assignment of `value` makes; the inverse of a read.
+
+    A sum is divided over the replicas, so that reading it gives `value` back.
+
+    Raises:
+        InvalidArgumentError: when the variable has no aggregation.
+    """
+    if aggregation is VariableAggregation.NONE:
+        raise InvalidArgumentError(
+            "An ON_READ variable must have an aggregation to be assigned in cross-replica context. "
+            f"Received: {name} with aggregation NONE. Assign it inside a replica."
+        )
+    if aggregation is not VariableAggregation.SUM:
+        return jnp.broadcast_to(value, (replicas, *np.shape(value)))
+    value = jnp.asarray(value)
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        return jnp.broadcast_to(value / replicas, (replicas, *value.shape)).astype(value.dtype)
+    # Integers do not divide: the first replica takes all, so that the sum stays exact.
+    return jnp.zeros((replicas, *value.shape), value.dtype).at[0].set(value)

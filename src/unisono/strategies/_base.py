@@ -1,0 +1,257 @@
+"""`Strategy`: where variables live, which devices compute, and how values are reduced."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from unisono._backend import require_jax
+from unisono._context import Context, check_same_strategy, current, entered, require_cross_replica
+from unisono._errors import ContextError, InvalidArgumentError
+from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
+from unisono._values import PerReplica, ReduceOp
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.data._distribute import DistributedDataset, per_replica_elements
+from unisono.data._sharding import InputContext, InputOptions, ValueContext
+from unisono.step import _results as results
+from unisono.step._compiler import StepCompiler
+from unisono.strategies._extended import StrategyExtended
+
+require_jax()
+
+
+class Strategy(abc.ABC):
+    """How a model is trained on many devices; base of all strategies.
+
+    A strategy says only where the state lies between steps, which devices compute, and how
+    values of replicas are reduced; what a step *is*, is the same for all of them.
+
+    Args:
+        mesh: the devices that compute, in replica order.
+    """
+
+    is_default = False
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        ensure_collectives_can_run(mesh.devices)
+        self._mesh = mesh
+        self._compiler = StepCompiler(self)
+        self._extended = StrategyExtended(self)
+
+    # --- what a strategy decides ---------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """How an all-reduce between the replicas is done."""
+
+    def fetch_state(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Bring the state of a step to the devices that compute."""
+        return values
+
+    def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Bring the new state of a step to where variables live."""
+        return values
+
+    @property
+    def parameter_devices(self) -> tuple[Any, ...]:
+        """The devices on which variables live between steps."""
+        return self._mesh.devices
+
+    # --- what every strategy is ------------------------------------------------------------
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The devices that compute."""
+        return self._mesh
+
+    @property
+    def worker_devices(self) -> tuple[Any, ...]:
+        """The devices that compute, in replica order."""
+        return self._mesh.devices
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas' gradients are aggregated together."""
+        return self._mesh.num_replicas
+
+    @property
+    def cluster_resolver(self) -> Any | None:
+        """What describes the cluster; None for strategies of one machine."""
+        return None
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Less common operations, under tf.distribute's name for them."""
+        return self._extended
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs `run` has compiled and keeps."""
+        return self._compiler.num_programs
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Make this strategy current: variables, models and metrics made inside belong to it.
+
+        Raises:
+            ContextError: inside a replica.
+            MixedStrategyError: inside the scope of another strategy.
+        """
+        from unisono.training._bind import install
+
+        check_same_strategy(self)
+        install()
+        with entered(Context(self)):
+            yield self
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call `fn` once per replica, each with its own part of the per-replica arguments.
+
+        Args:
+            fn: the step of one replica. It is compiled: once for each signature.
+            args: positional arguments; `PerReplica` values, also nested, are taken apart.
+            kwargs: keyword arguments, likewise.
+            options: accepted for tf.distribute's signature.
+
+        Returns:
+            What `fn` returns, each array as the `PerReplica` of all replicas' arrays (the bare
+            array where there is one replica); other objects as they are; `Mirrored` values once.
+
+        Raises:
+            ContextError: when called inside a replica.
+        """
+        require_cross_replica("strategy.run")
+        from unisono.training._bind import install
+
+        install()
+        return self._compiler.run(fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Combine a per-replica value into one array.
+
+        Args:
+            reduce_op: sum or mean.
+            value: what `run` returned: a `PerReplica`, or a pytree of them.
+            axis: None combines element by element. An int or a tuple also reduces these
+                dimensions of each replica's array; a mean then divides by the true number of
+                elements, so that replicas of unequal size count right.
+
+        Returns:
+            An array, or a pytree of arrays.
+
+        Raises:
+            InvalidArgumentError: for the sum of a value that is the same on all replicas, or
+                unequal shapes without an `axis`.
+            ContextError: inside a replica.
+        """
+        require_cross_replica("strategy.reduce")
+        op = ReduceOp.parse(reduce_op)
+        return jax.tree.map(
+            lambda leaf: results.reduce(op, leaf, axis, self._mesh),
+            value,
+            is_leaf=lambda leaf: isinstance(leaf, PerReplica),
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a per-replica value along `axis`, in replica order.
+
+        Args:
+            value: a `PerReplica` of arrays of rank 1 or more; sizes may differ along `axis`
+                alone. Other values are returned as they are.
+            axis: the dimension to join.
+
+        Raises:
+            InvalidArgumentError: for scalars, or shapes that differ elsewhere.
+            ContextError: inside a replica.
+        """
+        require_cross_replica("strategy.gather")
+        return jax.tree.map(
+            lambda leaf: results.gather(leaf, axis, self._mesh),
+            value,
+            is_leaf=lambda leaf: isinstance(leaf, PerReplica),
+        )
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the values of this machine's replicas as a tuple.
+
+        Args:
+            value: a `PerReplica`, or a pytree of them, which gives a tuple of pytrees. Another
+                value gives a tuple of that value alone.
+        """
+        return results.local_results(value)
+
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+        """Split the batches of any iterable over the replicas.
+
+        Args:
+            dataset: gives batches of the *global* size: arrays or nested structures of them.
+                The rows of a batch are split in parts whose sizes differ by one at most.
+            options: how.
+
+        Returns:
+            An iterable of structures of `PerReplica`.
+        """
+        return DistributedDataset(
+            dataset, self._mesh, options=options, check_iterable_here=_not_in_replica
+        )
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Iterable[Any]:
+        """Make the input from a function of the `InputContext`; batches are *per replica*.
+
+        Args:
+            dataset_fn: returns an iterable of batches of one replica. Successive batches go to
+                successive replicas.
+            options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
+        """
+        return results.FunctionDataset(
+            dataset_fn, self._mesh, options or InputOptions(), per_replica_elements, _not_in_replica
+        )
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Return the `PerReplica` of what `value_fn` gives for each replica.
+
+        Args:
+            value_fn: gets a `ValueContext` with the replica's number.
+        """
+        replicas = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(i, replicas)) for i in range(replicas)]
+        return PerReplica(values) if replicas > 1 else values[0]
+
+    # tf.distribute's other names for the same.
+    experimental_local_results = local_results
+    unwrap = local_results
+    experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+    experimental_distribute_values_from_function = distribute_values_from_function
+    experimental_run_v2 = run
+
+    def __copy__(self) -> NoReturn:
+        raise ContextError(
+            "A strategy cannot be copied: its variables know one object. Received: copy.copy(strategy). "
+            "Use the strategy itself."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(str(d) for d in self._mesh.devices)})"
+
+
+def _not_in_replica() -> None:
+    context = current()
+    if context is not None and context.replica is not None:
+        raise InvalidArgumentError(
+            "A distributed dataset must be iterated outside of the replicas. Received: iteration inside "
+            "the function given to `strategy.run`. Pass the batch to `run` as an argument."
+        )

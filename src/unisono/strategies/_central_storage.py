@@ -1,0 +1,61 @@
+"""`CentralStorageStrategy`: one copy of the state in one place, all devices compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.strategies._base import Strategy
+
+
+class CentralStorageStrategy(Strategy):
+    """Variables and optimizer state live once, on the parameter device or in host memory.
+
+    Each step brings them to the devices that compute and takes the new ones back: slower than
+    `MirroredStrategy`, and between steps the devices' memory is free.
+
+    Args:
+        compute_devices: the devices that compute, as for `MirroredStrategy`.
+        parameter_device: where the state lives: a device, or `"host"` for the pinned memory of
+            the host beside the first device. The first CPU device by default; with one compute
+            device, that device.
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str | jax.Device] | None = None,
+        parameter_device: str | jax.Device | None = None,
+    ) -> None:
+        devices = resolve_devices(compute_devices)
+        super().__init__(ReplicaMesh(devices))
+        self._ops = CrossDeviceOps()
+        if parameter_device is None:
+            parameter_device = devices[0] if len(devices) == 1 else "cpu:0"
+        if parameter_device == "host":
+            self._home = jax.sharding.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
+            self._parameter_devices = (devices[0],)
+        else:
+            self._parameter_devices = resolve_devices([parameter_device])
+            self._home = jax.sharding.SingleDeviceSharding(self._parameter_devices[0])
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """XLA's own all-reduce."""
+        return self._ops
+
+    @property
+    def parameter_devices(self) -> tuple[Any, ...]:
+        """The device on which variables live."""
+        return self._parameter_devices
+
+    def fetch_state(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Copy the state to every compute device."""
+        return jax.device_put(list(values), self._mesh.replicated)
+
+    def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Bring the state back to its one place."""
+        return jax.device_put(list(values), self._home)

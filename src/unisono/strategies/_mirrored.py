@@ -1,0 +1,51 @@
+"""`MirroredStrategy`: synchronous training on the devices of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from unisono._errors import InvalidTypeError
+from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.strategies._base import Strategy
+
+
+class MirroredStrategy(Strategy):
+    """Every device holds a copy of every variable; gradients are all-reduced at each step.
+
+    Args:
+        devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s, in replica
+            order. None takes all accelerators, or all CPU devices where there are none. CPU
+            devices that do not exist are created when JAX has not started yet.
+        cross_device_ops: how an all-reduce is done; XLA's own by default.
+        num_gpus: take the first so many devices.
+
+    Raises:
+        DeviceError: when a device is absent, repeated or cannot be read.
+
+    >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> strategy.num_replicas_in_sync
+    2
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        num_gpus: int | None = None,
+    ) -> None:
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise InvalidTypeError(
+                "`cross_device_ops` must be a `CrossDeviceOps`. Received: "
+                f"cross_device_ops={cross_device_ops!r}. Write `unisono.RingAllReduce()`, for example."
+            )
+        super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
+        self._ops = cross_device_ops or CrossDeviceOps()
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """The all-reduce given to the constructor."""
+        return self._ops

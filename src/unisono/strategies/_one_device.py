@@ -1,0 +1,71 @@
+"""`OneDeviceStrategy` and the default strategy: one replica, the specification of all others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from unisono._context import register_default_strategy
+from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.strategies._base import Strategy
+
+
+class OneDeviceStrategy(Strategy):
+    """Train on one device; results and dataset elements are plain arrays.
+
+    Args:
+        device: such as `"/gpu:0"`, `"cpu:0"`, or a `jax.Device`.
+
+    >>> OneDeviceStrategy("cpu:0").num_replicas_in_sync
+    1
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(ReplicaMesh(resolve_devices([device])))
+        self._ops = CrossDeviceOps()
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """Never used: there is one device."""
+        return self._ops
+
+
+class DefaultStrategy(OneDeviceStrategy):
+    """The strategy of code outside every scope: the same program, on JAX's first device."""
+
+    is_default = True
+
+    def __init__(self) -> None:
+        super().__init__(resolve_devices(None)[0])
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Any]:
+        """Stay in the default context.
+
+        Raises:
+            ContextError: inside the scope of another strategy.
+        """
+        from unisono._context import check_same_strategy
+
+        check_same_strategy(self)
+        yield self
+
+    def distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Return the dataset as it is."""
+        return dataset
+
+    experimental_distribute_dataset = distribute_dataset
+
+
+@functools.cache
+def default_strategy() -> DefaultStrategy:
+    """The one default strategy."""
+    return DefaultStrategy()
+
+
+register_default_strategy(default_strategy)

@@ -1,0 +1,369 @@
+"""How a Keras model learns of its strategy. This is the only file that wraps Keras.
+
+`install()` puts thin wrappers around a few public methods of Keras' classes. Each asks where it
+is called: outside every strategy and for a model that no strategy holds, it does exactly what
+Keras does.
+
+- `Variable.__init__`, `Model.__new__` note the scope in which they are created.
+- `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
+  the weights back when anything raises.
+- `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
+- `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
+- `Loss.__call__`, `Optimizer.apply`, `stateless_apply` work on the values of all replicas.
+- `BatchNormalization._moments` makes `synchronized=True` work on JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+from unisono._context import Context, current, entered
+from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
+from unisono.step._program import current_frame
+from unisono.training._fit import Task, TrainerFunction, gather_rows
+from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
+
+_MARK = "_unisono_strategy"
+_BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_installed = False
+#: Whether the gradients that an optimizer is given are those of all replicas already.
+_AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)
+
+
+def strategy_of(model: Any) -> Any | None:
+    """Return the strategy that a compiled model is bound to, or None."""
+    return _BOUND.get(model)
+
+
+def install() -> None:
+    """Wrap Keras; does nothing the second time."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _wrap(keras.Variable, "__init__", _variable_init)
+    _mark_new_models()
+    _wrap(keras.Model, "compile", _compile)
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        _wrap(keras.Model, name, _guarded(name))
+    for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
+        _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
+    _wrap(keras.Model, "compute_loss", _compute_loss)
+    _wrap(keras.Model, "compute_metrics", _compute_metrics)
+    _wrap(keras.Loss, "__call__", _loss_call)
+    _wrap(keras.Optimizer, "apply_gradients", _apply_gradients)
+    for optimizer in (keras.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _wrap(optimizer, "stateless_apply", _stateless_apply)
+    _wrap(keras.Optimizer, "apply", _apply)
+    _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_loss_scale)
+    _wrap(keras.layers.BatchNormalization, "__init__", _batch_normalization_init)
+    _wrap(keras.layers.BatchNormalization, "_moments", _moments)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(original, self, ...)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _current_strategy() -> Any | None:
+    context = current()
+    return None if context is None or context.strategy.is_default else context.strategy
+
+
+def _replica_context() -> Context | None:
+    context = current()
+    return context if context is not None and context.replica is not None else None
+
+
+# --- where things are created -------------------------------------------------------------
+
+
+def _variable_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    object.__setattr__(self, _MARK, _current_strategy())
+    original(self, *args, **kwargs)
+
+
+def _mark_new_models() -> None:
+    """Note the scope in which a model is made: its variables may come much later."""
+    original = keras.Model.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        model = original(cls, *args, **kwargs)
+        object.__setattr__(model, _MARK, _current_strategy())
+        return model
+
+    keras.Model.__new__ = staticmethod(new)
+
+
+def _compile(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    strategy = _strategy_for(self)
+    if strategy is None:
+        _BOUND.pop(self, None)
+        original(self, *args, **kwargs)
+        return
+    _check_variables(self, strategy)
+    with _scope_of(strategy):
+        original(self, *args, **kwargs)
+    _BOUND[self] = strategy
+
+
+def _strategy_for(model: Any) -> Any | None:
+    """The current strategy, else the one in whose scope the model's variables were made."""
+    strategy = _current_strategy()
+    if strategy is not None:
+        return strategy
+    marks = {mark for v in (model, *model.variables) if (mark := getattr(v, _MARK, None)) is not None}
+    if len(marks) > 1:
+        raise MixedStrategyError(
+            "All variables of a model must be created in the scope of one strategy. Received: "
+            f"{model.name!r} with variables of {sorted(map(repr, marks))}. Build the model in one scope."
+        )
+    return marks.pop() if marks else _BOUND.get(model)
+
+
+def _check_variables(model: Any, strategy: Any) -> None:
+    """Raise when a variable of the model was not made in the scope of `strategy`."""
+    for variable in model.variables:
+        mark = getattr(variable, _MARK, None)
+        if mark is strategy:
+            continue
+        if mark is None:
+            raise ScopeError(
+                "A model must be created in the scope of the strategy that trains it. Received: variable "
+                f"{variable.path!r} of {model.name!r}, which was created outside of the scope of "
+                f"{strategy!r}. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)"
+            )
+        raise MixedStrategyError(
+            "A model must be compiled in the scope of the strategy that holds its variables. Received: "
+            f"variable {variable.path!r} of {mark!r}, compiled in the scope of {strategy!r}. "
+            "Build the model anew in the second scope, or compile it in the first."
+        )
+
+
+# --- fit, evaluate, predict -----------------------------------------------------------------
+
+
+def _guarded(name: str) -> Callable[..., Any]:
+    """A training method inside its model's scope, whose failure never costs the weights."""
+
+    def method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = _BOUND.get(self)
+        if strategy is None:
+            _check_not_in_scope(self, name)
+            return original(self, *args, **kwargs)
+        with _scope_of(strategy), _weights_kept(self):
+            return original(self, *args, **kwargs)
+
+    return method
+
+
+def _check_not_in_scope(model: Any, name: str) -> None:
+    strategy = _current_strategy()
+    if strategy is not None and model.compiled and _replica_context() is None:
+        raise InvalidArgumentError(
+            f"`{name}` in the scope of a strategy needs a model that was compiled in it. Received: "
+            f"{model.name!r}, created and compiled outside of the scope of {strategy!r}. Create and "
+            "compile the model inside `with strategy.scope():`."
+        )
+
+
+@contextlib.contextmanager
+def _scope_of(strategy: Any) -> Iterator[None]:
+    """Enter the scope of a model's strategy, unless the code is there already.
+
+    Raises:
+        MixedStrategyError: in the scope of another strategy.
+    """
+    context = current()
+    if context is not None and context.strategy is strategy:
+        yield
+        return
+    with strategy.scope():
+        yield
+
+
+@contextlib.contextmanager
+def _weights_kept(model: Any) -> Iterator[None]:
+    """Put the state back into the model's variables when a callback or a step raises.
+
+    Keras empties the variables while it trains, and fills them again only where `fit` ends.
+    """
+    try:
+        yield
+    except BaseException:
+        state = getattr(model, "_jax_state", None)
+        if state:
+            model._jax_state_synced = False
+            model.jax_state_sync()
+        raise
+
+
+def _maker(attribute: str, task: Task) -> Callable[..., Any]:
+    """`make_train_function` and its sisters."""
+
+    def make(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+        strategy = _BOUND.get(self)
+        if strategy is None:
+            return original(self, force)
+        if getattr(self, attribute) is None or force:
+            setattr(self, attribute, TrainerFunction(self, strategy, task))
+        return getattr(self, attribute)
+
+    return make
+
+
+# --- losses, metrics, optimizers inside a replica -------------------------------------------
+
+
+def _all_rows(context: Context | None, *trees: Any) -> list[Any] | None:
+    """The true rows of all replicas, for a padded batch."""
+    if context is None or context.true_rows is None or context.replica is None:
+        return None
+    return [gather_rows(tree, context.replica.engine, context.true_rows) for tree in trees]
+
+
+def _compute_loss(
+    original: Callable[..., Any],
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> Any:
+    context = _replica_context()
+    rows = _all_rows(context, y, y_pred, sample_weight)
+    if rows is None or context is None:
+        return original(self, x, y, y_pred, sample_weight, training)
+    with entered(None):
+        return original(self, x, *rows, training)
+
+
+def _compute_metrics(
+    original: Callable[..., Any], self: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    rows = _all_rows(_replica_context(), y, y_pred, sample_weight)
+    if rows is None:
+        return original(self, x, y, y_pred, sample_weight)
+    with entered(None):
+        return original(self, x, *rows)
+
+
+def _loss_call(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    context = _replica_context()
+    if context is None or context.replica is None or context.replica.num_replicas_in_sync == 1:
+        return original(self, y_true, y_pred, sample_weight)
+    return replica_loss(original, self, y_true, y_pred, sample_weight, context)
+
+
+@contextlib.contextmanager
+def _aggregated(synced: bool = True) -> Iterator[None]:
+    """Mark gradients as aggregated: an optimizer may call another, or itself in other ways.
+
+    Args:
+        synced: whether what is written inside is equal on all replicas.
+    """
+    token = _AGGREGATED.set(True)
+    frame = current_frame()
+    try:
+        with frame.scope.synced() if frame is not None and synced else contextlib.nullcontext():
+            yield
+    finally:
+        _AGGREGATED.reset(token)
+
+
+def _must_aggregate() -> Context | None:
+    """The context of a replica whose gradients are not aggregated yet."""
+    return None if _AGGREGATED.get() else _replica_context()
+
+
+def _stateless_apply(
+    original: Callable[..., Any], self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+) -> Any:
+    context = _must_aggregate()
+    if context is None:
+        return original(self, optimizer_variables, grads, trainable_variables)
+    grads = aggregate_gradients(list(grads), context)
+    with _aggregated():
+        return original(self, optimizer_variables, grads, trainable_variables)
+
+
+def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    context = _must_aggregate()
+    if context is None:
+        return original(self, grads, trainable_variables)
+    grads = aggregate_gradients(list(grads), context)
+    with _aggregated():
+        return original(self, grads, trainable_variables)
+
+
+def _apply_loss_scale(
+    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """`LossScaleOptimizer.apply`, whose own code writes variables inside `lax.cond`."""
+    if current_frame() is None:
+        return original(self, grads, trainable_variables)
+    context = _must_aggregate()
+    grads = list(grads) if context is None else aggregate_gradients(list(grads), context)
+    if not self.built:
+        self.build(list(trainable_variables))
+    wanted = list(self._trainable_variables)
+    given = {id(v): g for v, g in zip(trainable_variables or wanted, grads, strict=True)}
+    with _aggregated(synced=context is not None):
+        trained, own = self.stateless_apply(
+            [v.value for v in self.variables], [given.get(id(v)) for v in wanted], [v.value for v in wanted]
+        )
+        for variable, value in zip([*wanted, *self.variables], [*trained, *own], strict=True):
+            variable.assign(value)
+    return None
+
+
+def _apply_gradients(
+    original: Callable[..., Any],
+    self: Any,
+    grads_and_vars: Any,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+) -> Any:
+    """tf.keras' `apply_gradients`, with its two ways to say that gradients are aggregated already."""
+    pairs = list(grads_and_vars)
+    if skip_gradients_aggregation or not experimental_aggregate_gradients:
+        with _aggregated(synced=False):
+            return original(self, pairs)
+    return original(self, pairs)
+
+
+def _batch_normalization_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Take `synchronized=True` from Keras, which refuses it on JAX, and keep it."""
+    synchronized = kwargs.pop("synchronized", False)
+    original(self, *args, **kwargs)
+    self.synchronized = synchronized
+
+
+def _moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
+    if not self.synchronized:
+        return original(self, inputs, mask)
+    context = _replica_context()
+    if context is not None and context.replica is not None:
+        return synchronized_moments(inputs, self._reduction_axes, mask, context.replica)
+    self.synchronized = False
+    try:
+        return original(self, inputs, mask)
+    finally:
+        self.synchronized = True
+
