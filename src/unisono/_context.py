@@ -32,6 +32,9 @@ class ReplicaEngine(Protocol):
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """Combine `tree` over the replicas; every replica gets the result."""
 
+    def total(self, size: int) -> Any:
+        """The sum of a size that is known while tracing, without communication where it can be."""
+
     def all_gather(self, tree: Any, axis: int) -> Any:
         """Concatenate `tree` over the replicas along `axis`."""
 
@@ -279,6 +282,10 @@ class OneReplica:
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """The sum and the mean of one value are that value."""
         return tree
+
+    def total(self, size: int) -> Any:
+        """One replica's size is the size."""
+        return size
 
     def all_gather(self, tree: Any, axis: int) -> Any:
         """One value joined with no other."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from unisono._context import ReplicaContext, get_replica_context
 from unisono._errors import ContextError
-from unisono._values import ReduceOp
 
 
 def compute_average_loss(
@@ -40,8 +39,7 @@ def compute_average_loss(
         weights = jnp.asarray(sample_weight, losses.dtype)
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     if global_batch_size is None:
-        rows = jnp.asarray(losses.shape[0] if losses.ndim else 1, losses.dtype)
-        global_batch_size = replica.all_reduce(ReduceOp.SUM, rows)
+        global_batch_size = max(1, replica.engine.total(losses.shape[0] if losses.ndim else 1))
     return jnp.sum(losses) / global_batch_size
 
 

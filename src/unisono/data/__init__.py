@@ -1,0 +1,35 @@
+"""Input pipelines: `tf.data`'s vocabulary on Grain, and how a distribution splits them.
+
+Names are loaded when they are first used: Grain imports JAX, which a program that only names a
+policy need not wait for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Where each public name lives.
+_HOMES = {
+    "_cardinality": ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY"],
+    "_dataset": ["Dataset"],
+    "_options": ["Options"],
+    "_readers": ["ArrayRecordDataset", "TFRecordDataset", "TextLineDataset"],
+    "_sharding": ["AutoShardPolicy"],
+    "_structure": ["TensorSpec"],
+}
+
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (computed, and tested)
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

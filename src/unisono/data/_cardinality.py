@@ -1,6 +1,6 @@
 """How many elements a data set has: exact, infinite or unknown, and what each transformation makes of it.
 
-The numbers and the rules are those of `tf.data.Dataset.cardinality`.
+The numbers and the rules are those of `tf.data.Dataset.cardinality`; the other special numbers of `tf.data` are here too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,12 @@ from collections.abc import Iterable
 
 INFINITE = -1
 UNKNOWN = -2
+
+# The names of `tf.data`.
+INFINITE_CARDINALITY = INFINITE
+UNKNOWN_CARDINALITY = UNKNOWN
+AUTOTUNE = -1
+SHARD_HINT = -1
 
 
 def repeated(size: int, count: int) -> int:

@@ -11,8 +11,7 @@ import numpy as np
 
 from unisono.data import _cardinality, _padding, _structure
 from unisono.data._cardinality import INFINITE
-from unisono.data._plan import Counting, Draw, Indexed, Pass, Remembering, remembering
-from unisono.data._store import Store
+from unisono.data._plan import Counting, Indexed, Pass
 from unisono.data._structure import Element
 
 
@@ -95,11 +94,15 @@ class Map(Indexed):
 
     parent: Indexed
     fn: Callable[[Element], Element]
-    threads: int = 0
+    calls: int = 0
 
     @property
     def cardinality(self) -> int:
         return self.parent.cardinality
+
+    @property
+    def threads(self) -> int:
+        return self.calls
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return [self.fn(element) for element in self.parent.rows(run, positions)]
@@ -326,11 +329,15 @@ class ReadAhead(Indexed):
     """The same elements, made ahead by a thread."""
 
     parent: Indexed
-    ahead: int
+    count: int
 
     @property
     def cardinality(self) -> int:
         return self.parent.cardinality
+
+    @property
+    def ahead(self) -> int:
+        return self.count
 
     @property
     def spec(self) -> Element:

@@ -51,11 +51,13 @@ def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Pa
     if isinstance(spec, tuple):
         parts = [padded_spec(part, batch_size, shapes, (*path, index)) for index, part in enumerate(spec)]
         return rebuild(spec, parts)
-    if isinstance(spec, Mapping):
+    if isinstance(spec, dict):
         return {key: padded_spec(part, batch_size, shapes, (*path, key)) for key, part in spec.items()}
     if spec is None:
         return None
     wanted = _at(shapes, path)
+    if wanted is None and spec.shape is None:
+        return spec
     sizes = [None] * len(spec.shape) if wanted is None else [None if size in (None, -1) else size for size in wanted]
     return TensorSpec((batch_size, *sizes), spec.dtype)
 

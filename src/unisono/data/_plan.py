@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import grain
 import numpy as np
@@ -30,6 +30,8 @@ Draw = Any
 
 # Orders of repetitions that a pass keeps at once are limited by their total size.
 _POSITIONS_KEPT = 2**20
+LONG = 2**27
+_CHUNKS_KEPT = 64
 
 
 class Counter:
@@ -72,9 +74,9 @@ class Pass:
         kept = self.orders.setdefault(node, {})
         order = kept.get(entropy)
         if order is None:
-            # An infinite order keeps a window of itself, so that memory stays bounded.
-            infinite = size == INFINITE
-            order = _order.ShuffledOrder(None if infinite else size, buffer_size, entropy, 64 if infinite else None)
+            # A long order keeps a window of itself, so that memory stays bounded.
+            keep = _CHUNKS_KEPT if size == INFINITE or size > LONG else None
+            order = _order.ShuffledOrder(None if size == INFINITE else size, buffer_size, entropy, keep)
             while len(kept) >= max(2, min(16, _POSITIONS_KEPT // max(1, size))):
                 kept.pop(next(iter(kept)), None)
             kept[entropy] = order
@@ -94,6 +96,24 @@ class Node(abc.ABC):
             found.extend(part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Node))
         return tuple(found)
 
+    def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
+        """Returns this node with other inputs.
+
+        Args:
+            inputs: The new one for each old one.
+
+        Returns:
+            A new node.
+        """
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Node):
+                changes[field.name] = inputs[value]
+            elif isinstance(value, tuple) and any(isinstance(part, Node) for part in value):
+                changes[field.name] = tuple(inputs[part] for part in value)
+        return dataclasses.replace(self, **changes)
+
     @property
     @abc.abstractmethod
     def cardinality(self) -> int:
@@ -102,13 +122,7 @@ class Node(abc.ABC):
     @functools.cached_property
     def spec(self) -> Element:
         """Spec of the elements; found by making the first one where nothing else tells it."""
-        first = next(self.iterate(Pass({node: node.peek() for node in remembering(self)})), None)
-        if first is None:
-            raise InvalidArgumentError(
-                "A data set must have an element for its spec to be found, where a Python function makes them. "
-                f"Received: an empty data set ({describe(self)}). Give from_generator an output_signature."
-            )
-        return spec_of(first)
+        return first_spec(self)
 
     @abc.abstractmethod
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -184,10 +198,33 @@ class Indexed(Node):
         nodes = list(walk(self))
         threads = max(node.threads for node in nodes if isinstance(node, Indexed))
         ahead = sum(node.ahead for node in nodes if isinstance(node, Indexed))
-        if ahead and not threads:
-            threads = 1
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, ahead))
+        if not threads and not ahead:
+            return _DirectIterator(self, run)
+        options = grain.ReadOptions(num_threads=max(threads, 1), prefetch_buffer_size=max(threads, ahead))
         return iter(_OnePass(self, run).to_iter_dataset(options))
+
+
+class _DirectIterator(grain.DatasetIterator):
+    """Makes one element after the other. Grain's reader, without threads, costs three times as much for small ones."""
+
+    def __init__(self, node: Indexed, run: Pass) -> None:
+        super().__init__()
+        self._node = node
+        self._run = run
+        self._next = 0
+
+    def __next__(self) -> Element:
+        if self._next == self._node.cardinality:
+            raise StopIteration
+        element = self._node.rows(self._run, np.array([self._next]))[0]
+        self._next += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next_index": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next = state["next_index"]
 
 
 class _OnePass(grain.MapDataset):
@@ -244,6 +281,30 @@ def remembering(node: Node) -> list[Remembering]:
 
     visit(node)
     return list(found)
+
+
+def first_spec(node: Node) -> Element:
+    """Returns the spec of the first element, which is made for it; no pass is begun.
+
+    Args:
+        node: A node whose elements a Python function makes.
+
+    Returns:
+        The structure of `TensorSpec`.
+
+    Raises:
+        InvalidArgumentError: There is no element.
+    """
+    iterator = node.iterate(Pass({below: below.peek() for below in remembering(node)}))
+    try:
+        return spec_of(next(iterator))
+    except StopIteration:
+        raise InvalidArgumentError(
+            "A data set must have an element for its spec to be found, where a Python function makes them. "
+            f"Received: an empty data set, {describe(node)}. Give from_generator an output_signature."
+        ) from None
+    finally:
+        iterator.close()
 
 
 def describe(node: Node) -> str:

@@ -37,6 +37,10 @@ class Store(abc.ABC):
     def clear(self) -> None:
         """Forgets all elements, except those of a complete file."""
 
+    @abc.abstractmethod
+    def fresh(self) -> Store:
+        """Returns an empty store of the same kind, for the same file if it has one."""
+
 
 class MemoryStore(Store):
     """Keeps elements in memory.
@@ -68,6 +72,9 @@ class MemoryStore(Store):
     def clear(self) -> None:
         self._elements: dict[int, tuple[Element]] = {}
         self._size: int | None = None
+
+    def fresh(self) -> Store:
+        return MemoryStore()
 
 
 class FileStore(Store):
@@ -111,6 +118,9 @@ class FileStore(Store):
             if self._part is not None:
                 self._part.discard()
                 self._part = None
+
+    def fresh(self) -> Store:
+        return FileStore(self._path)
 
     def _open_part(self) -> _Part:
         if self._part is None:

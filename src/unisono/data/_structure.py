@@ -22,18 +22,18 @@ class TensorSpec:
     """Shape and dtype of one component of an element.
 
     Args:
-        shape: Sizes of the dimensions; None where a size is not known or varies.
+        shape: Sizes of the dimensions, None where a size is not known or varies; None where not even the rank is known.
         dtype: The numpy dtype; strings are `object` arrays of bytes.
 
     >>> TensorSpec((None, 28, 28), "float32").dtype
     dtype('float32')
     """
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...] | None
     dtype: np.dtype[Any]
 
-    def __init__(self, shape: Sequence[int | None], dtype: Any) -> None:
-        object.__setattr__(self, "shape", tuple(shape))
+    def __init__(self, shape: Sequence[int | None] | None, dtype: Any) -> None:
+        object.__setattr__(self, "shape", None if shape is None else tuple(shape))
         object.__setattr__(self, "dtype", np.dtype(dtype))
 
 
@@ -41,7 +41,7 @@ def rebuild(like: Element, parts: Sequence[Element]) -> Element:
     """Returns `parts` in the tuple or dict type of `like`."""
     if type(like) is tuple:
         return tuple(parts)
-    if isinstance(like, Mapping):
+    if isinstance(like, dict):
         return dict(zip(like, parts, strict=True))
     # A named tuple is made from an iterable by `_make`.
     return getattr(type(like), "_make", tuple)(parts)
@@ -55,7 +55,7 @@ def map_leaves(fn: Callable[[Any], Any], element: Element) -> Element:
     """
     if isinstance(element, tuple):
         return rebuild(element, [map_leaves(fn, part) for part in element])
-    if isinstance(element, Mapping):
+    if isinstance(element, dict):
         return {key: map_leaves(fn, part) for key, part in element.items()}
     return None if element is None else fn(element)
 
@@ -69,7 +69,7 @@ def leaves(element: Element, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(element, tuple):
         for index, part in enumerate(element):
             yield from leaves(part, (*path, index))
-    elif isinstance(element, Mapping):
+    elif isinstance(element, dict):
         for key, part in element.items():
             yield from leaves(part, (*path, key))
     elif element is not None:
@@ -103,8 +103,8 @@ def combine(fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element
         _check_alike(elements, path, lambda other: isinstance(other, tuple) and len(other) == len(first))
         parts = zip(*elements, strict=True)
         return rebuild(first, [combine(fn, part, (*path, index)) for index, part in enumerate(parts)])
-    if isinstance(first, Mapping):
-        _check_alike(elements, path, lambda other: isinstance(other, Mapping) and other.keys() == first.keys())
+    if isinstance(first, dict):
+        _check_alike(elements, path, lambda other: isinstance(other, dict) and other.keys() == first.keys())
         return {key: combine(fn, [element[key] for element in elements], (*path, key)) for key in first}
     _check_alike(elements, path, lambda other: (other is None) == (first is None) and not isinstance(other, (tuple, dict)))
     return None if first is None else fn(elements, path)
@@ -123,7 +123,7 @@ def _check_alike(elements: Sequence[Element], path: Path, alike: Callable[[Eleme
 def _outline(element: Element) -> str:
     if isinstance(element, tuple):
         return f"a tuple of {len(element)}"
-    if isinstance(element, Mapping):
+    if isinstance(element, dict):
         return f"a dict with keys {list(element)}"
     return f"a {type(element).__name__}"
 
@@ -148,6 +148,8 @@ def as_element(value: Any, path: Path = ()) -> Element:
     >>> as_element(([1.0, 2.0], "a"))
     (array([1., 2.], dtype=float32), b'a')
     """
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind not in "OUS":
+        return value
     if isinstance(value, tuple):
         return rebuild(value, [as_element(part, (*path, index)) for index, part in enumerate(value)])
     if isinstance(value, Mapping):
@@ -336,10 +338,12 @@ def _leaf_spec(leaf: Any) -> TensorSpec:
 
 
 def batched_spec(spec: Element, batch_size: int | None) -> Element:
-    """Returns a spec with a new first dimension."""
-    return map_leaves(lambda leaf: TensorSpec((batch_size, *leaf.shape), leaf.dtype), spec)
+    """Returns a spec with a new first dimension; a spec of unknown rank stays one."""
+    return map_leaves(
+        lambda leaf: leaf if leaf.shape is None else TensorSpec((batch_size, *leaf.shape), leaf.dtype), spec
+    )
 
 
 def unbatched_spec(spec: Element) -> Element:
     """Returns a spec without its first dimension."""
-    return map_leaves(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), spec)
+    return map_leaves(lambda leaf: leaf if leaf.shape is None else TensorSpec(leaf.shape[1:], leaf.dtype), spec)

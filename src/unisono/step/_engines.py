@@ -39,6 +39,10 @@ class SpmdEngine:
         """All-reduce by the strategy's algorithm."""
         return self._ops.reduce(op, tree, axis_name=AXIS, axis_size=self.num_replicas)
 
+    def total(self, size: int) -> int:
+        """All replicas run one program, so their sizes are equal."""
+        return size * self.num_replicas
+
     def all_gather(self, tree: Any, axis: int) -> Any:
         """Concatenate along `axis`."""
         return jax.tree.map(
@@ -70,6 +74,10 @@ class TurnEngine:
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """Meet the others and add up."""
         return self._frame.meet(tree, lambda _, operands: [_reduce(op, operands)] * self.num_replicas)
+
+    def total(self, size: int) -> int:
+        """Meet the others and add up; a Python number again."""
+        return int(self._frame.meet(size, lambda _, sizes: [sum(sizes)] * self.num_replicas))
 
     def all_gather(self, tree: Any, axis: int) -> Any:
         """Meet the others and concatenate; sizes may differ along `axis`."""

@@ -26,11 +26,28 @@ from unisono._values import ReduceOp
 from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.training._placing import BatchPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
 
 _LOG = logging.getLogger("unisono")
 
 State = tuple[list[Any], ...]
+
+
+class StatePart(Sequence[Any]):
+    """One list of a step's state, as Keras' loop carries it from step to step.
+
+    Not a list, because Keras looks into every list that it stores on a model: 0.2 ms a step.
+    """
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
 
 
 class Task(enum.Enum):
@@ -235,9 +252,17 @@ class TrainerFunction:
         self._step = TrainerStep(model, strategy, task)
         self._model, self._strategy, self._task = model, strategy, task
         self._programs: dict[Any, CompiledStep] = {}
-        self._returned: State | None = None
+        self._returned: tuple[StatePart, ...] | None = None
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
+        mesh, is_cpu = strategy.mesh, strategy.mesh.platform == "cpu"
+        split = BatchPlacer(mesh.sharded, is_cpu)
+        self._place = {
+            Mode.SPLIT: split,
+            Mode.PADDED: split,
+            Mode.WHOLE: BatchPlacer(mesh.replicated, is_cpu),
+            Mode.SCAN: BatchPlacer(mesh.scanned, is_cpu),
+        }
 
     @property
     def num_programs(self) -> int:
@@ -280,29 +305,26 @@ class TrainerFunction:
                 logs, state = self._one(state, batch)
                 collected.append(logs)
             outputs = self._joined(collected)
-        state = tuple(self._strategy.store_state(part) for part in state)
-        self._returned = state
-        return outputs, state
+        self._returned = tuple(StatePart(list(self._strategy.store_state(part))) for part in state)
+        return outputs, self._returned
 
     def _placed(self, state: State) -> State:
-        state_is_ours = self._returned is not None and all(
+        parts = tuple(list(part) for part in state)
+        is_ours = self._returned is not None and all(
             a is b for a, b in zip(state, self._returned, strict=True)
         )
-        if state_is_ours:
-            return tuple(self._strategy.fetch_state(part) for part in state)
-        placed = jax.device_put(state, self._strategy.mesh.replicated)
-        return tuple(self._strategy.fetch_state(part) for part in placed)
+        if not is_ours:
+            parts = jax.device_put(parts, self._strategy.mesh.replicated)
+        return tuple(list(self._strategy.fetch_state(part)) for part in parts)
 
     def _one(self, state: State, batch: Any) -> tuple[Any, State]:
         rows = _rows(batch)
         mode = self._mode(rows)
-        mesh = self._strategy.mesh
-        if mode is Mode.WHOLE:
-            return self._program(mode, None)(state, jax.device_put(batch, mesh.replicated))
         if mode is Mode.PADDED:
-            batch = jax.tree.map(lambda x: pad_rows(x, mesh.num_replicas), batch)
-            return self._program(mode, rows)(state, jax.device_put(batch, mesh.sharded))
-        return self._program(mode, None)(state, jax.device_put(batch, mesh.sharded))
+            replicas = self._strategy.num_replicas_in_sync
+            batch = jax.tree.map(lambda x: pad_rows(x, replicas), batch)
+        program = self._program(mode, rows if mode is Mode.PADDED else None)
+        return program(state, self._place[mode](batch))
 
     def _mode(self, rows: int) -> Mode:
         replicas = self._strategy.num_replicas_in_sync
@@ -339,7 +361,7 @@ class TrainerFunction:
     def _scan(self, state: State, batches: list[Any]) -> tuple[Any, State]:
         stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *batches)
         program = self._program(Mode.SCAN, len(batches))
-        outputs, state = program(state, jax.device_put(stacked, self._strategy.mesh.scanned))
+        outputs, state = program(state, self._place[Mode.SCAN](stacked))
         if self._task is Task.PREDICT:
             outputs = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), outputs)
         return outputs, state

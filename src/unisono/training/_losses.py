@@ -63,11 +63,9 @@ def _divisor(
 ) -> Any:
     """What Keras would divide by, had it all replicas' rows: examples, or weights."""
     weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
-    ones = original(_counting(loss), y_true, y_pred, weights)
     if weights is None and not _has_mask(y_pred):
-        # Sizes are known while tracing; only replicas of unequal size must ask each other.
-        total = replica.all_reduce(ReduceOp.SUM, jnp.asarray(values.size, values.dtype))
-        return jnp.maximum(total, 1)
+        return max(1, replica.engine.total(values.size))
+    ones = original(_counting(loss), y_true, y_pred, weights)
     total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
     return jnp.where(total == 0, 1, total)
 
@@ -118,13 +116,14 @@ def synchronized_moments(inputs: Any, axes: list[int], mask: Any, replica: Repli
     """
     axis = tuple(axes)
     if mask is None:
-        size = jnp.asarray(inputs.size / max(1, _kept_size(inputs, axes)), inputs.dtype)
         weights = jnp.ones((), inputs.dtype)
+        count: Any = max(1, replica.engine.total(inputs.size // max(1, _kept_size(inputs, axes))))
+        total = replica.all_reduce(ReduceOp.SUM, jnp.sum(inputs, axis=axis))
     else:
         weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)
-        size = jnp.sum(weights, axis=axis)
-    total, count = replica.all_reduce(ReduceOp.SUM, (jnp.sum(inputs * weights, axis=axis), size))
-    count = jnp.maximum(count, 1)
+        sums = jnp.sum(inputs * weights, axis=axis), jnp.sum(weights, axis=axis)
+        total, count = replica.all_reduce(ReduceOp.SUM, sums)
+        count = jnp.maximum(count, 1)
     mean = total / count
     shape = [1 if i in axis else n for i, n in enumerate(inputs.shape)]
     squares = jnp.square(inputs - mean.reshape(shape)) * weights

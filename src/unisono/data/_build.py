@@ -1,0 +1,111 @@
+"""Adds a transformation to a plan: the indexed kind where the input allows it, otherwise the one for streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from unisono.data import _indexed, _streams
+from unisono.data._caching import IndexedCache, StreamCache
+from unisono.data._cardinality import AUTOTUNE, INFINITE
+from unisono.data._plan import LONG, Indexed, Node, walk
+from unisono.data._store import FileStore, MemoryStore
+from unisono.data._structure import Element
+
+_MOST_THREADS = 16
+_AUTOMATIC_READ_AHEAD = 4
+
+
+def mapped(parent: Node, fn: Callable[[Element], Element], calls: int | None) -> Node:
+    """Returns a node that maps, in `calls` threads (None for none, AUTOTUNE for one per core)."""
+    threads = min(os.cpu_count() or 1, _MOST_THREADS) if calls == AUTOTUNE else calls or 0
+    if isinstance(parent, Indexed):
+        return _indexed.Map(parent, fn, threads)
+    return _streams.StreamMap(parent, fn, threads)
+
+
+def shuffled(parent: Node, buffer_size: int, seed: int, reshuffle: bool, seeded: bool) -> Node:
+    """Returns a node that shuffles."""
+    if isinstance(parent, Indexed):
+        # A long order keeps only a window of itself, which cannot be read in the order of another shuffle.
+        is_long = parent.cardinality == INFINITE or parent.cardinality > LONG
+        if not (is_long and any(isinstance(node, _indexed.Shuffle) for node in walk(parent))):
+            return _indexed.Shuffle(parent, buffer_size, seed, reshuffle, seeded)
+    return _streams.StreamShuffle(parent, buffer_size, seed, reshuffle, seeded)
+
+
+def repeated(parent: Node, count: int) -> Node:
+    """Returns a node that repeats, for ever where `count` is negative."""
+    if isinstance(parent, Indexed):
+        # An infinite data set never reaches its second repetition.
+        return parent if parent.cardinality == INFINITE and count else _indexed.Repeat(parent, count)
+    return _streams.StreamRepeat(parent, count)
+
+
+def batched(parent: Node, batch_size: int, drop_remainder: bool) -> Node:
+    """Returns a node that stacks."""
+    if isinstance(parent, Indexed):
+        return _indexed.Batch(parent, batch_size, drop_remainder)
+    return _streams.StreamBatch(parent, batch_size, drop_remainder)
+
+
+def padded(parent: Node, batch_size: int, drop_remainder: bool, shapes: Element, values: Element) -> Node:
+    """Returns a node that pads and stacks."""
+    if isinstance(parent, Indexed):
+        return _indexed.PaddedBatch(parent, batch_size, drop_remainder, shapes, values)
+    return _streams.StreamPaddedBatch(parent, batch_size, drop_remainder, shapes, values)
+
+
+def taken(parent: Node, count: int) -> Node:
+    """Returns a node with the first `count` elements, all where it is negative."""
+    if count < 0:
+        return parent
+    if isinstance(parent, Indexed):
+        return _indexed.Strided(parent, limit=count)
+    # Grain's limit must be positive.
+    return _streams.Take(parent, count) if count else _streams.StreamRepeat(parent, 0)
+
+
+def skipped(parent: Node, count: int) -> Node:
+    """Returns a node without the first `count` elements, without any where it is negative."""
+    if count < 0:
+        return taken(parent, 0)
+    return strided(parent, count, 1)
+
+
+def strided(parent: Node, start: int, step: int, hinted: bool = False) -> Node:
+    """Returns a node with the elements at `start, start + step, ...`."""
+    if isinstance(parent, Indexed):
+        return _indexed.Strided(parent, start, step, hinted=hinted)
+    return _streams.StreamStrided(parent, start, step, hinted)
+
+
+def concatenated(first: Node, second: Node) -> Node:
+    """Returns a node with the elements of both."""
+    if isinstance(first, Indexed) and isinstance(second, Indexed) and first.cardinality != INFINITE:
+        return _indexed.Concatenate(first, second)
+    return _streams.StreamConcatenate(first, second)
+
+
+def zipped(parents: Sequence[Node], arrange: Callable[[Sequence[Element]], Element]) -> Node:
+    """Returns a node with one element of each side by side."""
+    indexed = [parent for parent in parents if isinstance(parent, Indexed)]
+    if len(indexed) == len(parents):
+        return _indexed.Zip(tuple(indexed), arrange)
+    return _streams.StreamZip(tuple(parents), arrange)
+
+
+def cached(parent: Node, filename: str) -> Node:
+    """Returns a node that keeps the elements, in a file where one is named."""
+    store = FileStore(filename) if filename else MemoryStore()
+    if isinstance(parent, Indexed) and parent.cardinality != INFINITE:
+        return IndexedCache(parent, store)
+    return StreamCache(parent, store)
+
+
+def read_ahead(parent: Node, count: int | None) -> Node:
+    """Returns a node that reads ahead, `count` elements (None or AUTOTUNE for a default)."""
+    size = _AUTOMATIC_READ_AHEAD if count in (None, AUTOTUNE) else int(count or 0)
+    if isinstance(parent, Indexed):
+        return _indexed.ReadAhead(parent, size)
+    return _streams.StreamReadAhead(parent, size)

@@ -1,0 +1,53 @@
+"""`Options` of a data set: how a distribution splits it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from unisono.data._sharding import AutoShardPolicy
+
+
+@dataclasses.dataclass(slots=True)
+class DistributeOptions:
+    """How a data set is split over workers.
+
+    Args:
+        auto_shard_policy: What is split: files, elements, or nothing.
+    """
+
+    auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
+
+
+@dataclasses.dataclass(slots=True)
+class Options:
+    """Options of a data set, set by `Dataset.with_options`.
+
+    Args:
+        experimental_distribute: How it is split over workers.
+        deterministic: Accepted for compatibility; the order of elements is always deterministic.
+
+    >>> options = Options()
+    >>> options.experimental_distribute.auto_shard_policy.name
+    'AUTO'
+    """
+
+    experimental_distribute: DistributeOptions = dataclasses.field(default_factory=DistributeOptions)
+    deterministic: bool | None = None
+
+    def merged(self, later: Options) -> Options:
+        """Returns these options, except where `later` sets others.
+
+        Args:
+            later: Options that win.
+
+        Returns:
+            New options.
+        """
+        result = copy.deepcopy(self)
+        policy = later.experimental_distribute.auto_shard_policy
+        if policy != AutoShardPolicy.AUTO:
+            result.experimental_distribute.auto_shard_policy = policy
+        if later.deterministic is not None:
+            result.deterministic = later.deterministic
+        return result

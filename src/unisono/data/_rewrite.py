@@ -1,0 +1,116 @@
+"""Changes to a finished pipeline that a distribution needs: each returns a new data set for one worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from unisono._errors import InvalidArgumentError
+from unisono.data._dataset import Dataset
+from unisono.data._indexed import Shuffle, Slices, Strided
+from unisono.data._plan import Node, walk
+from unisono.data._streams import StreamShuffle, StreamStrided
+
+
+def reads_files(dataset: Dataset) -> bool:
+    """Returns whether the pipeline begins with names of files.
+
+    >>> reads_files(Dataset.range(3))
+    False
+    """
+    return any(isinstance(node, Slices) and node.files for node in walk(dataset.node))
+
+
+def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
+    """Returns the data set with every `num_shards`-th file.
+
+    Args:
+        dataset: A pipeline that begins with names of files.
+        num_shards: Number of shards.
+        index: Which shard.
+
+    Returns:
+        A new data set.
+
+    Raises:
+        InvalidArgumentError: It reads no files, or fewer than there are shards.
+    """
+    if not reads_files(dataset):
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.FILE needs a pipeline that reads files. Received: {dataset!r}. "
+            "Write AutoShardPolicy.DATA, or begin with TextLineDataset or list_files."
+        )
+
+    def shard(node: Node, _: Node) -> Node:
+        if not (isinstance(node, Slices) and node.files):
+            return node
+        if node.cardinality < num_shards:
+            raise InvalidArgumentError(
+                "AutoShardPolicy.FILE needs at least one file for each worker. "
+                f"Received: {node.cardinality} files for {num_shards} workers. "
+                "Write AutoShardPolicy.DATA, or split the data into more files."
+            )
+        return Strided(node, index, num_shards)
+
+    return _rewritten(dataset, shard)
+
+
+def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
+    """Returns the data set with each `shard(SHARD_HINT, SHARD_HINT)` made a shard of one worker.
+
+    Args:
+        dataset: Any pipeline.
+        num_shards: Number of shards.
+        index: Which shard.
+
+    Returns:
+        A new data set.
+
+    >>> from unisono.data import SHARD_HINT
+    >>> hinted = Dataset.range(6).shard(SHARD_HINT, SHARD_HINT)
+    >>> [int(x) for x in hint_sharded(hinted, 2, 1)]
+    [1, 3, 5]
+    """
+
+    def shard(node: Node, _: Node) -> Node:
+        if isinstance(node, (Strided, StreamStrided)) and node.hinted:
+            return dataclasses.replace(node, start=index, step=num_shards)
+        return node
+
+    return _rewritten(dataset, shard)
+
+
+def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
+    """Returns the data set with the seeds that were drawn at random replaced, so that all workers shuffle alike.
+
+    Args:
+        dataset: Any pipeline; shuffles with a seed of their own keep it.
+        seed: The same on all workers.
+
+    Returns:
+        A new data set.
+    """
+    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, (Shuffle, StreamShuffle))]
+    numbers = {node: number for number, node in enumerate(shuffles)}
+
+    def reseed(node: Node, original: Node) -> Node:
+        if isinstance(node, (Shuffle, StreamShuffle)) and not node.seeded:
+            return dataclasses.replace(node, seed=(seed + numbers[original]) % 2**64)
+        return node
+
+    return _rewritten(dataset, reseed)
+
+
+def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:
+    """Returns the data set with `change(node, original)` of each node, inputs first."""
+    made: dict[Node, Node] = {}
+
+    def visit(node: Node) -> Node:
+        # A node that is used twice stays one node: its passes are counted together.
+        if node not in made:
+            inputs = {below: visit(below) for below in node.inputs}
+            alike = all(before is after for before, after in inputs.items())
+            made[node] = change(node if alike else node.with_inputs(inputs), node)
+        return made[node]
+
+    return dataset.derived(visit(dataset.node))

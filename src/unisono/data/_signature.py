@@ -1,0 +1,122 @@
+"""What a Python generator promises to give: a structure of shapes and dtypes, to which each element is held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.data._structure import Element, Path, TensorSpec, as_element, map_leaves, name_of, rebuild
+
+
+@runtime_checkable
+class SpecLike(Protocol):
+    """Anything with a shape and a dtype: `TensorSpec`, `jax.ShapeDtypeStruct`, an array."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
+    """Returns the signature that the arguments of `from_generator` describe.
+
+    Args:
+        output_signature: A structure of specs, or None.
+        output_types: A structure of dtypes, or None.
+        output_shapes: A structure of shapes of the same form, or None.
+
+    Returns:
+        A structure of `TensorSpec`, or None where nothing was given.
+
+    Raises:
+        InvalidArgumentError: Both ways were used at once.
+        InvalidTypeError: A spec has no shape or no dtype.
+
+    >>> as_signature(None, ("float32", "int32"), None)[1]
+    TensorSpec(shape=None, dtype=dtype('int32'))
+    """
+    if output_signature is not None and (output_types is not None or output_shapes is not None):
+        raise InvalidArgumentError(
+            "A generator must be described in one way. Received: output_signature together with output_types or "
+            "output_shapes. Write output_signature=TensorSpec(shape, dtype) alone."
+        )
+    if output_signature is not None:
+        return map_leaves(_as_spec, output_signature)
+    return None if output_types is None else _from_types(output_types, output_shapes)
+
+
+def _as_spec(spec: Any) -> TensorSpec:
+    if not isinstance(spec, SpecLike):
+        raise InvalidTypeError(
+            "output_signature must be made of specs with a shape and a dtype, in tuples and dicts. "
+            f"Received: {spec!r}. Write unisono.data.TensorSpec(shape, dtype)."
+        )
+    return TensorSpec(spec.shape, spec.dtype)
+
+
+def _from_types(types: Element, shapes: Element) -> Element:
+    if isinstance(types, (tuple, Mapping)):
+        keys = types if isinstance(types, Mapping) else range(len(types))
+        return rebuild(types, [_from_types(types[key], None if shapes is None else shapes[key]) for key in keys])
+    return TensorSpec(shapes, types)
+
+
+def conform(value: Any, signature: Element, path: Path = ()) -> Element:
+    """Returns `value` with the dtypes of a signature.
+
+    Args:
+        value: What a generator gave.
+        signature: A structure of `TensorSpec`.
+        path: Where `value` lies in a larger structure.
+
+    Returns:
+        The structure of the signature, of numpy arrays, scalars and bytes.
+
+    Raises:
+        InvalidTypeError: The structure is another one.
+        InvalidArgumentError: A shape is another one.
+
+    >>> conform((1, [2, 3]), (TensorSpec((), "float64"), TensorSpec((None,), "int64")))
+    (np.float64(1.0), array([2, 3]))
+    """
+    if isinstance(signature, tuple):
+        _check(isinstance(value, tuple) and len(value) == len(signature), value, signature, path)
+        parts = [conform(part, spec, (*path, i)) for i, (part, spec) in enumerate(zip(value, signature, strict=True))]
+        return rebuild(signature, parts)
+    if isinstance(signature, Mapping):
+        _check(isinstance(value, Mapping) and value.keys() == signature.keys(), value, signature, path)
+        return {key: conform(value[key], spec, (*path, key)) for key, spec in signature.items()}
+    if signature is None:
+        return None
+    _check(not isinstance(value, (tuple, Mapping)), value, signature, path)
+    is_text = signature.dtype.kind in "OUS"
+    leaf = as_element(value, path) if is_text else np.asarray(value, signature.dtype)[()]
+    if not _fits(np.shape(leaf), signature.shape):
+        raise InvalidArgumentError(
+            "A generator must keep to its signature. "
+            f"Received: {name_of(path)} of shape {np.shape(leaf)}, where {signature.shape} was promised. "
+            "Write None in the signature for a dimension that varies."
+        )
+    return leaf
+
+
+def _fits(shape: Sequence[int], promised: Sequence[int | None] | None) -> bool:
+    if promised is None:
+        return True
+    if len(shape) != len(promised):
+        return False
+    return all(wanted in (None, size) for size, wanted in zip(shape, promised, strict=True))
+
+
+def _check(holds: bool, value: Any, signature: Element, path: Path) -> None:
+    if not holds:
+        raise InvalidTypeError(
+            "A generator must give the structure that its signature promises. "
+            f"Received: {value!r:.200} at {name_of(path)}, where {signature!r:.200} was promised. "
+            "Yield a tuple or dict of that form."
+        )

@@ -1,0 +1,440 @@
+"""The transformations of `tf.data.Dataset`: each returns a new data set and reads nothing."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import grain
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.data import _build, _functions
+from unisono.data._cardinality import AUTOTUNE, INFINITE, SHARD_HINT, UNKNOWN
+from unisono.data._indexed import Range
+from unisono.data._interleave import Interleave
+from unisono.data._plan import Node
+from unisono.data._streams import Filter, Unbatch
+from unisono.data._structure import Element
+
+_CYCLE_LENGTH = 4
+
+
+class Transforms(grain.IterDataset):
+    """What can be done with a data set; `Dataset` is the only subclass."""
+
+    @property
+    @abc.abstractmethod
+    def node(self) -> Node:
+        """The plan that this data set stands for."""
+
+    @abc.abstractmethod
+    def derived(self, node: Node, *others: Transforms) -> Self:
+        """Returns a data set for another plan, with the options of this one and of `others`."""
+
+    def map(
+        self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, deterministic: bool | None = None
+    ) -> Self:
+        """Applies a function to each element.
+
+        Args:
+            map_func: Gets the components as numpy arrays, those of a tuple as separate arguments; returns an element:
+                numbers, strings, arrays (JAX's too), tuples and dicts.
+            num_parallel_calls: Number of threads, or AUTOTUNE; None for none.
+            deterministic: Accepted for compatibility; the order is always that of the elements.
+
+        Returns:
+            A new data set.
+
+        Raises:
+            InvalidTypeError: `map_func` cannot be called; while iterating, where it returns no element.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(3).map(lambda x: x * 10)]
+        [0, 10, 20]
+        """
+        del deterministic
+        return self.derived(_build.mapped(self.node, _functions.mapping(map_func), _calls(num_parallel_calls)))
+
+    def filter(self, predicate: Callable[..., Any]) -> Self:
+        """Keeps the elements for which a function returns true.
+
+        Args:
+            predicate: Gets the components as `map`'s function does; returns one truth value.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
+        return self.derived(Filter(self.node, _functions.predicate(predicate)))
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True) -> Self:
+        """Gives the elements in random order, drawn from a buffer that slides over them.
+
+        Args:
+            buffer_size: Elements to draw from. From the size of the data on, or with `UNKNOWN_CARDINALITY` where that
+                size is known, every order is equally likely.
+            seed: Decides the orders. None draws one from Python's random state when this is called, so that
+                `keras.utils.set_random_seed` makes it reproducible.
+            reshuffle_each_iteration: Whether each iteration and each repetition has an order of its own; that of the
+                n-th depends on `seed` and n alone.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> shuffled = Dataset.range(8).shuffle(8, seed=1)
+        >>> sorted(int(x) for x in shuffled)
+        [0, 1, 2, 3, 4, 5, 6, 7]
+        >>> list(shuffled) == list(shuffled)
+        False
+        """
+        if buffer_size == UNKNOWN and self.node.cardinality >= 0:
+            buffer_size = max(1, self.node.cardinality)
+        size = _functions.whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
+        # The picks are 32-bit numbers.
+        size = min(size, 2**32 - 1)
+        drawn = _functions.seed_or_drawn(seed)
+        reshuffle = reshuffle_each_iteration is not False
+        return self.derived(_build.shuffled(self.node, size, drawn, reshuffle, seed is not None))
+
+    def repeat(self, count: int | None = None) -> Self:
+        """Gives all elements several times.
+
+        Args:
+            count: How many times; None or -1 for ever.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(2).repeat(2)]
+        [0, 1, 0, 1]
+        """
+        times = -1 if count is None else _functions.whole(count, "count", -1, "Write repeat() to repeat for ever.")
+        return self.derived(_build.repeated(self.node, times))
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Self:
+        """Stacks successive elements.
+
+        Args:
+            batch_size: Elements in a batch.
+            drop_remainder: Whether to drop a last batch that is smaller.
+            num_parallel_calls: Number of threads that make batches ahead, or AUTOTUNE; None for none.
+            deterministic: Accepted for compatibility; the order is always that of the elements.
+
+        Returns:
+            A new data set, whose components have a new first dimension.
+
+        Raises:
+            InvalidArgumentError: `batch_size` is less than 1; while iterating, where shapes differ.
+
+        >>> from unisono.data import Dataset
+        >>> [x.tolist() for x in Dataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        del deterministic
+        size = _functions.whole(batch_size, "batch_size", 1, "Write batch(32).")
+        node = _build.batched(self.node, size, bool(drop_remainder))
+        calls = _calls(num_parallel_calls)
+        return self.derived(node if calls is None else _build.mapped(node, _same, calls))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Element = None,
+        padding_values: Element = None,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Stacks successive elements, padded at their ends to one shape.
+
+        Args:
+            batch_size: Elements in a batch.
+            padded_shapes: Shape of each component, in the structure of the elements; None in a shape for a dimension
+                that the longest element of a batch decides; None for all of them.
+            padding_values: What to pad with, one for all or in the structure of the elements; None for 0 and b"".
+            drop_remainder: Whether to drop a last batch that is smaller.
+
+        Returns:
+            A new data set.
+
+        >>> import numpy as np
+        >>> from unisono.data import Dataset
+        >>> [x.tolist() for x in Dataset.range(1, 4).map(lambda n: np.full(n, n)).padded_batch(3)]
+        [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
+        """
+        size = _functions.whole(batch_size, "batch_size", 1, "Write padded_batch(32).")
+        return self.derived(_build.padded(self.node, size, bool(drop_remainder), padded_shapes, padding_values))
+
+    def unbatch(self) -> Self:
+        """Gives the rows of each element.
+
+        Returns:
+            A new data set, whose components lack the first dimension.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(3).batch(2).unbatch()]
+        [0, 1, 2]
+        """
+        return self.derived(Unbatch(self.node))
+
+    def take(self, count: int) -> Self:
+        """Gives the first elements.
+
+        Args:
+            count: How many; -1 for all.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).take(2)]
+        [0, 1]
+        """
+        return self.derived(_build.taken(self.node, _functions.whole(count, "count", -1, "Write take(10).")))
+
+    def skip(self, count: int) -> Self:
+        """Leaves out the first elements.
+
+        Args:
+            count: How many; -1 for all.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).skip(2)]
+        [2, 3, 4]
+        """
+        return self.derived(_build.skipped(self.node, _functions.whole(count, "count", -1, "Write skip(10).")))
+
+    def shard(self, num_shards: int, index: int) -> Self:
+        """Gives every `num_shards`-th element.
+
+        Args:
+            num_shards: Number of shards. SHARD_HINT for both arguments leaves them to a distribution whose auto-shard
+                policy is HINT.
+            index: Which shard, from 0.
+
+        Returns:
+            A new data set.
+
+        Raises:
+            InvalidArgumentError: `index` is not below `num_shards`.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).shard(2, index=1)]
+        [1, 3]
+        """
+        if num_shards == SHARD_HINT and index == SHARD_HINT:
+            return self.derived(_build.strided(self.node, 0, 1, hinted=True))
+        shards = _functions.whole(num_shards, "num_shards", 1, "Write shard(num_workers, worker_index).")
+        number = _functions.whole(index, "index", 0, "Write shard(num_workers, worker_index).")
+        if number >= shards:
+            raise InvalidArgumentError(
+                f"index must be below num_shards. Received: num_shards={shards}, index={number}. "
+                "Write shard(num_workers, worker_index)."
+            )
+        return self.derived(_build.strided(self.node, number, shards))
+
+    def concatenate(self, dataset: Transforms) -> Self:
+        """Appends the elements of another data set.
+
+        Args:
+            dataset: The other one; its elements have the same structure.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(5, 7))]
+        [0, 1, 5, 6]
+        """
+        return self.derived(_build.concatenated(self.node, node_of(dataset, "concatenate")), dataset)
+
+    def interleave(
+        self,
+        map_func: Callable[..., Transforms],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Self:
+        """Makes a data set of each element, and gives the elements of several of them in turn.
+
+        Args:
+            map_func: Returns a data set; gets the components as `map`'s function does.
+            cycle_length: How many data sets are read at the same time; 4 if None or AUTOTUNE.
+            block_length: How many elements in a row come from one; 1 if None.
+            num_parallel_calls: Any number makes a thread read ahead from each open data set.
+            deterministic: Accepted for compatibility; the order is always the same.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(1, 4).interleave(lambda x: Dataset.from_tensors(x).repeat(2), 2)]
+        [1, 2, 1, 2, 3, 3]
+        """
+        del deterministic
+        cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
+        cycle = _functions.whole(cycle, "cycle_length", 1, "Write interleave(fn, cycle_length=4).")
+        block = _functions.whole(block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1).")
+        ahead = 1 if _calls(num_parallel_calls) else 0
+        return self.derived(Interleave(self.node, _making(map_func, "interleave"), cycle, block, ahead))
+
+    def flat_map(self, map_func: Callable[..., Transforms]) -> Self:
+        """Makes a data set of each element, and gives the elements of one after the other.
+
+        Args:
+            map_func: Returns a data set; gets the components as `map`'s function does.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return self.derived(Interleave(self.node, _making(map_func, "flat_map"), 1, 1, 0))
+
+    def enumerate(self, start: int = 0) -> Self:
+        """Pairs each element with its number.
+
+        Args:
+            start: The first number.
+
+        Returns:
+            A new data set of pairs.
+
+        >>> from unisono.data import Dataset
+        >>> [(int(n), int(x)) for n, x in Dataset.range(7, 9).enumerate(start=1)]
+        [(1, 7), (2, 8)]
+        """
+        first = _functions.whole(start, "start", -(2**63), "Write enumerate(start=0).")
+        numbers = Range(first, 1, INFINITE, np.dtype(np.int64))
+        return self.derived(_build.zipped([numbers, self.node], tuple))
+
+    def cache(self, filename: str = "") -> Self:
+        """Keeps what the first iteration gives, for all others; shuffles before it keep their first order.
+
+        Args:
+            filename: A file to keep it in, which is written aside and appears when it is complete; where it exists, it
+                is read instead of the pipeline. Empty to keep it in memory.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(3).cache()]
+        [0, 1, 2]
+        """
+        return self.derived(_build.cached(self.node, str(filename)))
+
+    def prefetch(self, buffer_size: int | None = None) -> Self:
+        """Makes elements ahead, in a thread.
+
+        Args:
+            buffer_size: How many; None or AUTOTUNE for 4, 0 for none.
+
+        Returns:
+            A new data set of the same elements.
+
+        >>> from unisono.data import AUTOTUNE, Dataset
+        >>> [int(x) for x in Dataset.range(3).prefetch(AUTOTUNE)]
+        [0, 1, 2]
+        """
+        if buffer_size is not None:
+            buffer_size = _functions.whole(buffer_size, "buffer_size", -1, "Write prefetch(unisono.data.AUTOTUNE).")
+        return self.derived(_build.read_ahead(self.node, buffer_size))
+
+    def apply(self, transformation_func: Callable[[Self], Transforms]) -> Transforms:
+        """Returns what a function makes of this data set.
+
+        Args:
+            transformation_func: Gets the data set and returns one.
+
+        Returns:
+            That data set.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).apply(lambda ds: ds.skip(3))]
+        [3, 4]
+        """
+        result = _functions.checked(transformation_func, "apply")(self)
+        node_of(result, "apply's function")
+        return result
+
+    def reduce(self, initial_state: Element, reduce_func: Callable[[Element, Element], Element]) -> Element:
+        """Combines all elements into one.
+
+        Args:
+            initial_state: The first value.
+            reduce_func: Gets the value so far and an element (a tuple as one argument), and returns the next value.
+
+        Returns:
+            The last value.
+
+        >>> from unisono.data import Dataset
+        >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
+        10
+        """
+        state = initial_state
+        for element in self:
+            state = _functions.checked(reduce_func, "reduce")(state, element)
+        return state
+
+    def as_numpy_iterator(self) -> Iterator[Element]:
+        """Returns an iterator over numpy elements, as `iter` does.
+
+        >>> from unisono.data import Dataset
+        >>> int(next(Dataset.range(3).as_numpy_iterator()))
+        0
+        """
+        return iter(self)
+
+
+def node_of(dataset: Any, taker: str) -> Node:
+    """Returns the plan of a data set.
+
+    Args:
+        dataset: Must be a `Dataset`.
+        taker: What needs it, for the error.
+
+    Returns:
+        Its last node.
+
+    Raises:
+        InvalidTypeError: It is something else.
+    """
+    if not isinstance(dataset, Transforms):
+        raise InvalidTypeError(
+            f"{taker} needs a Dataset. Received: {dataset!r:.200} of type {type(dataset).__name__}. "
+            "Write Dataset.from_tensor_slices(...)."
+        )
+    return dataset.node
+
+
+def _making(fn: Callable[..., Transforms], method: str) -> Callable[[Element], Node]:
+    _functions.checked(fn, method)
+    return lambda element: node_of(_functions.call(fn, element), f"{method}'s function")
+
+
+def _calls(number: int | None) -> int | None:
+    if number is None or number == AUTOTUNE:
+        return number
+    return _functions.whole(number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE.")
+
+
+def _same(element: Element) -> Element:
+    return element
