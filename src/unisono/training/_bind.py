@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -75,6 +76,8 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return wrapper(original, self, *args, **kwargs)
 
+    # Keras looks at the arguments of a layer's `__init__` to save it.
+    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
 
 

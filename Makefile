@@ -1,0 +1,33 @@
+# Everything a fresh machine needs: Python 3.11 to 3.13, make, and the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types check bench clean
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed  ## train a CNN on handwritten digits over two virtual devices
+	$(BIN)/python examples/demo_digits.py
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/fit.py
+
+clean:
+	rm -rf $(VENV) build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

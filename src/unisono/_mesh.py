@@ -1,0 +1,215 @@
+"""Devices as one line of replicas; the only caller of `jax.devices`.
+
+Also makes virtual CPU devices, and room for their collectives: XLA's CPU backend runs steps and
+their dispatch in one thread pool of `PJRT_NPROC` threads, and hangs when all wait for each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unisono._errors import BackendError, DeviceError, InvalidArgumentError
+
+#: The name of the mesh axis along which replicas lie.
+AXIS = "replica"
+
+#: `/job:localhost/replica:0/task:0/device:GPU:0`, `/gpu:0`, `GPU:0`, `cpu:1`, …
+_NAME = re.compile(r"^(?:/?job:\w+/)?(?:/?replica:\d+/)?(?:/?task:\d+/)?/?(?:device:)?([a-z]+):(\d+)$", re.I)
+
+#: What users call the platforms that JAX knows under other names.
+_PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaMesh:
+    """The devices of a strategy, in replica order, as a JAX mesh with one axis.
+
+    Args:
+        devices: at least one, none twice.
+    """
+
+    devices: tuple[jax.Device, ...]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The JAX mesh."""
+        return Mesh(np.array(self.devices), (AXIS,))
+
+    @property
+    def num_replicas(self) -> int:
+        """How many devices there are."""
+        return len(self.devices)
+
+    @property
+    def platform(self) -> str:
+        """`"cpu"`, `"gpu"` or `"tpu"`."""
+        return str(self.devices[0].platform)
+
+    @functools.cached_property
+    def replicated(self) -> NamedSharding:
+        """The same array on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def sharded(self) -> NamedSharding:
+        """An array split along its first axis."""
+        return NamedSharding(self.mesh, PartitionSpec(AXIS))
+
+    @functools.cached_property
+    def scanned(self) -> NamedSharding:
+        """An array of several steps' batches, split along its second axis."""
+        return NamedSharding(self.mesh, PartitionSpec(None, AXIS))
+
+
+def resolve_devices(
+    devices: Sequence[str | jax.Device] | None, num: int | None = None
+) -> tuple[jax.Device, ...]:
+    """Return the devices that names stand for.
+
+    Args:
+        devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s. None or an
+            empty sequence takes all accelerators, or all CPU devices where there are none.
+        num: take the first so many.
+
+    Raises:
+        DeviceError: when a device is absent, named twice, or its name cannot be read.
+        InvalidArgumentError: when both `devices` and `num` are given.
+    """
+    if devices and num is not None:
+        raise InvalidArgumentError(
+            f"Give either `devices` or their number. Received: devices={list(devices)!r} and {num}. "
+            "Leave one of them out."
+        )
+    if not devices:
+        return _first(num)
+    if isinstance(devices, str):
+        raise DeviceError(
+            f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`."
+        )
+    parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
+    wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
+    if wanted:
+        _make_cpu_devices(max(wanted) + 1)
+    found = tuple(_find(*p) if isinstance(p, tuple) else p for p in parsed)
+    for device in found:
+        if found.count(device) > 1:
+            raise DeviceError(
+                f"Every device can hold one replica. Received: {device} twice in {list(devices)!r}. "
+                f"There are: {list_devices()}."
+            )
+    return found
+
+
+def _first(num: int | None) -> tuple[jax.Device, ...]:
+    _make_cpu_devices(1)
+    available = tuple(jax.devices())
+    if num is None:
+        return available
+    if not 1 <= num <= len(available):
+        raise DeviceError(
+            f"`num_gpus` must be between 1 and the number of devices. Received: num_gpus={num}. "
+            f"There are: {list_devices()}."
+        )
+    return available[:num]
+
+
+def _parse(name: str) -> tuple[str, int]:
+    match = _NAME.match(name.strip())
+    if match is None:
+        raise DeviceError(
+            f"A device must be named like '/gpu:0', 'GPU:0' or 'cpu:1'. Received: {name!r}. "
+            f"There are: {list_devices()}."
+        )
+    kind = match.group(1).lower()
+    return _PLATFORMS.get(kind, kind), int(match.group(2))
+
+
+def _find(kind: str, index: int) -> jax.Device:
+    try:
+        available = jax.devices(kind)
+    except RuntimeError:
+        available = []
+    if index < len(available):
+        return available[index]
+    hint = (
+        "Create the strategy before JAX computes anything, or write "
+        f'`jax.config.update("jax_num_cpu_devices", {index + 1})` at the top of the program.'
+        if kind == "cpu"
+        else f"Name one of these, or use virtual CPU devices: ['cpu:0', 'cpu:1']; {kind} {index} does not exist."
+    )
+    raise DeviceError(f"A device must exist. Received: '{kind}:{index}'. There are: {list_devices()}. {hint}")
+
+
+def local_devices(platform: str) -> tuple[jax.Device, ...]:
+    """Return this process's devices of one platform.
+
+    Raises:
+        RuntimeError: when JAX has none.
+    """
+    return tuple(jax.local_devices(backend=platform))
+
+
+def list_devices() -> str:
+    """The devices of this process, for messages."""
+    devices = [*jax.devices("cpu")]
+    if jax.default_backend() != "cpu":
+        devices = [*jax.devices(), *devices]
+    names = [f"{d.platform}:{d.id}" for d in devices]
+    return ", ".join(names)
+
+
+def _make_cpu_devices(count: int) -> None:
+    """Make `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
+    configured = max(count, jax.config.jax_num_cpu_devices, _forced_by_flags())
+    if count > 1 and count > max(jax.config.jax_num_cpu_devices, _forced_by_flags()):
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError:
+            return  # JAX runs already; `_find` says what to do where a device is absent
+    if configured > 1:
+        _reserve_threads(configured)
+
+
+def _forced_by_flags() -> int:
+    match = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(match.group(1)) if match else 1
+
+
+def _reserve_threads(devices: int) -> None:
+    """Make the thread pool of a backend that has not started yet large enough."""
+    # No larger than needed: XLA cuts each operation into as many pieces as there are threads.
+    if _threads() < 2 * devices:
+        os.environ["PJRT_NPROC"] = str(2 * devices)
+
+
+def _threads() -> int:
+    """The size of XLA's thread pool on CPU, which it reads when the backend starts."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return os.cpu_count() or 1
+
+
+def ensure_collectives_can_run(devices: Sequence[jax.Device]) -> None:
+    """Raise where collectives between CPU devices of one process would hang.
+
+    Raises:
+        BackendError: when several CPU devices share a thread pool that is too small. XLA aborts
+            the process 40 seconds after such a hang.
+    """
+    count = len(devices)
+    if count == 1 or devices[0].platform != "cpu" or _threads() >= 2 * count:
+        return
+    raise BackendError(
+        f"XLA's CPU backend must have at least two threads for each of {count} virtual devices, or their "
+        f"collectives hang. Received: a pool of {_threads()} threads, made when JAX started. Create the "
+        f"strategy before JAX computes anything, or set PJRT_NPROC={2 * count} in the environment."
+    )

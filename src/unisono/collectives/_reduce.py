@@ -1,0 +1,247 @@
+"""Collectives inside `jax.shard_map`: the all-reduce algorithms, and their relatives.
+
+All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. None
+uses `lax.psum_scatter`, which returns wrong numbers over Gloo
+(https://github.com/jax-ml/jax/issues/40830).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._values import ReduceOp
+from unisono.collectives._packing import PackingPlan, pack, plan, unpack
+
+Reducer = Callable[[list[Any], str, int], list[Any]]
+
+
+def _xla(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+    """XLA's own all-reduce: NCCL on GPUs, ICI on TPUs. All buckets in one operation."""
+    return list(lax.psum(buckets, axis_name))
+
+
+def _ring(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+    """Reduce-scatter and all-gather around a ring; each device sends 2(n-1)/n of the bytes.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", 2009.
+    """
+    return [_ring_one(b, axis_name, axis_size) for b in buckets]
+
+
+def _ring_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+    chunk = -(-bucket.size // axis_size)
+    padded = jnp.pad(bucket, (0, chunk * axis_size - bucket.size)).reshape(axis_size, chunk)
+    me = lax.axis_index(axis_name)
+    right = [(i, (i + 1) % axis_size) for i in range(axis_size)]
+    travelling = padded[me]
+    for step in range(1, axis_size):
+        travelling = lax.ppermute(travelling, axis_name, right)
+        travelling = travelling + padded[(me - step) % axis_size]
+    # This device now holds the whole sum of the chunk after its own.
+    result = jnp.zeros_like(padded).at[(me + 1) % axis_size].set(travelling)
+    for step in range(axis_size - 1):
+        travelling = lax.ppermute(travelling, axis_name, right)
+        result = result.at[(me - step) % axis_size].set(travelling)
+    return result.reshape(-1)[: bucket.size]
+
+
+def _hierarchical(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+    """Sums climb a binary tree to the first device and are copied back down: 2 log2(n) steps."""
+    return [_tree_one(b, axis_name, axis_size) for b in buckets]
+
+
+def _tree_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+    me = lax.axis_index(axis_name)
+    strides = [1 << k for k in range((axis_size - 1).bit_length())]
+    total = bucket
+    for stride in strides:
+        pairs = [(i + stride, i) for i in range(0, axis_size - stride, 2 * stride)]
+        # A device that nobody sends to receives zeros.
+        total = total + lax.ppermute(total, axis_name, pairs)
+    for stride in reversed(strides):
+        pairs = [(i, i + stride) for i in range(0, axis_size - stride, 2 * stride)]
+        received = lax.ppermute(total, axis_name, pairs)
+        total = jnp.where(me % (2 * stride) == stride, received, total)
+    return total
+
+
+def _one_device(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+    """All values travel to the first device, are summed there, and are sent back."""
+    return [_central_one(b, axis_name, axis_size) for b in buckets]
+
+
+def _central_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+    me = lax.axis_index(axis_name)
+    total = bucket
+    for i in range(1, axis_size):
+        total = total + lax.ppermute(bucket, axis_name, [(i, 0)])
+    result = total
+    for i in range(1, axis_size):
+        result = jnp.where(me == i, lax.ppermute(total, axis_name, [(0, i)]), result)
+    return result
+
+
+#: How a sum over the devices is made; each is another program.
+ALGORITHMS: dict[str, Reducer] = {
+    "xla": _xla,
+    "ring": _ring,
+    "hierarchical": _hierarchical,
+    "one_device": _one_device,
+}
+
+
+def all_reduce(
+    tree: Any,
+    op: ReduceOp,
+    *,
+    axis_name: str,
+    axis_size: int,
+    algorithm: str = "xla",
+    bytes_per_pack: int = 0,
+    num_packs: int = 0,
+    smaller_than: int = 0,
+) -> Any:
+    """Return the sum or mean of `tree` over the devices of a mesh axis, on each of them.
+
+    Args:
+        tree: pytree of arrays; None leaves pass.
+        op: sum or mean.
+        axis_name: the mesh axis.
+        axis_size: its size.
+        algorithm: a key of `ALGORITHMS`.
+        bytes_per_pack: see `collectives._packing.plan`, as for the next two.
+        num_packs: see there.
+        smaller_than: see there.
+
+    Raises:
+        InvalidArgumentError: for an unknown algorithm.
+        InvalidTypeError: for truth values, and for the mean of integers.
+    """
+    if algorithm not in ALGORITHMS:
+        raise InvalidArgumentError(
+            f"`algorithm` must be one of {sorted(ALGORITHMS)}. Received: algorithm={algorithm!r}."
+        )
+    leaves, structure = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    _check_types(leaves, op)
+    if axis_size == 1 or not leaves:
+        return jax.tree.unflatten(structure, leaves)
+    packing = plan(
+        [(leaf.shape, leaf.dtype) for leaf in leaves],
+        bytes_per_pack=bytes_per_pack,
+        num_packs=num_packs,
+        smaller_than=smaller_than,
+    )
+    summed = _reduced(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
+    if op is ReduceOp.MEAN:
+        summed = [(x / axis_size).astype(x.dtype) for x in summed]
+    return jax.tree.unflatten(structure, summed)
+
+
+def _reduced(
+    leaves: list[Any], packing: PackingPlan, reducer: Reducer, axis_name: str, axis_size: int
+) -> list[Any]:
+    """Sum by any algorithm; derivatives by the same, whatever its steps would transpose to."""
+
+    @jax.custom_vjp
+    def summed(leaves: list[Any]) -> list[Any]:
+        return unpack(reducer(pack(leaves, packing), axis_name, axis_size), packing)
+
+    def forward(leaves: list[Any]) -> tuple[list[Any], None]:
+        return summed(leaves), None
+
+    def backward(_: None, cotangents: list[Any]) -> tuple[list[Any]]:
+        floats = [c for c in cotangents if jnp.issubdtype(c.dtype, jnp.inexact)]
+        own = plan([(c.shape, c.dtype) for c in floats]) if len(floats) < len(leaves) else packing
+        sums = iter(unpack(reducer(pack(floats, own), axis_name, axis_size), own))
+        return ([next(sums) if jnp.issubdtype(c.dtype, jnp.inexact) else c for c in cotangents],)
+
+    summed.defvjp(forward, backward)
+    return summed(leaves)
+
+
+def _check_types(leaves: list[Any], op: ReduceOp) -> None:
+    for leaf in leaves:
+        if leaf.dtype == jnp.bool_:
+            raise InvalidTypeError(
+                "Truth values cannot be summed over replicas. Received: an array of type bool, shape "
+                f"{leaf.shape}. Write `x.astype('int32')` before."
+            )
+        if op is ReduceOp.MEAN and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise InvalidTypeError(
+                f"The mean of integers is no integer. Received: an array of type {leaf.dtype}, shape "
+                f"{leaf.shape}. Write `x.astype('float32')` before, or use the sum."
+            )
+
+
+def all_gather(x: Any, axis: int, *, axis_name: str, axis_size: int) -> Any:
+    """Return the arrays of all devices joined along `axis`, in device order.
+
+    Args:
+        x: array of rank 1 or more.
+        axis: the dimension to join.
+        axis_name: the mesh axis.
+        axis_size: its size.
+    """
+    x = jnp.asarray(x)
+    if x.ndim == 0:
+        raise InvalidArgumentError(
+            "Only arrays of rank 1 or more can be joined. Received: a scalar. Write `x[None]`."
+        )
+    if axis_size == 1:
+        return x
+    at = axis % x.ndim
+
+    @jax.custom_vjp
+    def gathered(x: Any) -> Any:
+        return lax.all_gather(x, axis_name, axis=at, tiled=True)
+
+    def forward(x: Any) -> tuple[Any, None]:
+        return gathered(x), None
+
+    def backward(_: None, cotangent: Any) -> tuple[Any]:
+        # Not JAX's own derivative, which is a psum_scatter.
+        total = lax.psum(cotangent, axis_name)
+        size = x.shape[at]
+        return (lax.dynamic_slice_in_dim(total, lax.axis_index(axis_name) * size, size, at),)
+
+    gathered.defvjp(forward, backward)
+    return gathered(x)
+
+
+def reduce_scatter(x: Any, *, axis_name: str, axis_size: int) -> Any:
+    """Return this device's part of the sum over all devices, split along the first axis.
+
+    Args:
+        x: array whose first dimension divides by `axis_size`.
+        axis_name: the mesh axis.
+        axis_size: its size.
+    """
+    if axis_size == 1:
+        return x
+    parts = x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:])
+    return lax.all_to_all(parts, axis_name, 0, 0).sum(axis=0)
+
+
+def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
+    """Return the array of device `root` on every device.
+
+    Args:
+        x: array.
+        root: the device to copy from.
+        axis_name: the mesh axis.
+        axis_size: its size.
+    """
+    if axis_size == 1:
+        return x
+    kept = jnp.where(lax.axis_index(axis_name) == root, x, jnp.zeros_like(x))
+    if kept.dtype == jnp.bool_:
+        return lax.psum(kept.astype(jnp.int32), axis_name).astype(jnp.bool_)
+    return lax.psum(kept, axis_name)
