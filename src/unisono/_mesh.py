@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -91,9 +92,7 @@ def resolve_devices(
     if not devices:
         return _first(num)
     if isinstance(devices, str):
-        raise DeviceError(
-            f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`."
-        )
+        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`.")
     parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
     if wanted:
@@ -143,7 +142,7 @@ def _find(kind: str, index: int) -> jax.Device:
         "Create the strategy before JAX computes anything, or write "
         f'`jax.config.update("jax_num_cpu_devices", {index + 1})` at the top of the program.'
         if kind == "cpu"
-        else f"Name one of these, or use virtual CPU devices: ['cpu:0', 'cpu:1']; {kind} {index} does not exist."
+        else "Name one of these, or use virtual CPU devices: ['cpu:0', 'cpu:1']."
     )
     raise DeviceError(f"A device must exist. Received: '{kind}:{index}'. There are: {list_devices()}. {hint}")
 
@@ -168,14 +167,20 @@ def list_devices() -> str:
 
 def _make_cpu_devices(count: int) -> None:
     """Make `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
-    configured = max(count, jax.config.jax_num_cpu_devices, _forced_by_flags())
-    if count > 1 and count > max(jax.config.jax_num_cpu_devices, _forced_by_flags()):
+    known = max(int(_config("jax_num_cpu_devices")), _forced_by_flags())
+    configured = max(count, known)
+    if count > max(1, known):
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError:
             return  # JAX runs already; `_find` says what to do where a device is absent
     if configured > 1:
         _reserve_threads(configured)
+
+
+def _config(name: str) -> Any:
+    """An option of JAX, which its types do not list."""
+    return getattr(jax.config, name)
 
 
 def _forced_by_flags() -> int:

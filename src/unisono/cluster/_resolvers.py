@@ -128,8 +128,7 @@ def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
     """
     if not isinstance(resolver, ClusterResolver):
         raise InvalidTypeError(
-            f"A cluster resolver is needed. Received: {type(resolver).__name__}. "
-            "Pass `TPUClusterResolver()`."
+            f"A cluster resolver is needed. Received: {type(resolver).__name__}. Pass `TPUClusterResolver()`."
         )
 
 

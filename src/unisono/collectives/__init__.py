@@ -1,0 +1,1 @@
+"""How arrays travel between devices."""

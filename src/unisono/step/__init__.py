@@ -1,0 +1,1 @@
+"""A user's step, from stateful code to a compiled program."""

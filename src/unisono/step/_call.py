@@ -173,17 +173,16 @@ class Output:
         mirrored: list[Any] = []
         entries: list[tuple[str, Any]] = []
         for leaf in leaves:
-            if isinstance(leaf, keras.Variable):
-                leaf = leaf.value
-            if isinstance(leaf, Mirrored):
-                arrays, inner = jax.tree.flatten(leaf.value)
+            value = leaf.value if isinstance(leaf, keras.Variable) else leaf
+            if isinstance(value, Mirrored):
+                arrays, inner = jax.tree.flatten(value.value)
                 entries.append(("mirrored", (inner, len(arrays))))
                 mirrored.extend(arrays)
-            elif isinstance(leaf, jax.Array):
+            elif isinstance(value, jax.Array):
                 entries.append(("own", None))
-                own.append(leaf)
+                own.append(value)
             else:
-                entries.append(("static", leaf))
+                entries.append(("static", value))
         return cls(structure, tuple(entries)), own, mirrored
 
     def rebuild(self, own: Sequence[Any], mirrored: Sequence[Any]) -> Any:

@@ -91,7 +91,7 @@ class CompiledStep:
             return *fn(donated, kept), jnp.zeros((), jnp.int8)
 
         # A debugged step is run again op by op after a NaN was found, which needs its inputs.
-        self._donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+        self._donates = not any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs"))
         self._compiled = jax.jit(
             with_token,
             donate_argnums=(0,) if self._donates else (),

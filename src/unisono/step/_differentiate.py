@@ -66,7 +66,7 @@ class _CutJaxpr:
         jaxpr = closed.jaxpr
         self._scalar, *self._watched = jaxpr.outvars
         sources = [v for v in self._watched if isinstance(v, jex.Var)]
-        self._constants = {v: c for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
+        self._constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         self._computed = {v for v in sources if v not in jaxpr.invars}
 
     def watched_primals(self, args: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from unisono.step._variables import (
 )
 
 
-class Variable(keras.Variable):  # type: ignore[misc]
+class Variable(keras.Variable):
     """A variable that says how the values of several replicas become one.
 
     An assignment in a replica does what tf.distribute does:
@@ -66,32 +67,33 @@ class Variable(keras.Variable):  # type: ignore[misc]
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         **kwargs: Any,
     ) -> None:
-        synchronization = _parse(VariableSynchronization, synchronization, "synchronization")
-        aggregation = _parse(VariableAggregation, aggregation, "aggregation")
+        sync: VariableSynchronization = _parse(VariableSynchronization, synchronization, "synchronization")
+        agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
         initial = np.asarray(initial_value() if callable(initial_value) else initial_value)
         dtype = str(jnp.dtype(dtype or jax.dtypes.canonicalize_dtype(initial.dtype)))
         context = current()
         strategy = context.strategy if context else None
-        _check_declaration(synchronization, aggregation, dtype, strategy)
-        if synchronization is VariableSynchronization.AUTO:
-            synchronization = VariableSynchronization.ON_WRITE
-        self._sync, self._agg = synchronization, aggregation
+        _check_declaration(sync, agg, dtype, strategy)
+        if sync is VariableSynchronization.AUTO:
+            sync = VariableSynchronization.ON_WRITE
+        self._sync, self._agg = sync, agg
         self.stored_copies: Any = None
         self.num_copies = strategy.num_replicas_in_sync if strategy else 1
-        on_read = synchronization is VariableSynchronization.ON_READ
+        on_read = sync is VariableSynchronization.ON_READ
         super().__init__(
             # A function, because Keras creates variables with ready values in eager code alone.
             lambda shape, dtype: jnp.asarray(initial, dtype),
             shape=initial.shape,
             dtype=dtype,
             trainable=not on_read if trainable is None else trainable,
-            aggregation=aggregation.value,
-            synchronization=synchronization.value,
+            aggregation=agg.value,
+            synchronization=sync.value,
             name=name,
             **kwargs,
         )
         if on_read and self.num_copies > 1:
-            self.stored_copies = jnp.broadcast_to(jnp.asarray(initial, dtype), (self.num_copies, *initial.shape))
+            shape = (self.num_copies, *initial.shape)
+            self.stored_copies = jnp.broadcast_to(jnp.asarray(initial, dtype), shape)
 
     @property
     def kind(self) -> VariableKind:
@@ -234,7 +236,7 @@ class Variable(keras.Variable):  # type: ignore[misc]
         return f"<unisono.Variable {name!r} shape={self.shape} dtype={self._dtype}{shown}>"
 
 
-def _parse(kind: type[Any], value: Any, name: str) -> Any:
+def _parse(kind: type[enum.Enum], value: Any, name: str) -> Any:
     try:
         return value if isinstance(value, kind) else kind(str(value).lower())
     except ValueError:
@@ -272,5 +274,3 @@ def _replica() -> ReplicaContext | None:
 def _scope() -> StateScope | None:
     frame = current_frame()
     return frame.scope if frame is not None else None
-
-

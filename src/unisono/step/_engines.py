@@ -45,9 +45,7 @@ class SpmdEngine:
 
     def all_gather(self, tree: Any, axis: int) -> Any:
         """Concatenate along `axis`."""
-        return jax.tree.map(
-            lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree
-        )
+        return jax.tree.map(lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree)
 
     def exchange(self, tree: Any) -> Any:
         """Give every replica all replicas' arrays."""

@@ -123,4 +123,3 @@ def function(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     if unknown:
         raise InvalidTypeError(f"`function` takes `jit_compile` and `reduce_retracing`. Received: {unknown}.")
     return Function if fn is None else Function(fn)
-

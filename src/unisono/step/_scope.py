@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 
-class StateScope(keras.StatelessScope):  # type: ignore[misc]
+class StateScope(keras.StatelessScope):
     """A stateless scope that remembers every variable which the code in it touched.
 
     Variables that it holds no value for are looked up in the scope around it, and at last in

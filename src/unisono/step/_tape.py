@@ -126,7 +126,9 @@ class GradientTape:
         if not self._watch_variables:
             grads = [self._if_watched(s, g) for s, g in zip(leaves, grads, strict=True)]
         if unconnected_gradients == "zero":
-            grads = [jnp.zeros(s.shape, s.dtype) if g is None else g for s, g in zip(leaves, grads, strict=True)]
+            grads = [
+                jnp.zeros(s.shape, s.dtype) if g is None else g for s, g in zip(leaves, grads, strict=True)
+            ]
         return jax.tree.unflatten(structure, grads)
 
     def _if_watched(self, source: Any, grad: Any) -> Any:
@@ -250,7 +252,8 @@ def _value_and_grad_solver(
             run = Run(_closures_program(closures, variables, values, context))
             outcomes = [run.complete(i) for i in range(len(closures))]
             losses = [out[0] if has_aux else out for out, _ in outcomes]
-            updates = [[(v, f.scope.state_mapping[k]) for k, v in f.scope.written.items()] for _, f in outcomes]
+            scopes = [frame.scope for _, frame in outcomes]
+            updates = [[(v, s.state_mapping[k]) for k, v in s.written.items()] for s in scopes]
             # Variables are no pytrees: carry their new values through JAX and pair them after.
             names.extend([v for v, _ in u] for u in updates)
             carried = [(out, [x for _, x in u]) for (out, _), u in zip(outcomes, updates, strict=True)]

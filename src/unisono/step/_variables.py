@@ -214,7 +214,7 @@ def read_copies(aggregation: VariableAggregation, copies: Any, name: str) -> Any
     raise InvalidArgumentError(
         "An ON_READ variable must have an aggregation to be read in cross-replica context. "
         f"Received: {name} with aggregation NONE. Write "
-        "`aggregation=unisono.VariableAggregation.SUM` (or MEAN, ONLY_FIRST_REPLICA), or read it in a replica."
+        "`aggregation=unisono.VariableAggregation.SUM` (or MEAN, ONLY_FIRST_REPLICA), or read it inside."
     )
 
 

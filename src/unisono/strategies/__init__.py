@@ -1,0 +1,1 @@
+"""The strategies: where variables live, which devices compute."""

@@ -202,9 +202,7 @@ class Strategy(abc.ABC):
         Returns:
             An iterable of structures of `PerReplica`.
         """
-        return DistributedDataset(
-            dataset, self._mesh, options=options, check_iterable_here=_not_in_replica
-        )
+        return DistributedDataset(dataset, self._mesh, options=options, check_iterable_here=_not_in_replica)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None

@@ -54,8 +54,8 @@ class CentralStorageStrategy(Strategy):
 
     def fetch_state(self, values: Sequence[Any]) -> Sequence[Any]:
         """Copy the state to every compute device."""
-        return jax.device_put(list(values), self._mesh.replicated)
+        return list(jax.device_put(list(values), self._mesh.replicated))
 
     def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
         """Bring the state back to its one place."""
-        return jax.device_put(list(values), self._home)
+        return list(jax.device_put(list(values), self._home))

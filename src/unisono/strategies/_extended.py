@@ -65,7 +65,10 @@ class StrategyExtended:
         return self._strategy.reduce(reduce_op, value, axis=None)
 
     def batch_reduce_to(
-        self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
     ) -> list[Any]:
         """`reduce_to` for each pair of a value and its destination."""
         return [self.reduce_to(reduce_op, value, where) for value, where in value_destination_pairs]

@@ -1,0 +1,1 @@
+"""How Keras' `fit`, `evaluate` and `predict` use a strategy."""

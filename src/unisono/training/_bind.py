@@ -147,7 +147,8 @@ def _check_variables(model: Any, strategy: Any) -> None:
             raise ScopeError(
                 "A model must be created in the scope of the strategy that trains it. Received: variable "
                 f"{variable.path!r} of {model.name!r}, which was created outside of the scope of "
-                f"{strategy!r}. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)"
+                f"{strategy!r}. Write\n    with strategy.scope():\n"
+                "        model = ...\n        model.compile(...)"
             )
         raise MixedStrategyError(
             "A model must be compiled in the scope of the strategy that holds its variables. Received: "
@@ -369,4 +370,3 @@ def _moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) ->
         return original(self, inputs, mask)
     finally:
         self.synchronized = True
-

@@ -31,7 +31,7 @@ from unisono.training._rows import depends_on_batch, pad_rows
 
 _LOG = logging.getLogger("unisono")
 
-State = tuple[list[Any], ...]
+State = tuple[Sequence[Any], ...]
 
 
 class StatePart(Sequence[Any]):
@@ -181,9 +181,7 @@ def _as_float(value: Any) -> Any:
     return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
 
 
-def _merge_state(
-    rules: Sequence[list[Merge]], old: State, new: State, engine: ReplicaEngine
-) -> State:
+def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: ReplicaEngine) -> State:
     """Merge what the step changed; what it did not is the same object, and stays untouched."""
     old_flat, new_flat = list(itertools.chain(*old)), list(itertools.chain(*new))
     rules_flat = list(itertools.chain(*rules))
@@ -309,7 +307,7 @@ class TrainerFunction:
         return outputs, self._returned
 
     def _placed(self, state: State) -> State:
-        parts = tuple(list(part) for part in state)
+        parts: State = tuple(list(part) for part in state)
         is_ours = self._returned is not None and all(
             a is b for a, b in zip(state, self._returned, strict=True)
         )
@@ -385,14 +383,13 @@ class TrainerFunction:
         else:
             step, batch = self._scanned, jax.sharding.PartitionSpec(None, *SHARDED)
             outputs = batch if predicts else UNSHARDED
-        compiled = CompiledStep(
+        return CompiledStep(
             step,
             self._strategy.mesh,
             state_shardings=self._strategy.mesh.replicated,
             in_specs=(UNSHARDED, batch),
             out_specs=(outputs, UNSHARDED),
         )
-        return compiled
 
     def _scanned(self, state: State, batches: Any) -> tuple[Any, State]:
         """Several steps in one program; logs are those of the last one, as in Keras."""

@@ -69,4 +69,5 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+    aligned: np.ndarray = raw[start : start + size].view(dtype).reshape(shape)
+    return aligned
