@@ -1,4 +1,4 @@
-"""Adds a transformation to a plan: the indexed kind where the input allows it, otherwise the one for streams."""
+"""Adds a transformation to a plan: the indexed kind where the input allows it, or the one for streams."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from unisono.data import _indexed, _streams
 from unisono.data._caching import IndexedCache, StreamCache
 from unisono.data._cardinality import AUTOTUNE, INFINITE
+from unisono.data._interleave import Unbatch
 from unisono.data._plan import LONG, Indexed, Node, walk
 from unisono.data._store import FileStore, MemoryStore
 from unisono.data._structure import Element
@@ -54,6 +55,11 @@ def padded(parent: Node, batch_size: int, drop_remainder: bool, shapes: Element,
     if isinstance(parent, Indexed):
         return _indexed.PaddedBatch(parent, batch_size, drop_remainder, shapes, values)
     return _streams.StreamPaddedBatch(parent, batch_size, drop_remainder, shapes, values)
+
+
+def unbatched(parent: Node) -> Node:
+    """Returns a node with the rows of each element."""
+    return Unbatch(parent, _indexed.Slices, cycle_length=1, block_length=1, ahead=0)
 
 
 def taken(parent: Node, count: int) -> Node:

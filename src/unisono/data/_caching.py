@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from unisono.data._cardinality import UNKNOWN
-from unisono.data._plan import Draw, Indexed, Node, Pass, Remembering, remembering
+from unisono.data._plan import Draw, Indexed, Node, Pass, Remembering, StateIterator, remembering
 from unisono.data._store import Store
 from unisono.data._structure import Element
 
@@ -54,7 +54,9 @@ class _Cache(Remembering):
         return False
 
     def peek(self) -> Draw:
-        return [node.peek() for node in remembering(self.parent)] if self.pin.draws is None else self.pin.draws
+        return (
+            [node.peek() for node in remembering(self.parent)] if self.pin.draws is None else self.pin.draws
+        )
 
     def begin(self) -> Draw:
         if self.pin.draws is None:
@@ -80,7 +82,7 @@ class _Cache(Remembering):
         return Pass(dict(zip(remembering(self.parent), draws, strict=True)))
 
     def held(self, run: Pass) -> tuple[Pass, bool]:
-        """Returns the pass over the parent that `run` needs, and whether it is the one that the store holds."""
+        """Returns the pass over the parent that `run` needs, and whether the store holds that one."""
         draws = run.draws[self] if self in run.draws else self.begin()
         if draws == self.pin.draws and self.pin.run is not None:
             return self.pin.run, True
@@ -99,14 +101,14 @@ class IndexedCache(_Cache, Indexed):
         if not current:
             return self.parent.rows(held, positions)
         wanted = positions.tolist()
-        found = {position: self.store.get(position) for position in wanted}
-        missing = [position for position, element in found.items() if element is None]
+        kept = {position: self.store.get(position) for position in wanted}
+        missing = [position for position, element in kept.items() if element is None]
         if missing:
             for position, element in zip(missing, self.parent.rows(held, np.array(missing)), strict=True):
                 self.store.put(position, element)
-                found[position] = self.store.get(position) or (element,)
+                kept[position] = self.store.get(position) or (element,)
             self.store.finish(self.cardinality)
-        return [found[position][0] for position in wanted]
+        return [element for position in wanted for element in kept[position] or ()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +120,7 @@ class StreamCache(_Cache):
         return _CachedIterator(self, held) if current else self.parent.iterate(held)
 
 
-class _CachedIterator(grain.DatasetIterator):
+class _CachedIterator(StateIterator):
     """Reads the store, and the stream where the store ends."""
 
     def __init__(self, node: StreamCache, held: Pass) -> None:

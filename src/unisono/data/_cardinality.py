@@ -1,6 +1,7 @@
 """How many elements a data set has: exact, infinite or unknown, and what each transformation makes of it.
 
-The numbers and the rules are those of `tf.data.Dataset.cardinality`; the other special numbers of `tf.data` are here too.
+The numbers and the rules are those of `tf.data.Dataset.cardinality`; the other special numbers of `tf.data`
+are here too.
 """
 
 from __future__ import annotations

@@ -16,15 +16,16 @@ from unisono.data._options import Options
 from unisono.data._plan import Node, PipelineIterator, describe
 from unisono.data._signature import as_signature, conform
 from unisono.data._streams import Generator
-from unisono.data._structure import Element, TensorSpec
+from unisono.data._structure import Element
 from unisono.data._transforms import Transforms, node_of
 
 
 class Dataset(Transforms):
     """A sequence of elements, each a structure of numpy arrays; made by `from_tensor_slices` and its like.
 
-    Nothing is read before it is iterated, and each `iter` begins anew. The iterator has `get_state` and `set_state`:
-    a pipeline built by the same calls, in this process or another, goes on exactly where the state was taken.
+    Nothing is read before it is iterated, and each `iter` begins anew. The iterator has `get_state` and
+    `set_state`: a pipeline built by the same calls, in this process or another, goes on exactly where the
+    state was taken.
 
     Args:
         node: The plan.
@@ -94,7 +95,8 @@ class Dataset(Transforms):
         """Returns a data set of the records of a random-access source.
 
         Args:
-            source: Anything with `len` and `[position]`: a list of elements, a data source of Grain or of TFDS.
+            source: Anything with `len` and `[position]`: a list of elements, a data source of Grain or of
+                TFDS.
 
         Returns:
             A data set.
@@ -119,7 +121,8 @@ class Dataset(Transforms):
             output_types: Structure of dtypes, the old way to describe the elements.
             output_shapes: Structure of shapes, the old way to describe the elements.
             args: Arguments of the function.
-            output_signature: Structure of `TensorSpec`; elements are cast to its dtypes and held to its shapes.
+            output_signature: Structure of `TensorSpec`; elements are cast to its dtypes and held to its
+                shapes.
 
         Returns:
             A data set, whose cardinality is unknown.
@@ -128,6 +131,7 @@ class Dataset(Transforms):
             InvalidTypeError: `generator` cannot be called; while iterating, where it gives another structure.
             InvalidArgumentError: While iterating, where it gives another shape.
 
+        >>> from unisono.data import TensorSpec
         >>> list(Dataset.from_generator(lambda: iter([1, 2]), output_signature=TensorSpec((), "int64")))
         [np.int64(1), np.int64(2)]
         """
@@ -155,7 +159,9 @@ class Dataset(Transforms):
         >>> [int(x) for x in Dataset.range(1, 6, 2)]
         [1, 3, 5]
         """
-        numbers = range(*[_functions.whole(arg, "range's argument", -(2**63), "Write range(10).") for arg in args])
+        numbers = range(
+            *[_functions.whole(arg, "range's argument", -(2**63), "Write range(10).") for arg in args]
+        )
         return Dataset(Range(numbers.start, numbers.step, len(numbers), np.dtype(output_type)))
 
     @staticmethod
@@ -179,16 +185,21 @@ class Dataset(Transforms):
         parts = [part for _, part in _structure.leaves(structure)]
         nodes = [node_of(part, "zip") for part in parts]
         if not nodes:
-            raise InvalidArgumentError("zip needs a Dataset. Received: none. Write Dataset.zip((features, labels)).")
+            raise InvalidArgumentError(
+                "zip needs a Dataset. Received: none. Write Dataset.zip((features, labels))."
+            )
 
         def arrange(elements: Sequence[Element]) -> Element:
             remaining = iter(elements)
             return _structure.map_leaves(lambda _: next(remaining), structure)
 
-        return parts[0].derived(_build.zipped(nodes, arrange), *parts[1:])
+        first: Dataset = parts[0]
+        return first.derived(_build.zipped(nodes, arrange), *parts[1:])
 
     @staticmethod
-    def list_files(file_pattern: str | Sequence[str], shuffle: bool | None = None, seed: int | None = None) -> Dataset:
+    def list_files(
+        file_pattern: str | Sequence[str], shuffle: bool | None = None, seed: int | None = None
+    ) -> Dataset:
         """Returns a data set of the names of files, as bytes.
 
         Args:
@@ -206,8 +217,9 @@ class Dataset(Transforms):
         names = sorted(name for pattern in patterns for name in glob.glob(pattern))
         if not names:
             raise InvalidArgumentError(
-                f"list_files needs a pattern that matches files. Received: file_pattern={file_pattern!r}, which matches "
-                "none. Write an absolute path, as in '/data/*.txt'."
+                "list_files needs a pattern that matches files. "
+                f"Received: file_pattern={file_pattern!r}, which matches none. "
+                "Write an absolute path, as in '/data/*.txt'."
             )
         files = Dataset(Slices(_structure.as_element(names), files=True))
         return files if shuffle is False else files.shuffle(len(names), seed)
@@ -228,7 +240,7 @@ class Dataset(Transforms):
         if size in (INFINITE, UNKNOWN):
             raise InvalidTypeError(
                 "len() needs a data set of known, finite size. "
-                f"Received: {'an infinite one' if size == INFINITE else 'one of unknown size'} ({describe(self._node)}). "
+                f"Received: {'an infinite one' if size == INFINITE else 'one of unknown size'}, {self!r}. "
                 "Write take(n), or ask cardinality()."
             )
         return size

@@ -1,4 +1,4 @@
-"""What a pipeline does with the functions and numbers that the user gives: it checks them, and says what is wrong."""
+"""Checks the functions and numbers that the user gives to a pipeline, and says what is wrong with them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
     np.int32(3)
     """
     if isinstance(fn, grain.transforms.Map):
-        return fn.map
+        transform: Callable[[Element], Element] = fn.map
+        return transform
     checked(fn, "map")
 
     def mapped(element: Element) -> Element:
         result = call(fn, element)
         if result is None:
             raise InvalidTypeError(
-                f"map()'s function must return an element. Received: None from {_name(fn)}. Add a return statement."
+                "map()'s function must return an element. "
+                f"Received: None from {_name(fn)}. Add a return statement."
             )
         return as_element(_unlisted(result))
 
@@ -51,7 +53,9 @@ def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
 
 def _unlisted(result: Any) -> Any:
     # `return [image, label]` means a tuple, `return [1, 2]` an array: so does tf.data.
-    if isinstance(result, list) and not all(isinstance(item, (bool, int, float, str, bytes, list)) for item in result):
+    if isinstance(result, list) and not all(
+        isinstance(item, (bool, int, float, str, bytes, list)) for item in result
+    ):
         return tuple(result)
     return result
 
@@ -75,7 +79,8 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
         if result.shape or result.dtype.kind not in "biu":
             raise InvalidTypeError(
                 "filter()'s function must return one truth value. "
-                f"Received: shape {result.shape}, dtype {result.dtype} from {_name(fn)}. Reduce it with .all() or .any()."
+                f"Received: shape {result.shape}, dtype {result.dtype} from {_name(fn)}. "
+                "Reduce it with .all() or .any()."
             )
         return bool(result)
 
@@ -121,7 +126,9 @@ def whole(value: Any, name: str, least: int, hint: str) -> int:
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise InvalidTypeError(f"{name} must be a whole number. Received: {name}={value!r}. {hint}") from error
+        raise InvalidTypeError(
+            f"{name} must be a whole number. Received: {name}={value!r}. {hint}"
+        ) from error
     if number < least:
         raise InvalidArgumentError(f"{name} must be at least {least}. Received: {name}={number}. {hint}")
     return number

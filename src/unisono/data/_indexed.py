@@ -1,4 +1,4 @@
-"""Sources and transformations whose elements are found by position: array slices, ranges, and what keeps them so."""
+"""Sources whose elements are found by position, and the transformations that keep them so."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ class Strided(Indexed):
 
     @functools.cached_property
     def cardinality(self) -> int:
-        return _cardinality.taken(_cardinality.strided(self.parent.cardinality, self.start, self.step), self.limit)
+        return _cardinality.taken(
+            _cardinality.strided(self.parent.cardinality, self.start, self.step), self.limit
+        )
 
     @property
     def spec(self) -> Element:
@@ -157,7 +159,11 @@ class Repeat(Indexed):
         return self.parent.spec
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
-        return [element for part in self._parts(positions) for element in self.parent.rows(*self._within(run, part))]
+        return [
+            element
+            for part in self._parts(positions)
+            for element in self.parent.rows(*self._within(run, part))
+        ]
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
         parts = self._parts(positions)

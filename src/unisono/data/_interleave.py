@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import grain
 
-from unisono.data._cardinality import UNKNOWN
-from unisono.data._plan import Counting, Node, Pass, first_spec
+from unisono.data._cardinality import INFINITE, UNKNOWN
+from unisono.data._plan import Counting, Node, Pass, StateIterator, first_spec
 from unisono.data._streams import StreamReadAhead
-from unisono.data._structure import Element
+from unisono.data._structure import Element, unbatched_spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleave(Counting):
-    """The elements of the data sets that a function makes, `block_length` from each of `cycle_length` in turn.
+    """The elements of the data sets that a function makes, a block from each of several in turn.
 
     Args:
         parent: Gives the arguments of the function.
@@ -49,6 +50,19 @@ class Interleave(Counting):
         return _InterleaveIterator(self, self.parent.iterate(run), run)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unbatch(Interleave):
+    """The rows of each element. Grain's flat map gives old rows again when it is set to its end."""
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality if self.parent.cardinality in (0, INFINITE) else UNKNOWN
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return unbatched_spec(self.parent.spec)
+
+
 @dataclasses.dataclass
 class _Slot:
     """A data set that is being read.
@@ -64,8 +78,8 @@ class _Slot:
     iterator: grain.DatasetIterator
 
 
-class _InterleaveIterator(grain.DatasetIterator):
-    """The order is that of tf.data's kernel, `InterleaveDatasetOp`."""
+class _InterleaveIterator(StateIterator):
+    """Interleaves in the order of tf.data's kernel, `InterleaveDatasetOp`."""
 
     def __init__(self, node: Interleave, parent: grain.DatasetIterator, run: Pass) -> None:
         super().__init__(parent)
@@ -116,12 +130,15 @@ class _InterleaveIterator(grain.DatasetIterator):
         made = self._node.fn(element)
         if self._node.ahead:
             made = StreamReadAhead(made, self._node.ahead)
-        # The data set was made just now or is shared by all elements: its shuffles differ by pass and element.
+        # The data set was made just now or is shared by all elements: its shuffles differ by pass and
+        # element.
         return _Slot(number, before, made.iterate(Pass({}, self._run.at(number).path)))
 
     def get_state(self) -> dict[str, Any]:
         slots = [
-            None if slot is None else {"number": slot.number, "before": slot.before, "at": slot.iterator.get_state()}
+            None
+            if slot is None
+            else {"number": slot.number, "before": slot.before, "at": slot.iterator.get_state()}
             for slot in self._slots
         ]
         place = [self._cycle, self._block, self._opened, self._is_parent_done]

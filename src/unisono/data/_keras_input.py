@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,15 +17,16 @@ from unisono.data._structure import Element
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Dataset:
     """Returns what to give to Keras instead of a data set, together with `shuffle=False`.
 
-    A data set can be given to Keras as it is, because it is a `grain.IterDataset`. But then Keras does not know the
-    number of batches, takes no `class_weight`, and begins an iteration only to look at two batches.
+    A data set can be given to Keras as it is, because it is a `grain.IterDataset`. But then Keras does not
+    know the number of batches, takes no `class_weight`, and begins an iteration only to look at two batches.
 
     Args:
         dataset: Its elements are batches.
         keep_states: For how many of the last batches the state after them is kept.
 
     Returns:
-        A `keras.utils.PyDataset`; the data set itself where its size is unknown, for Keras' `PyDataset` must know it.
+        A `keras.utils.PyDataset`; the data set itself where its size is unknown, for Keras' `PyDataset` must
+        know it.
     """
     return dataset if dataset.cardinality() == UNKNOWN else KerasInput(dataset, keep_states)
 
@@ -46,7 +46,7 @@ class KerasInput(keras.utils.PyDataset):
         self._dataset = dataset
         self._iterator: PipelineIterator | None = None
         self._given = 0
-        self._restored: Mapping[str, Any] | None = None
+        self._restored: dict[str, Any] | None = None
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
 
     @property
@@ -58,7 +58,7 @@ class KerasInput(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> Element:
         if index == 0:
             self._begin()
-        elif self._iterator is None or index != self._given:
+        if self._iterator is None or index != self._given:
             raise InvalidArgumentError(
                 "The batches of a Dataset must be read in order. "
                 f"Received: index={index} after {self._given} batches. Write fit(..., shuffle=False)."
@@ -96,10 +96,11 @@ class KerasInput(keras.utils.PyDataset):
                 return state
         raise InvalidArgumentError(
             f"A state can be had for the last {self._states.maxlen} batches. "
-            f"Received: batches={batches}, after {self._given} were given. Write as_keras_input(dataset, keep_states=64)."
+            f"Received: batches={batches}, after {self._given} were given. "
+            "Write as_keras_input(dataset, keep_states=64)."
         )
 
-    def resume_from(self, state: Mapping[str, Any]) -> None:
+    def resume_from(self, state: dict[str, Any]) -> None:
         """Makes the next iteration go on from a state; those after it are complete again.
 
         Args:

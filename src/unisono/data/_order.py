@@ -1,7 +1,8 @@
-"""The order that a buffered shuffle gives: pure functions of seed and pass, the same for examples and for positions.
+"""The order that a buffered shuffle gives: pure functions of seed and pass, for examples and for positions.
 
-The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each item that comes
-in takes the place of a random one, which goes out. With a buffer as large as the data it is a Fisher-Yates shuffle.
+The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each item
+that comes in takes the place of a random one, which goes out. With a buffer as large as the data it is a
+Fisher-Yates shuffle.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> It
 
 
 def _picks(entropy: Sequence[int]) -> Iterator[int]:
-    # The raw output of a bit generator is the same in all versions of numpy, those of Generator's methods is not
-    # (NEP 19): a seed means the same order for ever.
+    # The raw output of a bit generator is the same in all versions of numpy, those of Generator's methods is
+    # not (NEP 19): a seed means the same order for ever.
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy)))
     while True:
         yield from (bits.random_raw(_PICKS_PER_DRAW) >> np.uint64(32)).tolist()
@@ -61,7 +62,8 @@ class ShuffledOrder:
         size: How many positions there are; None for infinitely many.
         buffer_size: Size of the shuffle's buffer.
         entropy: Non-negative integers that decide the order.
-        keep: How many chunks of 8,192 positions to keep; None for all. One that was dropped is computed again.
+        keep: How many chunks of 8,192 positions to keep; None for all. One that was dropped is computed
+            again.
 
     >>> order = ShuffledOrder(10, 4, [7], keep=None)
     >>> sorted(order(np.arange(10)).tolist()) == list(range(10))

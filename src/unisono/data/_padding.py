@@ -16,8 +16,8 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
 
     Args:
         elements: At least one element; all of one structure.
-        shapes: For each component its shape after padding, None (or -1) where the longest element of this batch
-            decides; None for all components.
+        shapes: For each component its shape after padding, None (or -1) where the longest element of this
+            batch decides; None for all components.
         values: For each component the number or string to pad with, or one for all; None pads with 0 and b"".
 
     Returns:
@@ -58,12 +58,17 @@ def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Pa
     wanted = _at(shapes, path)
     if wanted is None and spec.shape is None:
         return spec
-    sizes = [None] * len(spec.shape) if wanted is None else [None if size in (None, -1) else size for size in wanted]
+    sizes = (
+        [None] * len(spec.shape)
+        if wanted is None
+        else [None if size in (None, -1) else size for size in wanted]
+    )
     return TensorSpec((batch_size, *sizes), spec.dtype)
 
 
 def _at(nested: Element, path: Path) -> Any:
-    # A shape is itself a tuple, so the structure of the elements decides how deep to go; one value serves all.
+    # A shape is itself a tuple, so the structure of the elements decides how deep to go; one value serves
+    # all.
     for key in path:
         if not isinstance(nested, (tuple, Mapping)):
             return nested
@@ -75,10 +80,12 @@ def _padded(parts: Sequence[Any], path: Path, wanted: Sequence[int | None] | Non
     shapes = [np.shape(part) for part in parts]
     target = _target(shapes, path, wanted)
     dtype = np.dtype(object) if isinstance(parts[0], bytes) else parts[0].dtype
-    fill = value if value is not None else (b"" if dtype == object else 0)
-    batch = np.full((len(parts), *target), fill.encode() if isinstance(fill, str) else fill, dtype)
+    fill = value if value is not None else (b"" if dtype.hasobject else 0)
+    fill = fill.encode() if isinstance(fill, str) else fill
+    batch = np.full((len(parts), *target), fill, dtype)
     for number, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
-        batch[(number, *(slice(size) for size in shape))] = part
+        inside: tuple[Any, ...] = (number, *(slice(size) for size in shape))
+        batch[inside] = part
     return batch
 
 
@@ -87,8 +94,9 @@ def _target(shapes: list[tuple[int, ...]], path: Path, wanted: Sequence[int | No
     for number, shape in enumerate(shapes):
         if len(shape) != rank:
             raise InvalidArgumentError(
-                f"padded_batch() needs components of one rank. Received: {name_of(path)} of shape {shape} in element "
-                f"{number}, where rank {rank} must be. Give padded_shapes that rank, or reshape with map()."
+                "padded_batch() needs components of one rank. "
+                f"Received: {name_of(path)} of shape {shape} in element {number}, where rank {rank} must be. "
+                "Give padded_shapes that rank, or reshape with map()."
             )
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     if wanted is None:
@@ -96,7 +104,8 @@ def _target(shapes: list[tuple[int, ...]], path: Path, wanted: Sequence[int | No
     target = [long if size in (None, -1) else int(size) for size, long in zip(wanted, longest, strict=True)]
     if any(long > size for long, size in zip(longest, target, strict=True)):
         raise InvalidArgumentError(
-            f"No element may be larger than its padded shape. Received: {name_of(path)} of up to {tuple(longest)}, "
-            f"padded_shapes={tuple(wanted)}. Write None for a dimension that the longest element decides."
+            "No element may be larger than its padded shape. "
+            f"Received: {name_of(path)} of up to {tuple(longest)}, padded_shapes={tuple(wanted)}. "
+            "Write None for a dimension that the longest element decides."
         )
     return target

@@ -28,12 +28,15 @@ def TextLineDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
     Args:
         filenames: A name, several, or a data set of names.
-        num_parallel_reads: How many files are read at the same time, their lines in turn; None for one after the other.
+        num_parallel_reads: How many files are read at the same time, their lines in turn; None for one after
+            the other.
 
     Returns:
         A data set.
     """
-    return _records(filenames, lambda name: Generator(functools.partial(_lines, name), _TEXT), num_parallel_reads)
+    return _records(
+        filenames, lambda name: Generator(functools.partial(_lines, name), _TEXT), num_parallel_reads
+    )
 
 
 def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None) -> Dataset:  # noqa: N802
@@ -41,8 +44,8 @@ def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
     Args:
         filenames: A name, several, or a data set of names.
-        num_parallel_reads: How many files are read at the same time, their records in turn; None for one after the
-            other.
+        num_parallel_reads: How many files are read at the same time, their records in turn; None for one
+            after the other.
 
     Returns:
         A data set.
@@ -51,7 +54,7 @@ def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
 
 def ArrayRecordDataset(filenames: str | os.PathLike[str] | list[str]) -> Dataset:  # noqa: N802
-    """Returns a data set of the records of ArrayRecord files, as bytes, which can be shuffled without reading them.
+    """Returns a data set of the records of ArrayRecord files, as bytes; they can be shuffled without reading.
 
     Args:
         filenames: A name or several.
@@ -90,9 +93,12 @@ def _records(filenames: Filenames, read: Callable[[str], Node], parallel: int | 
         encoded = [os.fsencode(name) for name in names]
         filenames = Dataset(Slices(_structure.as_element(encoded), files=True))
     cycle = parallel if parallel and parallel > 0 else 1
+    names_of_files: Dataset = filenames
     node = node_of(filenames, "a reader of files")
-    return filenames.derived(
-        Interleave(node, lambda name: read(os.fsdecode(name)), cycle, block_length=1, ahead=1 if cycle > 1 else 0)
+    return names_of_files.derived(
+        Interleave(
+            node, lambda name: read(os.fsdecode(name)), cycle, block_length=1, ahead=1 if cycle > 1 else 0
+        )
     )
 
 

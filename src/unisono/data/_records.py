@@ -1,8 +1,10 @@
-"""The file format of `cache(filename)`: elements as JSON headers and raw bytes. Nothing in it is executed when read.
+"""The file format of `cache(filename)`: JSON headers and raw bytes; nothing in it is executed.
 
-    magic line | element ... | offset of each element (int64) | number of elements | offset of the offsets | magic line
+    magic line | element ... | offset of each element (int64) | number of elements | offset of the offsets |
+    magic line
 
-An element is the length of its header (uint64), the header, and the bytes of its components one after the other.
+An element is the length of its header (uint64), the header, and the bytes of its components one after the
+other.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def append(file: IO[bytes], element: Element) -> int:
     """
     offset = file.seek(0, os.SEEK_END)
     parts: list[bytes] = []
-    header = json.dumps({"leaves": [_leaf_header(*leaf, parts) for leaf in leaves(element)], "tree": _tree(element)})
+    header = json.dumps(
+        {"leaves": [_leaf_header(*leaf, parts) for leaf in leaves(element)], "tree": _tree(element)}
+    )
     encoded = header.encode()
     file.write(_LENGTH.pack(len(encoded)) + encoded)
     for part in parts:
@@ -83,7 +87,8 @@ def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
             return np.frombuffer(file.read(8 * count), "<i8")
     raise InvalidArgumentError(
         "cache(filename) needs a file that it wrote itself, or none. "
-        f"Received: filename={path!r}, {length} bytes that are no complete cache. Delete the file, or name another."
+        f"Received: filename={path!r}, {length} bytes that are no complete cache. "
+        "Delete the file, or name another."
     )
 
 
@@ -129,7 +134,8 @@ def _leaf_header(path: tuple[Any, ...], leaf: Any, parts: list[bytes]) -> dict[s
         return {"strings": [len(string) for string in strings], "shape": array.shape}
     if array.dtype.kind == "V":
         raise InvalidTypeError(
-            f"cache(filename) can write numpy's own dtypes. Received: {name_of(path)} with dtype {array.dtype}. "
+            "cache(filename) can write numpy's own dtypes. "
+            f"Received: {name_of(path)} with dtype {array.dtype}. "
             "Write cache() to keep it in memory, or cast it with map()."
         )
     parts.append(array.tobytes())

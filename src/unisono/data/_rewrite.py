@@ -81,7 +81,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 
 
 def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
-    """Returns the data set with the seeds that were drawn at random replaced, so that all workers shuffle alike.
+    """Returns the data set with the seeds drawn at random replaced, so that all workers shuffle alike.
 
     Args:
         dataset: Any pipeline; shuffles with a seed of their own keep it.
@@ -90,8 +90,10 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
     Returns:
         A new data set.
     """
-    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, (Shuffle, StreamShuffle))]
-    numbers = {node: number for number, node in enumerate(shuffles)}
+    shuffles = [
+        node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, (Shuffle, StreamShuffle))
+    ]
+    numbers: dict[Node, int] = {node: number for number, node in enumerate(shuffles)}
 
     def reseed(node: Node, original: Node) -> Node:
         if isinstance(node, (Shuffle, StreamShuffle)) and not node.seeded:

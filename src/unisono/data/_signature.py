@@ -1,4 +1,4 @@
-"""What a Python generator promises to give: a structure of shapes and dtypes, to which each element is held."""
+"""What a Python generator promises to give: a structure of shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
     """
     if output_signature is not None and (output_types is not None or output_shapes is not None):
         raise InvalidArgumentError(
-            "A generator must be described in one way. Received: output_signature together with output_types or "
-            "output_shapes. Write output_signature=TensorSpec(shape, dtype) alone."
+            "A generator must be described in one way. "
+            "Received: output_signature together with output_types or output_shapes. "
+            "Write output_signature=TensorSpec(shape, dtype) alone."
         )
     if output_signature is not None:
         return map_leaves(_as_spec, output_signature)
@@ -62,7 +63,9 @@ def _as_spec(spec: Any) -> TensorSpec:
 def _from_types(types: Element, shapes: Element) -> Element:
     if isinstance(types, (tuple, Mapping)):
         keys = types if isinstance(types, Mapping) else range(len(types))
-        return rebuild(types, [_from_types(types[key], None if shapes is None else shapes[key]) for key in keys])
+        return rebuild(
+            types, [_from_types(types[key], None if shapes is None else shapes[key]) for key in keys]
+        )
     return TensorSpec(shapes, types)
 
 
@@ -86,7 +89,10 @@ def conform(value: Any, signature: Element, path: Path = ()) -> Element:
     """
     if isinstance(signature, tuple):
         _check(isinstance(value, tuple) and len(value) == len(signature), value, signature, path)
-        parts = [conform(part, spec, (*path, i)) for i, (part, spec) in enumerate(zip(value, signature, strict=True))]
+        parts = [
+            conform(part, spec, (*path, i))
+            for i, (part, spec) in enumerate(zip(value, signature, strict=True))
+        ]
         return rebuild(signature, parts)
     if isinstance(signature, Mapping):
         _check(isinstance(value, Mapping) and value.keys() == signature.keys(), value, signature, path)

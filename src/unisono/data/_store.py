@@ -53,7 +53,8 @@ class MemoryStore(Store):
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self._elements: dict[int, tuple[Element]] = {}
+        self._size: int | None = None
 
     @property
     def size(self) -> int | None:
@@ -70,8 +71,8 @@ class MemoryStore(Store):
             self._size = size
 
     def clear(self) -> None:
-        self._elements: dict[int, tuple[Element]] = {}
-        self._size: int | None = None
+        self._elements = {}
+        self._size = None
 
     def fresh(self) -> Store:
         return MemoryStore()
@@ -138,7 +139,7 @@ class _Whole:
     """A complete file, open for reading."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "rb")
+        self._file = open(path, "rb")  # noqa: SIM115  (closed with this object)
         self._close = weakref.finalize(self, self._file.close)
         self.offsets = _records.read_offsets(self._file, path)
 

@@ -1,7 +1,7 @@
 """Sources and transformations that give their elements one after the other.
 
-Where Grain has the transformation, its iterator is used; the others are here. The state of each is exact: an iterator
-that is restored goes on with the very next element, re-reading its input where it must.
+Where Grain has the transformation, its iterator is used; the others are here. The state of each is exact: an
+iterator that is restored goes on with the very next element, re-reading its input where it must.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import grain
 
 from unisono.data import _cardinality, _order, _padding, _structure
-from unisono.data._cardinality import INFINITE, UNKNOWN
-from unisono.data._plan import Counting, Node, Pass, Stream, first_spec
+from unisono.data._cardinality import UNKNOWN
+from unisono.data._plan import Counting, Node, Pass, StateIterator, Stream, first_spec
 from unisono.data._structure import Element
 
 
@@ -46,7 +46,7 @@ class Generator(Node):
         return _GeneratorIterator(self.make)
 
 
-class _GeneratorIterator(grain.DatasetIterator):
+class _GeneratorIterator(StateIterator):
     def __init__(self, make: Callable[[], Iterable[Element]]) -> None:
         super().__init__()
         self._make = make
@@ -101,7 +101,7 @@ class StreamMap(_OneParent):
         return iter(Stream(self.parent, run).map(self.fn))
 
 
-class _ParallelMapIterator(grain.DatasetIterator):
+class _ParallelMapIterator(StateIterator):
     """Maps in threads, in order. Grain maps a stream in one thread only."""
 
     def __init__(self, parent: grain.DatasetIterator, fn: Callable[[Element], Element], calls: int) -> None:
@@ -195,27 +195,6 @@ class StreamPaddedBatch(StreamBatch):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unbatch(_OneParent):
-    """The rows of each element."""
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality if self.parent.cardinality in (0, INFINITE) else UNKNOWN
-
-    @functools.cached_property
-    def spec(self) -> Element:
-        return _structure.unbatched_spec(self.parent.spec)
-
-    def iterate(self, run: Pass) -> grain.DatasetIterator:
-        return iter(grain.experimental.FlatMapIterDataset(Stream(self.parent, run), _Rows()))
-
-
-class _Rows(grain.experimental.FlatMapTransform):
-    def flat_map(self, element: Element) -> list[Element]:
-        return _structure.unstack(element)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Take(_OneParent):
     """The first `count` elements, at least one."""
 
@@ -245,7 +224,7 @@ class StreamStrided(_OneParent):
         return _StridedIterator(self.parent.iterate(run), self.start, self.step)
 
 
-class _StridedIterator(grain.DatasetIterator):
+class _StridedIterator(StateIterator):
     def __init__(self, parent: grain.DatasetIterator, start: int, step: int) -> None:
         super().__init__(parent)
         self._source = parent
@@ -287,7 +266,7 @@ class StreamShuffle(Counting, _OneParent):
         return _ShuffleIterator(self.parent.iterate(run), self.buffer_size, entropy)
 
 
-class _ShuffleIterator(grain.DatasetIterator):
+class _ShuffleIterator(StateIterator):
     """Grain shuffles a stream window by window; this is tf.data's shuffle, where the buffer slides."""
 
     def __init__(self, parent: grain.DatasetIterator, buffer_size: int, entropy: tuple[int, ...]) -> None:
@@ -311,7 +290,8 @@ class _ShuffleIterator(grain.DatasetIterator):
         return {"begin": self._begin, "emitted": self._emitted}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        # The buffer may hold elements from anywhere since the beginning: they are read again, the state stays small.
+        # The buffer may hold elements from anywhere since the beginning: they are read again, the state
+        # stays small.
         self._begin = state["begin"]
         self._source.set_state(self._begin)
         self._restart()
@@ -356,7 +336,7 @@ class StreamConcatenate(Node):
         return _SequenceIterator(lambda part: parts[part].iterate(run) if part < 2 else None, endless=False)
 
 
-class _SequenceIterator(grain.DatasetIterator):
+class _SequenceIterator(StateIterator):
     """Goes through one iterator after the other.
 
     Args:

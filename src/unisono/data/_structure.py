@@ -1,6 +1,7 @@
 """Elements of a data set: nested tuples and dicts of numbers, strings and arrays; pure functions on them.
 
-Tuples, named tuples and dicts are structure. Everything else is a component: a list becomes an array, as in `tf.data`.
+Tuples, named tuples and dicts are structure. Everything else is a component: a list becomes an array, as in
+`tf.data`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class TensorSpec:
     """Shape and dtype of one component of an element.
 
     Args:
-        shape: Sizes of the dimensions, None where a size is not known or varies; None where not even the rank is known.
+        shape: Sizes of the dimensions, None where a size is not known or varies; None where not even the
+            rank is known.
         dtype: The numpy dtype; strings are `object` arrays of bytes.
 
     >>> TensorSpec((None, 28, 28), "float32").dtype
@@ -81,7 +83,9 @@ def name_of(path: Path) -> str:
     return "component " + "".join(f"[{key!r}]" for key in path) if path else "the element"
 
 
-def combine(fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element], path: Path = ()) -> Element:
+def combine(
+    fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element], path: Path = ()
+) -> Element:
     """Returns one element whose components are `fn(components of all elements, path)`.
 
     Args:
@@ -106,7 +110,11 @@ def combine(fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element
     if isinstance(first, dict):
         _check_alike(elements, path, lambda other: isinstance(other, dict) and other.keys() == first.keys())
         return {key: combine(fn, [element[key] for element in elements], (*path, key)) for key in first}
-    _check_alike(elements, path, lambda other: (other is None) == (first is None) and not isinstance(other, (tuple, dict)))
+    _check_alike(
+        elements,
+        path,
+        lambda other: (other is None) == (first is None) and not isinstance(other, (tuple, dict)),
+    )
     return None if first is None else fn(elements, path)
 
 
@@ -114,9 +122,10 @@ def _check_alike(elements: Sequence[Element], path: Path, alike: Callable[[Eleme
     for number, element in enumerate(elements):
         if not alike(element):
             raise InvalidArgumentError(
-                f"All elements must have the same structure. Received: {_outline(elements[0])} as element 0 and "
-                f"{_outline(element)} as element {number}, at {name_of(path)}. Make the function or generator "
-                "return the same tuples and dict keys each time."
+                "All elements must have the same structure. "
+                f"Received: {_outline(elements[0])} as element 0 and {_outline(element)} as element "
+                f"{number}, at {name_of(path)}. "
+                "Make the function or generator return the same tuples and dict keys."
             )
 
 
@@ -131,8 +140,8 @@ def _outline(element: Element) -> str:
 def as_element(value: Any, path: Path = ()) -> Element:
     """Returns `value` with numpy components, by the dtype rules of `tf.data`.
 
-    Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy arrays and
-    scalars keep their dtype.
+    Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
+    arrays and scalars keep their dtype.
 
     Args:
         value: Nested tuples and dicts of numbers, strings, lists and arrays.
@@ -168,8 +177,9 @@ def _as_leaf(value: Any, path: Path) -> Any:
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"A list must be rectangular to become an array. Received: {name_of(path)} = {value!r:.200}. Give each row "
-            "as its own element (from_generator) and use padded_batch()."
+            "A list must be rectangular to become an array. "
+            f"Received: {name_of(path)} = {value!r:.200}. "
+            "Give each row as its own element (from_generator) and use padded_batch()."
         ) from error
     if isinstance(value, (bool, int, float, list)) and not _holds_numpy(value):
         array = _narrowed(array)
@@ -212,7 +222,7 @@ def _bytes_array(array: np.ndarray, value: Any, path: Path) -> np.ndarray:
 
 
 def frozen(element: Element) -> Element:
-    """Returns the element with read-only views of its arrays, so that no one changes data that is read again."""
+    """Returns the element with read-only views of its arrays: no one may change what is read again."""
     return map_leaves(_frozen_leaf, element)
 
 
@@ -240,18 +250,22 @@ def leading_size(arrays: Element) -> int:
     """
     named = list(leaves(arrays))
     if not named:
-        raise InvalidArgumentError("At least one component must be given. Received: none. Write from_tensor_slices(x).")
+        raise InvalidArgumentError(
+            "At least one component must be given. Received: none. Write from_tensor_slices(x)."
+        )
     sizes = [(path, np.shape(leaf)) for path, leaf in named]
     for path, shape in sizes:
         if not shape:
             raise InvalidArgumentError(
-                f"Each component must have a first dimension to slice. Received: {name_of(path)} is a scalar. "
+                "Each component must have a first dimension to slice. "
+                f"Received: {name_of(path)} is a scalar. "
                 "Write from_tensors(...) for a single element."
             )
         if shape[0] != sizes[0][1][0]:
             raise InvalidArgumentError(
                 "All components must have the same number of rows. "
-                f"Received: {name_of(sizes[0][0])} with {sizes[0][1][0]} rows and {name_of(path)} with {shape[0]} rows. "
+                f"Received: {name_of(sizes[0][0])} with {sizes[0][1][0]} rows and {name_of(path)} with "
+                f"{shape[0]} rows. "
                 "Cut them to the same length first."
             )
     return int(sizes[0][1][0])
@@ -301,8 +315,9 @@ def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
         shapes = [np.shape(part) for part in parts]
         odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         raise InvalidArgumentError(
-            f"batch() needs elements of one shape. Received: {name_of(path)} of shape {shapes[0]} in element 0 and "
-            f"{shapes[odd]} in element {odd} of a batch. Write padded_batch(...), or bring them to one shape with map()."
+            "batch() needs elements of one shape. "
+            f"Received: {name_of(path)} of shape {shapes[0]} in element 0 and {shapes[odd]} in element "
+            f"{odd} of a batch. Write padded_batch(...), or bring them to one shape with map()."
         ) from error
 
 
@@ -346,4 +361,6 @@ def batched_spec(spec: Element, batch_size: int | None) -> Element:
 
 def unbatched_spec(spec: Element) -> Element:
     """Returns a spec without its first dimension."""
-    return map_leaves(lambda leaf: leaf if leaf.shape is None else TensorSpec(leaf.shape[1:], leaf.dtype), spec)
+    return map_leaves(
+        lambda leaf: leaf if leaf.shape is None else TensorSpec(leaf.shape[1:], leaf.dtype), spec
+    )

@@ -15,7 +15,7 @@ from unisono.data._cardinality import AUTOTUNE, INFINITE, SHARD_HINT, UNKNOWN
 from unisono.data._indexed import Range
 from unisono.data._interleave import Interleave
 from unisono.data._plan import Node
-from unisono.data._streams import Filter, Unbatch
+from unisono.data._streams import Filter
 from unisono.data._structure import Element
 
 _CYCLE_LENGTH = 4
@@ -34,13 +34,16 @@ class Transforms(grain.IterDataset):
         """Returns a data set for another plan, with the options of this one and of `others`."""
 
     def map(
-        self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, deterministic: bool | None = None
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
     ) -> Self:
         """Applies a function to each element.
 
         Args:
-            map_func: Gets the components as numpy arrays, those of a tuple as separate arguments; returns an element:
-                numbers, strings, arrays (JAX's too), tuples and dicts.
+            map_func: Gets the components as numpy arrays, those of a tuple as separate arguments; returns an
+                element: numbers, strings, arrays (JAX's too), tuples and dicts.
             num_parallel_calls: Number of threads, or AUTOTUNE; None for none.
             deterministic: Accepted for compatibility; the order is always that of the elements.
 
@@ -55,7 +58,9 @@ class Transforms(grain.IterDataset):
         [0, 10, 20]
         """
         del deterministic
-        return self.derived(_build.mapped(self.node, _functions.mapping(map_func), _calls(num_parallel_calls)))
+        return self.derived(
+            _build.mapped(self.node, _functions.mapping(map_func), _calls(num_parallel_calls))
+        )
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Keeps the elements for which a function returns true.
@@ -72,16 +77,18 @@ class Transforms(grain.IterDataset):
         """
         return self.derived(Filter(self.node, _functions.predicate(predicate)))
 
-    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True) -> Self:
+    def shuffle(
+        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True
+    ) -> Self:
         """Gives the elements in random order, drawn from a buffer that slides over them.
 
         Args:
-            buffer_size: Elements to draw from. From the size of the data on, or with `UNKNOWN_CARDINALITY` where that
-                size is known, every order is equally likely.
+            buffer_size: Elements to draw from. From the size of the data on, or with `UNKNOWN_CARDINALITY`
+                where that size is known, every order is equally likely.
             seed: Decides the orders. None draws one from Python's random state when this is called, so that
                 `keras.utils.set_random_seed` makes it reproducible.
-            reshuffle_each_iteration: Whether each iteration and each repetition has an order of its own; that of the
-                n-th depends on `seed` and n alone.
+            reshuffle_each_iteration: Whether each iteration and each repetition has an order of its own;
+                that of the n-th depends on `seed` and n alone.
 
         Returns:
             A new data set.
@@ -115,7 +122,11 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
         """
-        times = -1 if count is None else _functions.whole(count, "count", -1, "Write repeat() to repeat for ever.")
+        times = (
+            -1
+            if count is None
+            else _functions.whole(count, "count", -1, "Write repeat() to repeat for ever.")
+        )
         return self.derived(_build.repeated(self.node, times))
 
     def batch(
@@ -160,9 +171,10 @@ class Transforms(grain.IterDataset):
 
         Args:
             batch_size: Elements in a batch.
-            padded_shapes: Shape of each component, in the structure of the elements; None in a shape for a dimension
-                that the longest element of a batch decides; None for all of them.
-            padding_values: What to pad with, one for all or in the structure of the elements; None for 0 and b"".
+            padded_shapes: Shape of each component, in the structure of the elements; None in a shape for a
+                dimension that the longest element of a batch decides; None for all of them.
+            padding_values: What to pad with, one for all or in the structure of the elements; None for 0 and
+                b"".
             drop_remainder: Whether to drop a last batch that is smaller.
 
         Returns:
@@ -174,7 +186,9 @@ class Transforms(grain.IterDataset):
         [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
         """
         size = _functions.whole(batch_size, "batch_size", 1, "Write padded_batch(32).")
-        return self.derived(_build.padded(self.node, size, bool(drop_remainder), padded_shapes, padding_values))
+        return self.derived(
+            _build.padded(self.node, size, bool(drop_remainder), padded_shapes, padding_values)
+        )
 
     def unbatch(self) -> Self:
         """Gives the rows of each element.
@@ -186,7 +200,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(3).batch(2).unbatch()]
         [0, 1, 2]
         """
-        return self.derived(Unbatch(self.node))
+        return self.derived(_build.unbatched(self.node))
 
     def take(self, count: int) -> Self:
         """Gives the first elements.
@@ -216,14 +230,16 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).skip(2)]
         [2, 3, 4]
         """
-        return self.derived(_build.skipped(self.node, _functions.whole(count, "count", -1, "Write skip(10).")))
+        return self.derived(
+            _build.skipped(self.node, _functions.whole(count, "count", -1, "Write skip(10)."))
+        )
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Gives every `num_shards`-th element.
 
         Args:
-            num_shards: Number of shards. SHARD_HINT for both arguments leaves them to a distribution whose auto-shard
-                policy is HINT.
+            num_shards: Number of shards. SHARD_HINT for both arguments leaves them to a distribution whose
+                auto-shard policy is HINT.
             index: Which shard, from 0.
 
         Returns:
@@ -289,7 +305,9 @@ class Transforms(grain.IterDataset):
         del deterministic
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
         cycle = _functions.whole(cycle, "cycle_length", 1, "Write interleave(fn, cycle_length=4).")
-        block = _functions.whole(block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1).")
+        block = _functions.whole(
+            block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1)."
+        )
         ahead = 1 if _calls(num_parallel_calls) else 0
         return self.derived(Interleave(self.node, _making(map_func, "interleave"), cycle, block, ahead))
 
@@ -329,8 +347,8 @@ class Transforms(grain.IterDataset):
         """Keeps what the first iteration gives, for all others; shuffles before it keep their first order.
 
         Args:
-            filename: A file to keep it in, which is written aside and appears when it is complete; where it exists, it
-                is read instead of the pipeline. Empty to keep it in memory.
+            filename: A file to keep it in, which is written aside and appears when it is complete; where it
+                exists, it is read instead of the pipeline. Empty to keep it in memory.
 
         Returns:
             A new data set.
@@ -355,7 +373,9 @@ class Transforms(grain.IterDataset):
         [0, 1, 2]
         """
         if buffer_size is not None:
-            buffer_size = _functions.whole(buffer_size, "buffer_size", -1, "Write prefetch(unisono.data.AUTOTUNE).")
+            buffer_size = _functions.whole(
+                buffer_size, "buffer_size", -1, "Write prefetch(unisono.data.AUTOTUNE)."
+            )
         return self.derived(_build.read_ahead(self.node, buffer_size))
 
     def apply(self, transformation_func: Callable[[Self], Transforms]) -> Transforms:
@@ -371,7 +391,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).apply(lambda ds: ds.skip(3))]
         [3, 4]
         """
-        result = _functions.checked(transformation_func, "apply")(self)
+        result: Transforms = _functions.checked(transformation_func, "apply")(self)
         node_of(result, "apply's function")
         return result
 
@@ -380,7 +400,8 @@ class Transforms(grain.IterDataset):
 
         Args:
             initial_state: The first value.
-            reduce_func: Gets the value so far and an element (a tuple as one argument), and returns the next value.
+            reduce_func: Gets the value so far and an element (a tuple as one argument), and returns the next
+                value.
 
         Returns:
             The last value.
@@ -433,7 +454,9 @@ def _making(fn: Callable[..., Transforms], method: str) -> Callable[[Element], N
 def _calls(number: int | None) -> int | None:
     if number is None or number == AUTOTUNE:
         return number
-    return _functions.whole(number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE.")
+    return _functions.whole(
+        number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE."
+    )
 
 
 def _same(element: Element) -> Element:
