@@ -167,15 +167,24 @@ def list_devices() -> str:
 
 def _make_cpu_devices(count: int) -> None:
     """Make `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
+    if _jax_runs():
+        return  # `_find` says what to do where a device is absent
     known = max(int(_config("jax_num_cpu_devices")), _forced_by_flags())
-    configured = max(count, known)
     if count > max(1, known):
-        try:
-            jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError:
-            return  # JAX runs already; `_find` says what to do where a device is absent
-    if configured > 1:
-        _reserve_threads(configured)
+        jax.config.update("jax_num_cpu_devices", count)
+    if max(count, known) > 1:
+        _reserve_threads(max(count, known))
+
+
+def _jax_runs() -> bool:
+    """Whether a backend has started: then JAX refuses to change the number of CPU devices."""
+    number = _config("jax_num_cpu_devices")
+    try:
+        jax.config.update("jax_num_cpu_devices", max(number, 0) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", number)
+    return False
 
 
 def _config(name: str) -> Any:

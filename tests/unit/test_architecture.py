@@ -1,0 +1,194 @@
+"""The house of docs/architecture.md: floors, no circles, doors, sizes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "unisono"
+
+#: A file imports only from lower floors. Packages' `__init__` files are maps, which files of the
+#: library do not import from.
+FLOORS = {
+    "_backend": 1,
+    "_context": 3,
+    "_errors": 0,
+    "_mesh": 2,
+    "_values": 1,
+    "cluster._resolvers": 3,
+    "cluster_resolver": 4,
+    "collectives._cross_device": 3,
+    "collectives._packing": 1,
+    "collectives._reduce": 2,
+    "data._distribute": 3,
+    "data._sharding": 1,
+    "experimental": 14,
+    "nn": 4,
+    "step._call": 2,
+    "step._compiler": 8,
+    "step._differentiate": 1,
+    "step._distributed": 6,
+    "step._engines": 6,
+    "step._function": 9,
+    "step._functional": 7,
+    "step._program": 5,
+    "step._results": 9,
+    "step._scope": 4,
+    "step._tape": 7,
+    "step._variables": 4,
+    "strategies._base": 12,
+    "strategies._central_storage": 13,
+    "strategies._extended": 4,
+    "strategies._mirrored": 13,
+    "strategies._one_device": 13,
+    "strategies._tpu": 13,
+    "tpu": 4,
+    "training._bind": 11,
+    "training._fit": 10,
+    "training._losses": 4,
+    "training._placing": 9,
+    "training._rows": 1,
+}
+
+#: The pipeline of `unisono.data.Dataset` stands on its own: it imports nothing of the others.
+PIPELINE_FLOORS = range(0, 3)
+
+#: What may be imported or read in which files only.
+DOORS = {
+    "import zmq": ["ps._transport"],
+    "import jax.distributed": ["cluster._bootstrap"],
+    "import keras.src": [],
+    "import subprocess": ["cli", "testing"],
+    "os.environ": ["_backend", "_mesh", "cluster._resolvers", "cli"],
+    "jax.devices": ["_mesh"],
+    "jax.local_devices": ["_mesh"],
+    "jax.distributed": ["cluster._bootstrap"],
+}
+
+
+def name_of(path):
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+FILES = {name_of(p): p for p in sorted(SRC.rglob("*.py"))}
+MODULES = {n: p for n, p in FILES.items() if not n.endswith("__init__")}
+TREES = {n: ast.parse(p.read_text()) for n, p in FILES.items()}
+
+
+def imports_of(tree):
+    """The modules that a file imports, also inside functions, but not for types alone."""
+    found = set()
+    for node in _visited(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _visited(node):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _visited(child)
+
+
+def own_imports(name):
+    names = {i.removeprefix("unisono.") for i in imports_of(TREES[name]) if i.startswith("unisono.")}
+    return {n for n in names if n in MODULES}
+
+
+def is_pipeline(name):
+    return name.startswith("data.") and name not in FLOORS
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_file_imports_lower_floors_only(name):
+    if is_pipeline(name):
+        assert all(is_pipeline(i) or FLOORS[i] in PIPELINE_FLOORS for i in own_imports(name))
+        return
+    assert name in FLOORS, f"give {name} a floor here and in docs/architecture.md"
+    for imported in own_imports(name):
+        floor = max(PIPELINE_FLOORS) if is_pipeline(imported) else FLOORS[imported]
+        assert floor < FLOORS[name], f"{name} (floor {FLOORS[name]}) imports {imported} (floor {floor})"
+
+
+def test_no_floor_is_left_behind():
+    assert set(FLOORS) <= set(MODULES)
+
+
+def test_no_import_circle():
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, f"a circle: {' -> '.join([*path, name])}"
+        if name in done:
+            return
+        path.append(name)
+        for imported in own_imports(name):
+            visit(imported)
+        path.pop()
+        done.add(name)
+
+    for name in MODULES:
+        visit(name)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_doors(door):
+    for name, tree in TREES.items():
+        if door.startswith("import "):
+            module = door.removeprefix("import ")
+            uses = any(i == module or i.startswith(module + ".") for i in imports_of(tree))
+        else:
+            uses = any(isinstance(n, ast.Attribute) and ast.unparse(n) == door for n in ast.walk(tree))
+        allowed = any(name == d or name.startswith(d + ".") for d in DOORS[door])
+        assert allowed or not uses, f"{name} uses {door}, which belongs to {DOORS[door]}"
+
+
+def test_keras_is_wrapped_in_one_file():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            wraps = any(ast.unparse(t).startswith("keras.") for t in targets)
+            assert not wraps or name == "training._bind", f"{name} assigns to Keras"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_short(name):
+    assert len(FILES[name].read_text().splitlines()) <= 500
+
+
+def functions():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield name, node
+
+
+def _length(node):
+    """Lines of code: a docstring explains, and does not count."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    if not body:
+        return 1
+    return 1 + body[-1].end_lineno - body[0].lineno + 1
+
+
+def test_functions_are_short():
+    lengths = sorted((_length(node), f"{name}.{node.name}") for name, node in functions())
+    assert lengths[-1][0] <= 60, lengths[-1]
+    assert lengths[int(0.9 * len(lengths))][0] <= 30
+
+
+def test_arguments_are_annotated():
+    for name, node in functions():
+        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        bare = [a.arg for a in every if a.annotation is None and a.arg not in ("self", "cls")]
+        assert not bare, f"{name}.{node.name}: {bare}"
+
+
+def test_no_assert_in_the_library():
+    for name, tree in TREES.items():
+        assert not any(isinstance(n, ast.Assert) for n in ast.walk(tree)), name

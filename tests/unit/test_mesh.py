@@ -1,0 +1,92 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from unisono._mesh import AXIS, ReplicaMesh, resolve_devices
+
+CPU = jax.devices("cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu:1", "CPU:1", "/cpu:1", "/CPU:1", "/device:CPU:1", "device:cpu:1",
+        "/job:localhost/replica:0/task:0/device:CPU:1",
+    ],
+)  # fmt: skip
+def test_names_of_the_seeds(name):
+    assert resolve_devices([name]) == (CPU[1],)
+
+
+def test_order_is_kept_and_devices_pass():
+    assert resolve_devices(["cpu:2", CPU[0]]) == (CPU[2], CPU[0])
+    assert resolve_devices(None) == resolve_devices([]) == tuple(CPU)
+    assert resolve_devices(None, num=3) == tuple(CPU[:3])
+
+
+@pytest.mark.parametrize(
+    ("devices", "num", "message"),
+    [
+        (["/gpu:0"], None, r"Received: 'gpu:0'. There are: cpu:0, .*cpu:7"),
+        (["cpu:99"], None, r"Received: 'cpu:99'.*jax_num_cpu_devices"),
+        (["cpu:0", "/CPU:0"], None, "twice"),
+        (["gpu0"], None, "named like"),
+        ("cpu:0", None, "must be a list"),
+        (None, 9, "num_gpus=9"),
+        (["cpu:0"], 1, "either"),
+    ],
+)
+def test_errors_name_the_first_offender(devices, num, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_devices(devices, num)
+
+
+def test_mesh():
+    mesh = ReplicaMesh(tuple(CPU[:2]))
+    assert (mesh.num_replicas, mesh.platform, mesh.mesh.axis_names) == (2, "cpu", (AXIS,))
+    assert mesh == ReplicaMesh(tuple(CPU[:2]))
+    assert hash(mesh) == hash(ReplicaMesh(tuple(CPU[:2])))
+
+
+#: Each runs in its own process, where JAX has not started.
+SCRIPTS = {
+    "creates virtual devices": (
+        "import unisono; s = unisono.MirroredStrategy(['cpu:0', 'cpu:2'])\n"
+        "import os, jax; print(s.num_replicas_in_sync, len(jax.devices()), os.environ['PJRT_NPROC'])",
+        "2 3 6",
+    ),
+    "keeps a larger number": (
+        "import jax; jax.config.update('jax_num_cpu_devices', 4); import unisono\n"
+        "unisono.MirroredStrategy(['cpu:0', 'cpu:1']); print(len(jax.devices()))",
+        "4",
+    ),
+    "says what to do when JAX runs": (
+        "import jax; jax.devices(); import unisono\n"
+        "try: unisono.MirroredStrategy(['cpu:0', 'cpu:1'])\n"
+        "except ValueError as e: print(e)",
+        "Create the strategy before JAX computes anything",
+    ),
+    "refuses a thread pool that would hang": (
+        "import jax; jax.config.update('jax_num_cpu_devices', 64); jax.devices(); import unisono\n"
+        "try: unisono.MirroredStrategy()\n"
+        "except RuntimeError as e: print(e)",
+        "set PJRT_NPROC=128",
+    ),
+}
+
+
+def test_before_and_after_jax_starts():
+    import os
+
+    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS")}
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+        for name, (code, _) in SCRIPTS.items()
+    }
+    for name, process in running.items():
+        output, _ = process.communicate(timeout=120)
+        assert SCRIPTS[name][1] in output, f"{name}:\n{output}"

@@ -1,0 +1,159 @@
+"""Every all-reduce algorithm against NumPy, on 2 to 8 devices, and what it compiles to."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import unisono
+from unisono import ReduceOp
+from unisono._mesh import ReplicaMesh
+from unisono.collectives import _reduce
+from unisono.collectives._cross_device import CrossDeviceOps
+
+AXIS = "replica"
+
+
+def on_replicas(fn, n):
+    """`fn` of each replica's row, jitted."""
+    mesh = ReplicaMesh(tuple(jax.devices()[:n]))
+    body = jax.shard_map(
+        lambda v: jax.tree.map(lambda x: x[None], fn(jax.tree.map(lambda x: x[0], v))),
+        mesh=mesh.mesh,
+        in_specs=P(AXIS),
+        out_specs=P(AXIS),
+        check_vma=False,
+    )
+    return jax.jit(body)
+
+
+def rows(n):
+    rng = np.random.default_rng(n)
+    return {"a": rng.normal(size=(n, 7)).astype("f4"), "b": rng.integers(0, 9, (n, 2, 3)), "c": None}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("algorithm", _reduce.ALGORITHMS)
+@pytest.mark.parametrize("packing", [{}, {"num_packs": 1}])
+def test_sum(n, algorithm, packing):
+    def body(tree):
+        return _reduce.all_reduce(
+            tree, ReduceOp.SUM, axis_name=AXIS, axis_size=n, algorithm=algorithm, **packing
+        )
+
+    tree = rows(n)
+    out = on_replicas(body, n)(tree)
+    for key in ("a", "b"):
+        expected = np.broadcast_to(tree[key].sum(0), tree[key].shape)
+        # Algorithms add in different orders.
+        np.testing.assert_allclose(out[key], expected, rtol=1e-6, atol=1e-6)
+    assert out["c"] is None
+
+
+@pytest.mark.parametrize("algorithm", _reduce.ALGORITHMS)
+@pytest.mark.parametrize(("op", "value", "grads"), [("SUM", 20, [8, 16]), ("MEAN", 10, [4, 8])])
+def test_gradient_of_an_all_reduce_is_the_all_reduce_of_the_gradients(algorithm, op, value, grads):
+    def body(x):
+        def loss(x):
+            return _reduce.all_reduce(x**2, ReduceOp[op], axis_name=AXIS, axis_size=2, algorithm=algorithm)
+
+        return loss(x), jax.grad(loss)(x)
+
+    y, g = on_replicas(body, 2)(np.array([2.0, 4.0], "f4"))
+    np.testing.assert_array_equal(y, [value, value])
+    np.testing.assert_array_equal(g, grads)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_gather_scatter_broadcast(n):
+    def body(x):
+        kwargs = {"axis_name": AXIS, "axis_size": n}
+        return (
+            _reduce.all_gather(x, 0, **kwargs),
+            _reduce.reduce_scatter(x, **kwargs),
+            _reduce.broadcast(x > 0, n - 1, **kwargs),
+            jax.grad(lambda x: jnp.sum(_reduce.all_gather(x, 0, **kwargs) ** 2))(x),
+        )
+
+    x = np.random.default_rng(0).normal(size=(n, n, 2)).astype("f4")
+    gathered, scattered, sent, grad = on_replicas(body, n)(x)
+    for i in range(n):
+        np.testing.assert_array_equal(gathered[i], x.reshape(n * n, 2))
+        np.testing.assert_allclose(scattered[i], x.sum(0)[i : i + 1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(sent[i], x[n - 1] > 0)
+    np.testing.assert_allclose(grad, 2 * n * x, rtol=1e-6)
+
+
+def collectives_in(ops, n=4):
+    """How often each collective stands in the compiled program of an all-reduce."""
+
+    def body(tree):
+        return ops.reduce(ReduceOp.SUM, tree, axis_name=AXIS, axis_size=n)
+
+    tree = [np.ones((n, 3), "f4"), np.ones((n, 5), "f4")]
+    text = on_replicas(body, n).lower(tree).compile().as_text()
+    names = ("all-reduce", "collective-permute", "all-gather", "all-to-all", "reduce-scatter")
+    return {k: len(re.findall(rf" {k}(?:-start)?\(", text)) for k in names}
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        (CrossDeviceOps(), {"all-reduce": 1}),
+        (unisono.NcclAllReduce(), {"all-reduce": 1}),
+        (unisono.RingAllReduce(), {"collective-permute": 6}),
+        (unisono.HierarchicalCopyAllReduce(), {"collective-permute": 4}),
+        (unisono.ReductionToOneDevice(), {"collective-permute": 6}),
+        (unisono.RingAllReduce(num_packs=0), {"collective-permute": 12}),
+    ],
+    ids=repr,
+)
+def test_each_is_another_program(ops, expected):
+    """On four devices: a ring takes 2(n-1) steps, a tree 2 log2(n), one device n-1 each way."""
+    found = collectives_in(ops)
+    assert {k: v for k, v in found.items() if v} == expected
+
+
+def test_nccl_without_a_gpu_says_so_once(caplog):
+    unisono.collectives._cross_device._say_no_nccl.cache_clear()
+    with caplog.at_level("WARNING", logger="unisono"):
+        collectives_in(unisono.NcclAllReduce(), 2)
+        collectives_in(unisono.NcclAllReduce(), 3)
+    assert [r.message for r in caplog.records] == [
+        "NcclAllReduce: no GPU here, XLA's all-reduce for cpu is used instead."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "op", "message"),
+    [
+        (np.ones((2,), bool), "SUM", "Truth values"),
+        (np.ones((2,), "i4"), "MEAN", "mean of integers"),
+    ],
+)
+def test_types(value, op, message):
+    with pytest.raises(TypeError, match=message):
+        on_replicas(lambda x: _reduce.all_reduce(x, ReduceOp[op], axis_name=AXIS, axis_size=2), 2)(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: unisono.NcclAllReduce(num_packs=-1), "num_packs"),
+        (lambda: unisono.ReductionToOneDevice(accumulation_fn=sum), "accumulation_fn"),
+        (lambda: unisono.CommunicationOptions(bytes_per_pack=-1), "bytes_per_pack"),
+        (lambda: unisono.CommunicationOptions(timeout_seconds=0), "timeout_seconds"),
+        (lambda: unisono.CommunicationOptions(implementation="MPI"), "implementation"),
+    ],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_implementation_by_name():
+    options = unisono.CommunicationOptions(implementation="nccl")
+    assert options.implementation is unisono.CommunicationImplementation.NCCL

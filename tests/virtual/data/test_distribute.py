@@ -1,0 +1,155 @@
+"""Any iterable of batches, split over the replicas."""
+
+import collections
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono._mesh import ReplicaMesh
+from unisono.data._distribute import DistributedDataset, OutOfRangeError, per_replica_elements, split_batch
+
+TWO = ReplicaMesh(tuple(jax.devices()[:2]))
+THREE = ReplicaMesh(tuple(jax.devices()[:3]))
+ONE = ReplicaMesh(tuple(jax.devices()[:1]))
+
+
+def values(per_replica):
+    return [np.asarray(v).tolist() for v in per_replica.values]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rows", "parts"),
+    [
+        (TWO, 4, [[0, 1], [2, 3]]),
+        (TWO, 5, [[0, 1, 2], [3, 4]]),
+        (TWO, 1, [[0], []]),
+        (THREE, 7, [[0, 1, 2], [3, 4], [5, 6]]),
+        (THREE, 2, [[0], [1], []]),
+    ],
+)
+def test_rows_are_balanced(mesh, rows, parts):
+    out = split_batch(np.arange(rows, dtype="f4"), mesh)
+    assert values(out) == parts
+    assert [next(iter(v.devices())) for v in out.values] == list(mesh.devices)
+
+
+def test_structures_none_and_scalars():
+    pair = collections.namedtuple("pair", "a b")
+    batch = {"x": np.zeros((4, 2)), "rest": pair(None, [np.ones(4, "i8")]), "s": 3.0, "name": "n"}
+    out = split_batch(batch, TWO)
+    assert out["rest"].a is None
+    assert isinstance(out["rest"], pair)
+    assert (out["s"], out["name"]) == (3.0, "n")
+    assert out["x"].values[0].shape == (2, 2)
+    assert out["rest"].b[0].values[0].dtype == np.int32
+
+
+def test_one_replica_gets_plain_arrays():
+    assert isinstance(split_batch(np.ones(3), ONE), jax.Array)
+
+
+def test_unequal_rows_name_the_offender():
+    with pytest.raises(ValueError, match=r"shape \(3,\) at batch\['y'\], where others have 4 rows"):
+        split_batch({"x": np.ones((4, 2)), "y": np.ones(3)}, TWO)
+
+
+class Sequence(keras.utils.PyDataset):
+    ended = 0
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return np.full(2, i, "f4")
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+SOURCES = {
+    "list": [np.zeros(2, "f4"), np.ones(2, "f4")],
+    "function": lambda: iter([np.zeros(2, "f4"), np.ones(2, "f4")]),
+    "py_dataset": Sequence(),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources_can_be_read_again(source):
+    dataset = DistributedDataset(SOURCES[source], TWO)
+    for _ in range(2):
+        assert [values(b) for b in dataset] == [[[0.0], [0.0]], [[1.0], [1.0]]]
+
+
+def test_py_dataset_is_told_of_the_end():
+    source = Sequence()
+    list(DistributedDataset(source, TWO))
+    assert source.ended == 1
+
+
+def test_grain_and_tensors():
+    grain = pytest.importorskip("grain")
+    dataset = grain.MapDataset.range(6).batch(2)
+    assert [values(b) for b in DistributedDataset(dataset, TWO)] == [[[0], [1]], [[2], [3]], [[4], [5]]]
+
+    class Tensor:
+        """What torch's and TensorFlow's tensors have in common."""
+
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(2, dtype="f4")
+
+    assert values(split_batch(Tensor(), TWO)) == [[0.0], [1.0]]
+
+
+def test_a_generator_is_read_once():
+    dataset = DistributedDataset((np.ones(2) for _ in range(1)), TWO)
+    assert len(list(dataset)) == 1
+    with pytest.raises(ValueError, match="gives its batches once"):
+        iter(dataset)
+
+
+@pytest.mark.parametrize("bad", [np.ones((4, 2)), (np.ones(4), np.ones(4)), {"x": np.ones(4)}, 3])
+def test_unbatched_input_is_refused(bad):
+    with pytest.raises(TypeError, match="iterable of batches"):
+        DistributedDataset(bad, TWO)
+
+
+def test_a_generator_may_write_into_its_last_batch():
+    def reuse():
+        buffer = np.empty(128, "f4")
+        for i in range(4):
+            buffer[:] = i
+            yield buffer
+
+    assert [float(b.values[1][0]) for b in DistributedDataset(reuse(), TWO)] == [0, 1, 2, 3]
+
+
+def test_iterator_of_tf():
+    iterator = iter(DistributedDataset([np.zeros(2)], TWO))
+    optional = iterator.get_next_as_optional()
+    assert optional.has_value()
+    assert values(optional.get_value()) == [[0.0], [0.0]]
+    assert not iterator.get_next_as_optional().has_value()
+    with pytest.raises(OutOfRangeError):
+        iterator.get_next()
+
+
+def test_spec_and_cardinality():
+    dataset = DistributedDataset([(np.zeros((4, 3), "f4"), None)], TWO)
+    assert dataset.cardinality == 1
+    assert dataset.element_spec[0].shape == (4, 3)
+    assert DistributedDataset(lambda: iter([]), TWO).cardinality is None
+
+
+def test_successive_elements_go_to_successive_replicas():
+    elements = iter([np.array([0, 1]), np.array([2, 3]), np.array([4, 5])])
+    assert [values(v) for v in per_replica_elements(elements, TWO)] == [[[0, 1], [2, 3]], [[4, 5], []]]
+
+
+def test_input_context_says_what_divides():
+    context = unisono.InputContext(1, 0, 3)
+    assert context.get_per_replica_batch_size(9) == 3
+    with pytest.raises(ValueError, match="Use 9 or 12"):
+        context.get_per_replica_batch_size(10)
