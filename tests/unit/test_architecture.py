@@ -51,7 +51,7 @@ FLOORS = {
 }
 
 #: The pipeline of `unisono.data.Dataset` stands on its own: it imports nothing of the others.
-PIPELINE_FLOORS = range(0, 3)
+PIPELINE_FLOORS = range(3)
 
 #: What may be imported or read in which files only.
 DOORS = {

@@ -73,9 +73,7 @@ def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
         return PerReplica.from_stacked(jax.device_put(_owned(parts), mesh.sharded))
     parts = [array[a:b] for a, b in split_points(rows, replicas)]
-    return PerReplica(
-        jax.device_put(_owned(p), d) for p, d in zip(parts, mesh.devices, strict=True)
-    )
+    return PerReplica(jax.device_put(_owned(p), d) for p, d in zip(parts, mesh.devices, strict=True))
 
 
 def _owned(array: Any) -> Any:
@@ -121,7 +119,9 @@ def _joined(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> Any:
     if not hasattr(arrays[0], "shape"):
         return PerReplica(arrays)
     if len({a.shape for a in arrays}) == 1:
-        return PerReplica.from_stacked(jax.device_put(np.stack([np.asarray(a) for a in arrays]), mesh.sharded))
+        return PerReplica.from_stacked(
+            jax.device_put(np.stack([np.asarray(a) for a in arrays]), mesh.sharded)
+        )
     return PerReplica(jax.device_put(_owned(a), d) for a, d in zip(arrays, mesh.devices, strict=True))
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def test_points_cover_all_rows_in_order(total, parts):
     points = split_points(total, parts)
     assert points[0][0] == 0
     assert points[-1][1] == total
-    assert all(a[1] == b[0] for a, b in zip(points, points[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(points))
 
 
 @pytest.mark.parametrize(("total", "parts"), [(-1, 2), (3, 0)])

@@ -1,0 +1,201 @@
+"""How fast `fit` is: the MLP of the tutorial on one and on two virtual CPU devices.
+
+    python benchmarks/fit.py            # about four minutes on two cores
+    python benchmarks/fit.py --rounds 1 # a quick look
+
+Every case runs in processes of its own, in turns, so that a busy moment of the machine meets all
+of them; the best epoch of each counts. Two virtual devices share the cores of one machine: this
+measures what the library adds to a step, not how training scales.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+EXAMPLES = 128 * 120
+EPOCHS = 5
+
+#: name: (devices, global batch)
+CASES = {
+    "unisono, 2 devices": (2, 128),
+    "hand-written shard_map + Optax": (2, 128),
+    "keras.distribution.DataParallel": (2, 128),
+    "unisono, 2 devices, batch 127": (2, 127),
+    "unisono, 1 device": (1, 64),
+    "plain Keras fit, 1 device": (1, 64),
+}
+
+#: (what, case, baseline, at least)
+CLAIMS = [
+    ("Unisono / DataParallel", "unisono, 2 devices", "keras.distribution.DataParallel", 1.5),
+    ("Unisono / hand-written loop", "unisono, 2 devices", "hand-written shard_map + Optax", 0.95),
+    ("batch 127 / batch 128", "unisono, 2 devices, batch 127", "unisono, 2 devices", 0.8),
+    ("Unisono / plain Keras, 1 device", "unisono, 1 device", "plain Keras fit, 1 device", 1.0),
+]
+
+
+def data():
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x = rng.random((EXAMPLES, 784), dtype=np.float32)
+    return x, rng.integers(0, 10, EXAMPLES).astype(np.int32)
+
+
+def model():
+    import keras
+
+    net = keras.Sequential(
+        [
+            keras.Input((784,)),
+            keras.layers.Dense(256, activation="relu"),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return net
+
+
+def best(epoch):
+    """Images per second in the best of several epochs, after one that compiles."""
+    epoch()
+    times = []
+    for _ in range(EPOCHS):
+        start = time.perf_counter()
+        epoch()
+        times.append(time.perf_counter() - start)
+    return EXAMPLES / min(times)
+
+
+def with_fit(net, batch):
+    x, y = data()
+    return best(lambda: net.fit(x, y, batch_size=batch, epochs=1, verbose=0))
+
+
+def unisono_fit(devices, batch):
+    import unisono
+
+    strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    with strategy.scope():
+        net = model()
+    return with_fit(net, batch)
+
+
+def data_parallel(devices, batch):
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", devices)
+    import keras
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return with_fit(model(), batch)
+
+
+def plain(devices, batch):
+    return with_fit(model(), batch)
+
+
+def hand_written(devices, batch):
+    """What a careful JAX user writes: shard_map, one pmean, donation, bounded run-ahead."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", devices)
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    x, y = data()
+    mesh = Mesh(np.array(jax.devices()), ("replica",))
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
+    sizes = [784, 256, 128, 10]
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = [
+        (jax.random.normal(k, (a, b)) / a**0.5, jnp.zeros(b))
+        for k, a, b in zip(keys, sizes[:-1], sizes[1:], strict=True)
+    ]
+    optimizer = optax.adam(1e-3)
+
+    def loss_of(params, x, y):
+        for w, b in params[:-1]:
+            x = jax.nn.relu(x @ w + b)
+        w, b = params[-1]
+        logits = x @ w + b
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        return loss, jnp.mean(logits.argmax(-1) == y)
+
+    def step(params, state, x, y):
+        (loss, accuracy), grads = jax.value_and_grad(loss_of, has_aux=True)(params, x, y)
+        grads, loss, accuracy = jax.lax.pmean((grads, loss, accuracy), "replica")
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss, accuracy
+
+    specs = (P(), P(), P("replica"), P("replica"))
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    compiled = jax.jit(sharded, donate_argnums=(0, 1))
+    carried = list(jax.device_put((params, optimizer.init(params)), whole))
+    rng = np.random.default_rng(1)
+
+    def epoch():
+        order = rng.permutation(EXAMPLES)
+        for number, start in enumerate(range(0, EXAMPLES, batch)):
+            rows = order[start : start + batch]
+            *carried[:], loss, _ = compiled(*carried, *jax.device_put((x[rows], y[rows]), split))
+            if number % 16 == 15:
+                loss.block_until_ready()
+        loss.block_until_ready()
+
+    return best(epoch)
+
+
+RUNNERS = {
+    "unisono, 2 devices": unisono_fit,
+    "unisono, 2 devices, batch 127": unisono_fit,
+    "unisono, 1 device": unisono_fit,
+    "hand-written shard_map + Optax": hand_written,
+    "keras.distribution.DataParallel": data_parallel,
+    "plain Keras fit, 1 device": plain,
+}
+
+
+def measure(rounds):
+    """The best of each case, over rounds in which all cases take turns."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
+    env["KERAS_BACKEND"] = "jax"
+    found = {}
+    for _ in range(rounds):
+        for case in CASES:
+            command = [sys.executable, os.path.abspath(__file__), "--case", case]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
+            rate = json.loads(done.stdout.splitlines()[-1])
+            found[case] = max(found.get(case, 0), rate)
+    return found
+
+
+def report(found):
+    print(f"| {'case':34} | {'images/s':>9} |\n|{'-' * 36}|{'-' * 11}|")
+    for case, rate in found.items():
+        print(f"| {case:34} | {rate:9,.0f} |")
+    print(f"\n| {'ratio':34} | {'measured':>9} | {'aim':>6} |\n|{'-' * 36}|{'-' * 11}|{'-' * 8}|")
+    for what, case, baseline, least in CLAIMS:
+        print(f"| {what:34} | {found[case] / found[baseline]:9.2f} | {least:6.2f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--case", choices=CASES, help="run one case in this process and print its rate")
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(RUNNERS[options.case](*CASES[options.case])))
+    else:
+        report(measure(options.rounds))
+
+
+if __name__ == "__main__":
+    main()
