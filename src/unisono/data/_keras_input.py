@@ -46,6 +46,7 @@ class KerasInput(keras.utils.PyDataset):
         self._dataset = dataset
         self._iterator: PipelineIterator | None = None
         self._given = 0
+        self._start: dict[str, Any] | None = None
         self._restored: dict[str, Any] | None = None
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
 
@@ -70,14 +71,18 @@ class KerasInput(keras.utils.PyDataset):
         return batch
 
     def _begin(self) -> None:
+        if self._iterator is not None and self._given == 1 and self.num_batches != 1:
+            # Keras looks at the first batch to build a model: that was no iteration.
+            self._restored = self._start
         if self._iterator is not None:
             self._iterator.close()
         self._iterator = iter(self._dataset)
-        self._given = 0
-        self._states.clear()
         if self._restored is not None:
             self._iterator.set_state(self._restored)
             self._restored = None
+        self._start = self._iterator.get_state()
+        self._given = 0
+        self._states.clear()
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """Returns the state after a batch of this iteration, however far Keras has read ahead since.

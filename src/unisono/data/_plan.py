@@ -291,17 +291,17 @@ def walk(node: Node) -> Iterator[Node]:
 def remembering(node: Node) -> list[Remembering]:
     """Returns the nodes that remember passes, each once, in an order that depends on the plan alone."""
     found: dict[Remembering, None] = {}
-
-    def visit(current: Node) -> None:
-        if isinstance(current, Remembering):
-            found[current] = None
-            if not current.inner:
-                return
-        for below in current.inputs:
-            visit(below)
-
-    visit(node)
+    _find_remembering(node, found)
     return list(found)
+
+
+def _find_remembering(node: Node, found: dict[Remembering, None]) -> None:
+    if isinstance(node, Remembering):
+        found[node] = None
+        if not node.inner:
+            return
+    for below in node.inputs:
+        _find_remembering(below, found)
 
 
 def first_spec(node: Node) -> Element:

@@ -189,7 +189,8 @@ def _as_leaf(value: Any, path: Path) -> Any:
 def _holds_numpy(value: Any) -> bool:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
-    return not isinstance(value, (bool, int, float, str, bytes, list, tuple))
+    # numpy's float64 is a float, too.
+    return isinstance(value, np.generic) or not isinstance(value, (bool, int, float, str, bytes, list, tuple))
 
 
 def _narrowed(array: np.ndarray) -> np.ndarray:
