@@ -6,6 +6,9 @@
 Every case runs in processes of its own, in turns, so that a busy moment of the machine meets all
 of them; the best epoch of each counts. Two virtual devices share the cores of one machine: this
 measures what the library adds to a step, not how training scales.
+
+The baselines on two devices get `PJRT_NPROC=4`, which Unisono sets by itself: with XLA's default
+pool on two cores, `DataParallel` hangs in a collective and XLA aborts the process.
 """
 
 import argparse
@@ -170,6 +173,9 @@ def measure(rounds):
     found = {}
     for _ in range(rounds):
         for case in CASES:
+            env.pop("PJRT_NPROC", None)
+            if RUNNERS[case] in (hand_written, data_parallel):
+                env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
             command = [sys.executable, os.path.abspath(__file__), "--case", case]
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
             rate = json.loads(done.stdout.splitlines()[-1])
