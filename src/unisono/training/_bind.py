@@ -27,6 +27,8 @@ import keras
 
 from unisono._context import Context, current, entered
 from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
+from unisono.data._dataset import Dataset
+from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
 from unisono.training._fit import Task, TrainerFunction, gather_rows
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
@@ -168,10 +170,33 @@ def _guarded(name: str) -> Callable[..., Any]:
         if strategy is None:
             _check_not_in_scope(self, name)
             return original(self, *args, **kwargs)
+        if name in ("fit", "evaluate", "predict"):
+            args, kwargs = _with_pipelines(name, args, kwargs)
         with _scope_of(strategy), _weights_kept(self):
             return original(self, *args, **kwargs)
 
     return method
+
+
+def _with_pipelines(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Show Keras a `unisono.data.Dataset` as something whose size it can ask for."""
+    x = args[0] if args else kwargs.get("x")
+    kwargs = dict(kwargs)
+    if isinstance(x, Dataset):
+        args, kwargs["x"] = args[1:], as_keras_input(x)
+        if args:
+            raise InvalidArgumentError(
+                f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and "
+                f"{len(args)} more positional arguments. Pass options by name: `{name}(dataset, epochs=2)`."
+            )
+        if name == "fit":
+            # The pipeline shuffles if it shall; Keras' own default would only warn.
+            kwargs["shuffle"] = False
+    if isinstance(kwargs.get("validation_data"), Dataset):
+        kwargs["validation_data"] = as_keras_input(kwargs["validation_data"])
+    return args, kwargs
 
 
 def _check_not_in_scope(model: Any, name: str) -> None:
