@@ -19,7 +19,7 @@ _AUTOMATIC_READ_AHEAD = 4
 
 def mapped(parent: Node, fn: Callable[[Element], Element], calls: int | None) -> Node:
     """Returns a node that maps, in `calls` threads (None for none, AUTOTUNE for one per core)."""
-    threads = min(os.cpu_count() or 1, _MOST_THREADS) if calls == AUTOTUNE else calls or 0
+    threads = _threads(calls)
     if isinstance(parent, Indexed):
         return _indexed.Map(parent, fn, threads)
     return _streams.StreamMap(parent, fn, threads)
@@ -113,5 +113,20 @@ def read_ahead(parent: Node, count: int | None) -> Node:
     """Returns a node that reads ahead, `count` elements (None or AUTOTUNE for a default)."""
     size = _AUTOMATIC_READ_AHEAD if count in (None, AUTOTUNE) else int(count or 0)
     if isinstance(parent, Indexed):
-        return _indexed.ReadAhead(parent, size)
+        return _indexed.ReadAhead(parent, size, calls=0)
     return _streams.StreamReadAhead(parent, size)
+
+
+def made_by_threads(parent: Node, calls: int | None) -> Node:
+    """Returns a node whose elements `calls` threads make (None for none, AUTOTUNE for one per core)."""
+    threads = _threads(calls)
+    if not threads:
+        return parent
+    if isinstance(parent, Indexed):
+        return _indexed.ReadAhead(parent, 0, threads)
+    # A stream has one order to be read in: one thread can be ahead.
+    return _streams.StreamReadAhead(parent, threads)
+
+
+def _threads(calls: int | None) -> int:
+    return min(os.cpu_count() or 1, _MOST_THREADS) if calls == AUTOTUNE else calls or 0

@@ -332,10 +332,11 @@ class PaddedBatch(Batch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReadAhead(Indexed):
-    """The same elements, made ahead by a thread."""
+    """The same elements, made ahead by threads."""
 
     parent: Indexed
     count: int
+    calls: int
 
     @property
     def cardinality(self) -> int:
@@ -344,6 +345,10 @@ class ReadAhead(Indexed):
     @property
     def ahead(self) -> int:
         return self.count
+
+    @property
+    def threads(self) -> int:
+        return self.calls
 
     @property
     def spec(self) -> Element:

@@ -15,6 +15,7 @@ import abc
 import dataclasses
 import functools
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -51,11 +52,13 @@ class Pass:
         draws: For each node that remembers passes, what it drew for this one.
         path: Numbers of the repetitions around, outermost first.
         orders: Shuffled orders in use, filled on demand and shared by the repetitions.
+        lock: Guards `orders`.
     """
 
     draws: Mapping[Node, Draw]
     path: tuple[int, ...] = ()
     orders: dict[Node, dict[tuple[int, ...], _order.ShuffledOrder]] = dataclasses.field(default_factory=dict)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def at(self, repetition: int) -> Pass:
         """Returns this pass inside a repetition."""
@@ -75,16 +78,17 @@ class Pass:
         Returns:
             The order, made once.
         """
-        kept = self.orders.setdefault(node, {})
-        order = kept.get(entropy)
-        if order is None:
-            # A long order keeps a window of itself, so that memory stays bounded.
-            keep = _CHUNKS_KEPT if size == INFINITE or size > LONG else None
-            order = _order.ShuffledOrder(None if size == INFINITE else size, buffer_size, entropy, keep)
-            while len(kept) >= max(2, min(16, _POSITIONS_KEPT // max(1, size))):
-                kept.pop(next(iter(kept)), None)
-            kept[entropy] = order
-        return order
+        # Several reader threads may ask at once.
+        with self.lock:
+            kept = self.orders.setdefault(node, {})
+            if entropy not in kept:
+                while len(kept) >= max(2, min(16, _POSITIONS_KEPT // max(1, size))):
+                    del kept[next(iter(kept))]
+                # A long order keeps a window of itself, so that memory stays bounded.
+                keep = _CHUNKS_KEPT if size == INFINITE or size > LONG else None
+                length = None if size == INFINITE else size
+                kept[entropy] = _order.ShuffledOrder(length, buffer_size, entropy, keep)
+            return kept[entropy]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ class TensorSpec:
     shape: tuple[int | None, ...] | None
     dtype: np.dtype[Any]
 
-    def __init__(self, shape: Sequence[int | None] | None, dtype: Any) -> None:
+    def __init__(self, shape: Sequence[int | None] | None, dtype: Any = np.float32) -> None:
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
         object.__setattr__(self, "dtype", np.dtype(dtype))
 

@@ -157,8 +157,7 @@ class Transforms(grain.IterDataset):
         del deterministic
         size = _functions.whole(batch_size, "batch_size", 1, "Write batch(32).")
         node = _build.batched(self.node, size, bool(drop_remainder))
-        calls = _calls(num_parallel_calls)
-        return self.derived(node if calls is None else _build.mapped(node, _same, calls))
+        return self.derived(_build.made_by_threads(node, _calls(num_parallel_calls)))
 
     def padded_batch(
         self,
@@ -457,7 +456,3 @@ def _calls(number: int | None) -> int | None:
     return _functions.whole(
         number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE."
     )
-
-
-def _same(element: Element) -> Element:
-    return element
