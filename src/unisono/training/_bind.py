@@ -71,7 +71,11 @@ def install() -> None:
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method by `wrapper(original, self, ...)`."""
+    """Replace a method by `wrapper(original, self, ...)`, in the class that defines it.
+
+    Keras compares `Model.compile` with its own to find out whether a user overrides it.
+    """
+    owner = next(c for c in owner.__mro__ if name in vars(c))
     original = getattr(owner, name)
 
     @functools.wraps(original)
