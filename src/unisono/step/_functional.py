@@ -20,7 +20,7 @@ from unisono._values import PerReplica
 from unisono.step._call import Call, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
 from unisono.step._program import Frame, Program, Run
-from unisono.step._scope import StateScope
+from unisono.step._scope import StateScope, discovering
 from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
 
 
@@ -231,7 +231,7 @@ def discover(step: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> None:
         arrays: the step's arrays.
     """
     # The outer scope closes outside the trace, so that Keras initializes new variables eagerly.
-    with keras.StatelessScope():
+    with keras.StatelessScope(), discovering():
         jax.eval_shape(step, list(arrays))
 
 

@@ -4,9 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
+import jax.numpy as jnp
 import keras
+
+
+#: Whether steps run to learn what they touch; values do not matter then.
+_DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
+
+
+@contextlib.contextmanager
+def discovering() -> Iterator[None]:
+    """Give code stand-ins for the values of variables that nobody holds."""
+    token = _DISCOVERING.set(True)
+    try:
+        yield
+    finally:
+        _DISCOVERING.reset(token)
+
+
+def _stored(variable: Any) -> Any:
+    """The value that a variable itself holds; None where Keras will initialize it later."""
+    value = variable._value
+    if value is None or not _DISCOVERING.get():
+        return value
+    # Not the array itself: it lies on a mesh, which a trace inside that mesh must not see.
+    return jnp.zeros(value.shape, value.dtype)
 
 
 class StateScope(keras.StatelessScope):
@@ -45,7 +70,7 @@ class StateScope(keras.StatelessScope):
         value = self.state_mapping.get(id(variable))
         if value is not None:
             return value
-        return self._parent.get_current_value(variable) if self._parent else variable._value
+        return self._parent.get_current_value(variable) if self._parent else _stored(variable)
 
     def get_copies(self, variable: Any) -> Any:
         """Return the replicas' copies of `variable` as cross-replica code has them, or None."""

@@ -70,8 +70,21 @@ def _divisor(
     return jnp.where(total == 0, 1, total)
 
 
+class _MaskProbe(keras.Layer):
+    """Asks Keras for the mask of a tensor: a layer is told the mask of what it is called with."""
+
+    supports_masking = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        """Keep the mask for `_has_mask`."""
+        self.has_mask = mask is not None
+        return inputs
+
+
 def _has_mask(y_pred: Any) -> bool:
-    return getattr(y_pred, "_keras_mask", None) is not None
+    probe = _MaskProbe()
+    probe(y_pred)
+    return bool(probe.has_mask)
 
 
 def _with_reduction(loss: Any, reduction: str) -> Any:
