@@ -1,0 +1,278 @@
+"""The result of one device is the specification: `fit` on N replicas against plain Keras."""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.virtual.training._digits import assert_equal, cnn, crossentropy, digits, mirrored, mlp, train
+
+L = keras.layers
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-3),
+}
+MODELS = {"mlp": mlp, "cnn": cnn}
+
+
+@functools.cache
+def whole_digits(model, optimizer, batch_size, replicas):
+    def compiled():
+        return {"optimizer": OPTIMIZERS[optimizer](), "loss": crossentropy(), "metrics": ["accuracy"]}
+
+    return train(replicas, MODELS[model], compiled, batch_size=batch_size, epochs=3)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("batch_size", [64, 50])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_digits(model, optimizer, batch_size, replicas):
+    """1,797 rows: both batch sizes are ragged at the end, and 50 does not divide by 3, 4 and 8."""
+    expected = whole_digits(model, optimizer, batch_size, 0)
+    assert_equal(whole_digits(model, optimizer, batch_size, replicas), expected)
+
+
+def small(rows=200):
+    x, y = digits()
+    return x[:rows], y[:rows]
+
+
+def regularized():
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            L.Dense(16, activation="relu", kernel_regularizer="l2", activity_regularizer="l2"),
+            L.Dense(10),
+        ]
+    )
+
+
+def two_heads():
+    inputs = keras.Input((64,))
+    hidden = L.Dense(16, activation="relu")(inputs)
+    return keras.Model(inputs, [L.Dense(10, name="a")(hidden), L.Dense(1, name="b")(hidden)])
+
+
+def subclassed():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = L.Dense(16, activation="relu"), L.Dense(10)
+
+        def call(self, x):
+            return self.last(self.first(x))
+
+    return Net()
+
+
+def own_steps():
+    class Own(keras.Sequential):
+        def train_step(self, state, data):
+            logs, state = super().train_step(state, data)
+            return logs, state
+
+        def test_step(self, state, data):
+            return super().test_step(state, data)
+
+    return Own([keras.Input((64,)), L.Dense(10)])
+
+
+def plain(**changes):
+    return lambda: {"optimizer": "adam", "loss": crossentropy(), "metrics": ["accuracy"], **changes}
+
+
+def optimizer(**kwargs):
+    return lambda: plain(optimizer=keras.optimizers.Adam(1e-2, **kwargs))()
+
+
+def two_losses():
+    return {
+        "optimizer": "adam",
+        "loss": {"a": crossentropy(), "b": "mse"},
+        "loss_weights": {"a": 1.0, "b": 0.5},
+        "metrics": {"a": ["accuracy"], "b": ["mae"]},
+    }
+
+
+def many_metrics():
+    metrics = [
+        keras.metrics.SparseTopKCategoricalAccuracy(3),
+        keras.metrics.SparseCategoricalAccuracy(),
+        keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="ce"),
+    ]
+    return plain(metrics=metrics, weighted_metrics=["accuracy"])()
+
+
+def binary_metrics():
+    m = keras.metrics
+    return {
+        "optimizer": "adam",
+        "loss": "binary_crossentropy",
+        "metrics": [m.AUC(), m.Precision(), m.Recall(), m.BinaryIoU(), m.R2Score(), m.F1Score()],
+    }
+
+
+def binary():
+    return keras.Sequential([keras.Input((64,)), L.Dense(1, activation="sigmoid")])
+
+
+def even_digits():
+    x, y = small()
+    return x, (y % 2).astype("f4")[:, None]
+
+
+def heads_data():
+    x, y = small()
+    return x, [y, y.astype("f4")[:, None]]
+
+
+WEIGHT = np.random.default_rng(0).random(200).astype("f4")
+
+#: name: (build, compile, arguments of `train`)
+CASES = {
+    "batch smaller than the replicas": (mlp, plain(), {"batch_size": 2, "data": small(7)}),
+    "a size that never divides": (mlp, plain(), {"batch_size": 31}),
+    "never divides, rows mixed": (lambda: mlp(L.BatchNormalization()), plain(), {"batch_size": 31, "only": [2]}),
+    "sample weights": (mlp, plain(weighted_metrics=["accuracy"]), {"sample_weight": WEIGHT}),
+    "weights, never divides": (mlp, plain(), {"sample_weight": WEIGHT, "batch_size": 31}),
+    "class weights": (mlp, plain(), {"class_weight": {i: 1.0 + i for i in range(10)}}),
+    "validation data": (mlp, plain(), {"validation_data": small(33)}),
+    "validation split": (mlp, plain(), {"validation_split": 0.2}),
+    "sum of losses": (mlp, lambda: plain(optimizer="sgd", loss=crossentropy(reduction="sum"))(), {}),
+    "mean with weights": (
+        mlp,
+        lambda: plain(loss=crossentropy(reduction="mean_with_sample_weight"))(),
+        {"sample_weight": WEIGHT},
+    ),
+    "regularizers": (regularized, plain(), {}),
+    "several outputs": (two_heads, two_losses, {"data": heads_data()}),
+    "several outputs, never divides": (two_heads, two_losses, {"data": heads_data(), "batch_size": 31}),
+    "clipnorm": (mlp, optimizer(clipnorm=0.1), {}),
+    "global clipnorm": (mlp, optimizer(global_clipnorm=0.1), {}),
+    "gradient accumulation": (mlp, optimizer(gradient_accumulation_steps=2), {}),
+    "moving average": (mlp, optimizer(use_ema=True, ema_overwrite_frequency=2), {}),
+    "metrics": (mlp, many_metrics, {}),
+    "binary metrics": (binary, binary_metrics, {"data": even_digits()}),
+    "binary metrics, never divides": (binary, binary_metrics, {"data": even_digits(), "batch_size": 31}),
+    "several steps at once": (mlp, plain(steps_per_execution=3), {}),
+    "eagerly": (mlp, plain(run_eagerly=True), {"epochs": 1, "data": small(40)}),
+    "not compiled": (mlp, plain(jit_compile=False), {"epochs": 1, "data": small(40)}),
+    "built late": (lambda: keras.Sequential([L.Dense(8), L.Dense(10)]), plain(), {}),
+    "subclassed": (subclassed, plain(), {}),
+    "own steps": (own_steps, plain(), {}),
+    "initial epoch": (mlp, plain(), {"initial_epoch": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_feature(name):
+    build, compile_with, options = CASES[name]
+    options = {"data": small(), **options}
+    replicas = options.pop("only", [2, 3])
+    expected = train(0, build, compile_with, **options)
+    for n in replicas:
+        assert_equal(train(n, build, compile_with, **options), expected)
+
+
+def test_synchronized_batch_normalization_equals_one_device():
+    expected = train(0, lambda: mlp(L.BatchNormalization()), plain(), data=small(192), batch_size=48)
+    for replicas in (2, 4):
+        found = train(
+            replicas,
+            lambda: mlp(L.BatchNormalization(synchronized=True)),
+            plain(),
+            data=small(192),
+            batch_size=48,
+        )
+        assert_equal(found, expected)
+
+
+def test_masks_count_over_all_replicas():
+    """Tokens that are masked are not spread evenly, and Keras divides by those that are not."""
+    tokens = np.random.default_rng(0).integers(0, 20, (70, 9)).astype("i4")
+    tokens[:30, 4:] = 0
+
+    def build():
+        return keras.Sequential(
+            [keras.Input((9,), dtype="int32"), L.Embedding(20, 8, mask_zero=True), L.LSTM(6, return_sequences=True), L.Dense(3)]
+        )  # fmt: skip
+
+    def run(replicas):
+        return train(replicas, build, plain(optimizer="sgd"), data=(tokens, tokens % 3), batch_size=16)
+
+    expected = run(0)
+    for replicas in (2, 3, 4):
+        assert_equal(run(replicas), expected)
+
+
+def test_mixed_precision_skips_an_overflow_on_all_replicas():
+    """Half precision rounds to three digits; the loss scale is halved at the same steps."""
+
+    def build():
+        inputs = keras.Input((64,), dtype="float16")
+        return keras.Model(inputs, L.Dense(10, dtype="mixed_float16")(inputs))
+
+    def compiled():
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**24)
+        return {"optimizer": scaled, "loss": crossentropy(), "metrics": ["accuracy"]}
+
+    expected = train(0, build, compiled, data=small(), batch_size=50)
+    for replicas in (2, 3):
+        found = train(replicas, build, compiled, data=small(), batch_size=50)
+        loose = {"rtol": 2e-2, "atol": 2e-2}
+        assert_equal(found, expected, losses=loose, weights=loose)
+        scales = [float(r["model"].optimizer.dynamic_scale.value) for r in (found, expected)]
+        assert scales[0] == scales[1] < 2.0**24
+
+
+def test_generators_and_steps_per_epoch():
+    x, y = small()
+
+    def batches():
+        while True:
+            for i in range(0, 200, 50):
+                yield x[i : i + 50], y[i : i + 50]
+
+    results = [_fit_generator(n, batches()) for n in (0, 2)]
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+def _fit_generator(replicas, batches):
+    keras.utils.set_random_seed(1)
+    with mirrored(replicas).scope() if replicas else contextlib.nullcontext():
+        model = mlp()
+        model.compile(**plain()())
+    return model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0).history["loss"]
+
+
+def test_single_batches():
+    x, y = small(3)
+    results = []
+    for replicas in (0, 2):
+        model = train(replicas, mlp, plain(), data=small(), epochs=1)["model"]
+        losses = [model.train_on_batch(x, y), model.test_on_batch(x, y)]
+        predictions = model.predict_on_batch(x)
+        assert predictions.shape == (3, 10)
+        results.append((losses, predictions))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-3, atol=1e-4)
+
+
+def test_unfreezing_and_compiling_again_keeps_the_weights():
+    results = []
+    for replicas in (0, 2):
+        model = train(replicas, mlp, plain(), data=small(), epochs=1)["model"]
+        model.layers[0].trainable = False
+        model.compile(**plain()())
+        frozen = model.layers[0].get_weights()[0]
+        model.fit(*small(), epochs=1, verbose=0, shuffle=False)
+        np.testing.assert_array_equal(model.layers[0].get_weights()[0], frozen)
+        model.layers[0].trainable = True
+        model.compile(**plain()())
+        model.fit(*small(), epochs=1, verbose=0, shuffle=False)
+        results.append(model.get_weights())
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
