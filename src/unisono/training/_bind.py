@@ -16,6 +16,7 @@ Keras does.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -64,6 +65,7 @@ def install() -> None:
     _wrap(keras.Optimizer, "apply_gradients", _apply_gradients)
     for optimizer in (keras.Optimizer, keras.optimizers.LossScaleOptimizer):
         _wrap(optimizer, "stateless_apply", _stateless_apply)
+    _wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
     _wrap(keras.Optimizer, "apply", _apply)
     _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_loss_scale)
     _wrap(keras.layers.BatchNormalization, "__init__", _batch_normalization_init)
@@ -331,9 +333,24 @@ def _stateless_apply(
     context = _must_aggregate()
     if context is None:
         return original(self, optimizer_variables, grads, trainable_variables)
+    if isinstance(self, keras.optimizers.LossScaleOptimizer):
+        context = dataclasses.replace(context, means=False)
     grads = aggregate_gradients(list(grads), context)
     with _aggregated():
         return original(self, optimizer_variables, grads, trainable_variables)
+
+
+def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
+    """Scale a replica's loss so that its gradients are summed, also in `fit`.
+
+    A mean of losses would make half-precision gradients larger by the number of replicas than on
+    one device, so that they overflow at a smaller scale.
+    """
+    context = _replica_context()
+    scaled = original(self, loss)
+    if context is None or context.replica is None or not context.means:
+        return scaled
+    return scaled / context.replica.num_replicas_in_sync
 
 
 def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -14,6 +14,7 @@ L = keras.layers
 #: float32 sums in another order differ in the last bits. Adam divides by the root of squared
 #: gradients, so where these are near zero the bits come forward: hence the absolute part.
 LOSSES = {"rtol": 1e-5, "atol": 1e-6}
+PREDICTIONS = {"rtol": 1e-3, "atol": 1e-4}
 WEIGHTS = {"rtol": 2e-4, "atol": 2e-5}
 
 
@@ -66,7 +67,7 @@ def train(replicas, build, compile_with, *, data=None, batch_size=50, epochs=2, 
     }
 
 
-def assert_equal(found, expected, losses=LOSSES, weights=WEIGHTS):
+def assert_equal(found, expected, losses=LOSSES, weights=WEIGHTS, predictions=PREDICTIONS):
     assert found["history"].keys() == expected["history"].keys()
     for key, values in expected["history"].items():
         np.testing.assert_allclose(found["history"][key], values, err_msg=key, **losses)
@@ -75,7 +76,7 @@ def assert_equal(found, expected, losses=LOSSES, weights=WEIGHTS):
     for a, b in zip(found["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(a, b, **weights)
     for a, b in zip(_leaves(found), _leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(a, b, **predictions)
 
 
 def _leaves(result):

@@ -135,7 +135,7 @@ WEIGHT = np.random.default_rng(0).random(200).astype("f4")
 CASES = {
     "batch smaller than the replicas": (mlp, plain(), {"batch_size": 2, "data": small(7)}),
     "a size that never divides": (mlp, plain(), {"batch_size": 31}),
-    "never divides, rows mixed": (lambda: mlp(L.BatchNormalization()), plain(), {"batch_size": 31, "only": [2]}),
+    "never divides, rows mixed": (lambda: mlp(L.BatchNormalization()), plain(), {"batch_size": 31, "only": [2], "data": small(155)}),
     "sample weights": (mlp, plain(weighted_metrics=["accuracy"]), {"sample_weight": WEIGHT}),
     "weights, never divides": (mlp, plain(), {"sample_weight": WEIGHT, "batch_size": 31}),
     "class weights": (mlp, plain(), {"class_weight": {i: 1.0 + i for i in range(10)}}),
@@ -155,8 +155,6 @@ CASES = {
     "gradient accumulation": (mlp, optimizer(gradient_accumulation_steps=2), {}),
     "moving average": (mlp, optimizer(use_ema=True, ema_overwrite_frequency=2), {}),
     "metrics": (mlp, many_metrics, {}),
-    "binary metrics": (binary, binary_metrics, {"data": even_digits()}),
-    "binary metrics, never divides": (binary, binary_metrics, {"data": even_digits(), "batch_size": 31}),
     "several steps at once": (mlp, plain(steps_per_execution=3), {}),
     "eagerly": (mlp, plain(run_eagerly=True), {"epochs": 1, "data": small(40)}),
     "not compiled": (mlp, plain(jit_compile=False), {"epochs": 1, "data": small(40)}),
@@ -177,13 +175,24 @@ def test_feature(name):
         assert_equal(train(n, build, compile_with, **options), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # Keras' own F1Score
+@pytest.mark.parametrize("batch_size", [50, 31])
+def test_binary_metrics(batch_size):
+    options = {"data": even_digits(), "batch_size": batch_size}
+    expected = train(0, binary, binary_metrics, **options)
+    for replicas in (2, 3):
+        assert_equal(train(replicas, binary, binary_metrics, **options), expected)
+
+
 def test_synchronized_batch_normalization_equals_one_device():
-    expected = train(0, lambda: mlp(L.BatchNormalization()), plain(), data=small(192), batch_size=48)
+    expected = train(
+        0, lambda: mlp(L.BatchNormalization()), plain(optimizer="sgd"), data=small(192), batch_size=48
+    )
     for replicas in (2, 4):
         found = train(
             replicas,
             lambda: mlp(L.BatchNormalization(synchronized=True)),
-            plain(),
+            plain(optimizer="sgd"),
             data=small(192),
             batch_size=48,
         )
@@ -222,8 +231,8 @@ def test_mixed_precision_skips_an_overflow_on_all_replicas():
     expected = train(0, build, compiled, data=small(), batch_size=50)
     for replicas in (2, 3):
         found = train(replicas, build, compiled, data=small(), batch_size=50)
-        loose = {"rtol": 2e-2, "atol": 2e-2}
-        assert_equal(found, expected, losses=loose, weights=loose)
+        loose = {"rtol": 5e-3, "atol": 5e-3}
+        assert_equal(found, expected, losses=loose, weights=loose, predictions=loose)
         scales = [float(r["model"].optimizer.dynamic_scale.value) for r in (found, expected)]
         assert scales[0] == scales[1] < 2.0**24
 
@@ -245,7 +254,7 @@ def _fit_generator(replicas, batches):
     with mirrored(replicas).scope() if replicas else contextlib.nullcontext():
         model = mlp()
         model.compile(**plain()())
-    return model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0).history["loss"]
+    return model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0, shuffle=False).history["loss"]
 
 
 def test_single_batches():
