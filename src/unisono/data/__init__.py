@@ -13,6 +13,7 @@ from typing import Any
 _HOMES = {
     "_cardinality": ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY"],
     "_dataset": ["Dataset"],
+    "_keras_input": ["as_keras_input"],
     "_options": ["Options"],
     "_readers": ["ArrayRecordDataset", "TFRecordDataset", "TextLineDataset"],
     "_sharding": ["AutoShardPolicy"],
