@@ -1,0 +1,273 @@
+"""One contract for all strategies: whatever holds the variables, user code means the same."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import unisono
+
+L = keras.layers
+
+
+def cpus(n):
+    return [f"cpu:{i}" for i in range(n)]
+
+
+def tpu(n):
+    return unisono.TPUStrategy(unisono.cluster_resolver.TPUClusterResolver(devices=cpus(n)))
+
+
+STRATEGIES = {
+    "default": unisono.get_strategy,
+    "one device": lambda: unisono.OneDeviceStrategy("cpu:1"),
+    "mirrored 1": lambda: unisono.MirroredStrategy(cpus(1)),
+    "mirrored 2": lambda: unisono.MirroredStrategy(cpus(2)),
+    "mirrored 3": lambda: unisono.MirroredStrategy(cpus(3)),
+    "mirrored 8, ring": lambda: unisono.MirroredStrategy(cpus(8), unisono.RingAllReduce()),
+    "central storage": lambda: unisono.CentralStorageStrategy(cpus(2)),
+    "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
+    "tpu": lambda: tpu(2),
+}
+
+
+@pytest.fixture(params=STRATEGIES, scope="module")
+def strategy(request):
+    return STRATEGIES[request.param]()
+
+
+def ids(strategy):
+    return list(range(strategy.num_replicas_in_sync))
+
+
+def locals_of(strategy, value):
+    return [np.asarray(v).tolist() for v in strategy.local_results(value)]
+
+
+def test_contexts(strategy):
+    seen = {}
+
+    def step():
+        seen["replica"] = unisono.get_replica_context() is not None
+        seen["cross"] = unisono.in_cross_replica_context()
+        seen["strategy"] = unisono.get_strategy() is strategy
+        return unisono.get_replica_context().replica_id_in_sync_group + jnp.zeros((), "int32")
+
+    assert locals_of(strategy, strategy.run(step)) == ids(strategy)
+    assert seen == {"replica": True, "cross": False, "strategy": True}
+    with strategy.scope():
+        is_default = strategy is unisono.get_strategy() and not unisono.has_strategy()
+        assert unisono.get_strategy() is strategy
+        assert unisono.in_cross_replica_context() is not is_default
+        assert (unisono.get_replica_context() is None) is not is_default
+    assert not unisono.has_strategy()
+
+
+def test_run_takes_structures_apart_and_regroups_results(strategy):
+    n = strategy.num_replicas_in_sync
+    value = strategy.distribute_values_from_function(lambda c: float(c.replica_id_in_sync_group))
+
+    def step(pair, *, flag, nothing, scale):
+        assert flag is True
+        assert nothing is None
+        return {"sum": pair["x"] + scale, "same": "text", "none": None, "tuple": (3, pair["x"] * 2)}
+
+    kwargs = {"flag": True, "nothing": None, "scale": np.float32(1)}
+    result = strategy.run(step, args=({"x": value},), kwargs=kwargs)
+    assert (result["same"], result["none"], result["tuple"][0]) == ("text", None, 3)
+    assert locals_of(strategy, result["sum"]) == [i + 1.0 for i in range(n)]
+    assert isinstance(result["sum"], unisono.PerReplica) is (n > 1)
+
+
+def test_reduce_and_gather(strategy):
+    n = strategy.num_replicas_in_sync
+
+    def step():
+        i = jnp.asarray(unisono.get_replica_context().replica_id_in_sync_group, "float32")
+        return jnp.stack([i, i + 1.0])[None]
+
+    value = strategy.run(step)
+    rows = np.array([[i, i + 1.0] for i in range(n)])
+    for op, reduce in (("SUM", np.sum), (unisono.ReduceOp.MEAN, np.mean)):
+        np.testing.assert_allclose(strategy.reduce(op, value, axis=None), reduce(rows, 0)[None], rtol=1e-6)
+        np.testing.assert_allclose(strategy.reduce(op, value, axis=0), reduce(rows, 0), rtol=1e-6)
+        np.testing.assert_allclose(strategy.reduce(op, value, axis=(0, -1)), reduce(rows), rtol=1e-6)
+    np.testing.assert_array_equal(strategy.gather(value, axis=0), rows)
+
+
+def test_means_count_true_elements(strategy):
+    """[1, 2, 3, 4] and [5, 6] have the mean 3.5; integers too."""
+    (batch,) = strategy.distribute_datasets_from_function(lambda _: [np.arange(1, 7)]) or [None]
+    value = strategy.run(lambda x: x, args=(batch,))
+    assert float(strategy.reduce("MEAN", value, axis=0)) == 3.5
+    assert int(strategy.reduce("SUM", value, axis=0)) == 21
+
+
+def test_rows_are_split_evenly_and_none_is_lost(strategy):
+    batches = [np.arange(5, dtype="f4"), np.arange(1, dtype="f4")]
+    for batch, rows in zip(strategy.distribute_dataset(batches), (5, 1), strict=True):
+        sizes = strategy.run(lambda x: x.shape[0], args=(batch,))
+        sizes = [int(s) for s in strategy.local_results(sizes)]
+        assert sum(sizes) == rows
+        assert max(sizes) - min(sizes) <= 1
+        total = strategy.reduce("SUM", strategy.run(jnp.sum, args=(batch,)), axis=None)
+        assert float(total) == batches[rows == 1].sum()
+
+
+def test_collectives_in_a_replica(strategy):
+    n = strategy.num_replicas_in_sync
+
+    def step():
+        replica = unisono.get_replica_context()
+        i = jnp.asarray(replica.replica_id_in_sync_group, "float32")
+        merged = replica.merge_call(lambda s, x: s.reduce("SUM", x, axis=None) if n > 1 else x, args=(i,))
+        return replica.all_reduce("SUM", {"a": i, "b": None}), replica.all_gather(i[None], 0), merged
+
+    summed, gathered, merged = strategy.run(step)
+    assert locals_of(strategy, summed["a"]) == locals_of(strategy, merged) == [sum(range(n))] * n
+    assert locals_of(strategy, gathered) == [ids(strategy)] * n
+
+
+def make_loop(strategy, loss_scaled):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), L.Dense(8, activation="relu"), L.Dense(3)])
+        loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.SGD(0.3, momentum=0.9)
+        if loss_scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def train_step(inputs):
+        features, labels = inputs
+        with unisono.GradientTape() as tape:
+            predictions = model(features, training=True)
+            loss = loss_fn(labels, predictions)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(labels, predictions)
+        return loss
+
+    def distributed(inputs):
+        return strategy.reduce("SUM", strategy.run(train_step, args=(inputs,)), axis=None)
+
+    return model, accuracy, distributed
+
+
+def trained(strategy, compiled=True, loss_scaled=False):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(41, 6)).astype("f4"), rng.integers(0, 3, 41)
+    model, accuracy, step = make_loop(strategy, loss_scaled)
+    step = unisono.function(step) if compiled else step
+    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 41, 8)]
+    losses = [float(step(b)) for b in strategy.distribute_dataset(batches)]
+    return losses, float(accuracy.result()), model.get_weights()
+
+
+@pytest.mark.parametrize("options", [{}, {"compiled": False}, {"loss_scaled": True}], ids=str)
+def test_a_custom_loop_equals_one_device(strategy, options):
+    """41 rows in batches of 8: the last batch has one row, fewer than there are replicas."""
+    losses, accuracy, weights = trained(strategy, **options)
+    expected = trained(unisono.get_strategy(), **options)
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
+    assert accuracy == pytest.approx(expected[1], rel=1e-6)
+    for a, b in zip(weights, expected[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_fit_equals_plain_keras(strategy):
+    x = np.random.default_rng(0).normal(size=(30, 4)).astype("f4")
+
+    def fit(scope):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        history = model.fit(x, x.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        return history, model.predict(x, verbose=0)
+
+    import contextlib
+
+    history, predictions = fit(strategy.scope())
+    expected = fit(contextlib.nullcontext())
+    for key in expected[0]:
+        np.testing.assert_allclose(history[key], expected[0][key], rtol=1e-5)
+    np.testing.assert_allclose(predictions, expected[1], rtol=1e-4, atol=1e-5)
+
+
+def test_where_the_state_lives():
+    for home, kind in (("cpu:3", "device"), ("host", "pinned_host")):
+        strategy = unisono.CentralStorageStrategy(cpus(2), home)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+            model.compile("adam", "mse")
+        model.fit(np.ones((8, 4)), np.ones(8), verbose=0)
+        for variable in model.variables + model.optimizer.variables:
+            assert len(variable.value.devices()) == 1
+            assert variable.value.sharding.memory_kind == kind
+        if kind == "device":
+            assert model.variables[0].value.devices() == {jax.devices()[3]}
+
+
+#: what: (code inside a replica or a scope, message)
+ERRORS = {
+    "scope in a replica": (lambda s: s.run(lambda: s.scope().__enter__()), "cross-replica"),
+    "reduce in a replica": (lambda s: s.run(lambda: s.reduce("SUM", 1, axis=None)), "cross-replica"),
+    "gather in a replica": (lambda s: s.run(lambda: s.gather(1, axis=0)), "cross-replica"),
+    "run in a replica": (lambda s: s.run(lambda: s.run(lambda: 1)), "cross-replica"),
+    "iteration in a replica": (
+        lambda s: s.run(lambda: next(iter(s.distribute_dataset([np.ones(2)])))),
+        "outside of the replicas",
+    ),
+    "args": (lambda s: s.run(lambda: 1, args=3), "list or tuple"),
+    "a sum of one value": (lambda s: s.reduce("SUM", 3.0, axis=None), "per-replica value"),
+    "an operation": (lambda s: s.reduce("MAX", 3.0, axis=None), "reduce_op"),
+    "joined scalars": (lambda s: s.gather(unisono.PerReplica((1.0, 2.0)), axis=0), "rank 1"),
+    "unequal shapes": (
+        lambda s: s.reduce("SUM", unisono.PerReplica((np.ones(1), np.ones(2))), axis=None),
+        "equal shapes",
+    ),
+    "a copy": (copy.copy, "cannot be copied"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    code, message = ERRORS[name]
+    with pytest.raises((unisono.UnisonoError), match=message):
+        code(unisono.MirroredStrategy(cpus(2)))
+
+
+def test_two_strategies_do_not_mix():
+    one, two = unisono.MirroredStrategy(cpus(2)), unisono.MirroredStrategy(cpus(2))
+    with one.scope(), pytest.raises(unisono.MixedStrategyError, match="Only one strategy"), two.scope():
+        pass
+    with one.scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+    with two.scope(), pytest.raises(unisono.MixedStrategyError, match="holds its variables"):
+        model.compile("sgd", "mse")
+
+
+def test_set_strategy_without_a_block():
+    strategy = unisono.MirroredStrategy(cpus(2))
+    unisono.experimental_set_strategy(strategy)
+    assert unisono.get_strategy() is strategy
+    unisono.experimental_set_strategy(None)
+    assert not unisono.has_strategy()
+    with strategy.scope(), pytest.raises(unisono.ContextError, match="outside every"):
+        unisono.experimental_set_strategy(strategy)
+
+
+def test_a_scope_belongs_to_its_thread():
+    import threading
+
+    seen = []
+    with unisono.MirroredStrategy(cpus(2)).scope():
+        thread = threading.Thread(target=lambda: seen.append(unisono.has_strategy()))
+        thread.start()
+        thread.join(timeout=10)
+    assert seen == [False]
