@@ -10,7 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 
-
 #: Whether steps run to learn what they touch; values do not matter then.
 _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
 
