@@ -1,11 +1,14 @@
 """The house of docs/architecture.md: floors, no circles, doors, sizes."""
 
 import ast
+import fnmatch
+import re
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "unisono"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "unisono"
 
 #: A file imports only from lower floors. Packages' `__init__` files are maps, which files of the
 #: library do not import from.
@@ -60,6 +63,8 @@ DOORS = {
     "import keras.src": [],
     "import subprocess": ["cli", "testing"],
     "os.environ": ["_backend", "_mesh", "cluster._resolvers", "cli"],
+    "os.getenv": ["cluster._resolvers", "cli"],
+    "os.putenv": [],
     "jax.devices": ["_mesh"],
     "jax.local_devices": ["_mesh"],
     "jax.distributed": ["cluster._bootstrap"],
@@ -89,7 +94,10 @@ def imports_of(tree):
 
 def _visited(node):
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            for statement in child.orelse:
+                yield statement
+                yield from _visited(statement)
             continue
         yield child
         yield from _visited(child)
@@ -119,6 +127,36 @@ def test_no_floor_is_left_behind():
     assert set(FLOORS) <= set(MODULES)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_private_modules_are_imported_directly(name):
+    """Not through the packages' maps, and not by relative names: both hide a floor."""
+    packages = {f"unisono.{n}".removesuffix(".__init__") for n in FILES if n.endswith("__init__")}
+    for node in _visited(TREES[name]):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: write `from unisono...`: {ast.unparse(node)}"
+            for alias in node.names if node.module in packages else []:
+                module = f"{node.module}.{alias.name}".removeprefix("unisono.")
+                assert module in MODULES, f"{name} imports from a package's map: {ast.unparse(node)}"
+        elif isinstance(node, ast.Import):
+            assert not packages & {alias.name for alias in node.names}, f"{name}: {ast.unparse(node)}"
+
+
+def documented_floors():
+    """From the table in docs/architecture.md: patterns of files, and their floor."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for floor, files in re.findall(r"^\| (\d+) \| ([^|]*) \|", text, flags=re.MULTILINE):
+        for pattern in re.findall(r"`([^`]+)`", files):
+            yield pattern.replace("/", "."), int(floor)
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_the_documented_floors_are_these(name):
+    documented = list(documented_floors())
+    exact = [floor for pattern, floor in documented if pattern == name]
+    floors = exact or [floor for pattern, floor in documented if fnmatch.fnmatch(name, pattern)]
+    assert floors == [FLOORS[name]], f"{name}: docs/architecture.md says {floors}"
+
+
 def test_no_import_circle():
     done, path = set(), []
 
@@ -143,7 +181,9 @@ def test_doors(door):
             module = door.removeprefix("import ")
             uses = any(i == module or i.startswith(module + ".") for i in imports_of(tree))
         else:
-            uses = any(isinstance(n, ast.Attribute) and ast.unparse(n) == door for n in ast.walk(tree))
+            uses = door in imports_of(tree) or any(
+                isinstance(n, ast.Attribute) and ast.unparse(n) == door for n in ast.walk(tree)
+            )
         allowed = any(name == d or name.startswith(d + ".") for d in DOORS[door])
         assert allowed or not uses, f"{name} uses {door}, which belongs to {DOORS[door]}"
 
@@ -152,6 +192,8 @@ def test_keras_is_wrapped_in_one_file():
     for name, tree in TREES.items():
         for node in ast.walk(tree):
             targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+                targets = node.args[:1]
             wraps = any(ast.unparse(t).startswith("keras.") for t in targets)
             assert not wraps or name == "training._bind", f"{name} assigns to Keras"
 
@@ -185,6 +227,7 @@ def test_functions_are_short():
 def test_arguments_are_annotated():
     for name, node in functions():
         every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        every += [a for a in (node.args.vararg, node.args.kwarg) if a is not None]
         bare = [a.arg for a in every if a.annotation is None and a.arg not in ("self", "cls")]
         assert not bare, f"{name}.{node.name}: {bare}"
 

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import numbers
 from typing import Any
 
 import jax
@@ -45,18 +46,23 @@ class CrossDeviceOps:
         return f"{type(self).__name__}()"
 
 
+def _is_count(value: Any) -> bool:
+    # Python's bool is an int; numpy's integers are not, but are Integral.
+    return type(value) is not bool and isinstance(value, numbers.Integral) and int(value) >= 0
+
+
 class _Packed(CrossDeviceOps):
     """An algorithm on a number of flat buckets."""
 
     algorithm = "xla"
 
     def __init__(self, num_packs: int = 1) -> None:
-        if not isinstance(num_packs, int) or num_packs < 0:
+        if not _is_count(num_packs):
             raise InvalidArgumentError(
                 "`num_packs` must be 0 (every array alone) or more. "
                 f"Received: num_packs={num_packs!r}. Write `{type(self).__name__}(num_packs=1)`."
             )
-        self.num_packs = num_packs
+        self.num_packs = int(num_packs)
 
     def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` by the algorithm of the class."""
@@ -153,7 +159,8 @@ class CommunicationOptions:
         implementation: a `CommunicationImplementation` or its name.
 
     Raises:
-        InvalidArgumentError: for a negative size, a limit that is not positive, an unknown name.
+        InvalidArgumentError: for a size that is no integer or negative, a limit that is not
+            positive, an unknown name.
     """
 
     bytes_per_pack: int = 0
@@ -161,19 +168,24 @@ class CommunicationOptions:
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        if self.bytes_per_pack < 0:
+        if not _is_count(self.bytes_per_pack):
             raise InvalidArgumentError(
-                f"`bytes_per_pack` must be 0 or more. Received: bytes_per_pack={self.bytes_per_pack}."
+                "`bytes_per_pack` must be an integer, 0 or more. "
+                f"Received: bytes_per_pack={self.bytes_per_pack!r}. Write "
+                "`CommunicationOptions(bytes_per_pack=50 * 1024 * 1024)`, or 0 to let Unisono choose."
             )
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+        limit: Any = self.timeout_seconds
+        if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
             raise InvalidArgumentError(
-                f"`timeout_seconds` must be positive. Received: timeout_seconds={self.timeout_seconds}."
+                "`timeout_seconds` must be a positive number, or None for no limit. "
+                f"Received: timeout_seconds={limit!r}. Write `CommunicationOptions(timeout_seconds=120.0)`."
             )
         if not isinstance(self.implementation, CommunicationImplementation):
             name = str(self.implementation).upper()
             if name not in CommunicationImplementation.__members__:
                 raise InvalidArgumentError(
                     f"`implementation` must be one of {list(CommunicationImplementation.__members__)}. "
-                    f"Received: implementation={self.implementation!r}."
+                    f"Received: implementation={self.implementation!r}. Write "
+                    "`CommunicationOptions(implementation='AUTO')`."
                 )
             object.__setattr__(self, "implementation", CommunicationImplementation[name])

@@ -85,7 +85,8 @@ def _by_limit(group: list[int], sizes: list[int], limit: int) -> list[tuple[int,
     buckets: list[list[int]] = [[]]
     total = 0
     for i in group:
-        if buckets[-1] and total >= limit:
+        # An array without elements opens no bucket: there would be more than were asked for.
+        if buckets[-1] and total >= limit and sizes[i]:
             buckets.append([])
             total = 0
         buckets[-1].append(i)

@@ -99,7 +99,7 @@ ALGORITHMS: dict[str, Reducer] = {
 
 def all_reduce(
     tree: Any,
-    op: ReduceOp,
+    op: ReduceOp | str,
     *,
     axis_name: str,
     axis_size: int,
@@ -112,7 +112,7 @@ def all_reduce(
 
     Args:
         tree: pytree of arrays; None leaves pass.
-        op: sum or mean.
+        op: sum or mean, as `ReduceOp.parse` reads it.
         axis_name: the mesh axis.
         axis_size: its size.
         algorithm: a key of `ALGORITHMS`.
@@ -121,13 +121,14 @@ def all_reduce(
         smaller_than: see there.
 
     Raises:
-        InvalidArgumentError: for an unknown algorithm.
+        InvalidArgumentError: for an unknown algorithm or `op`.
         InvalidTypeError: for truth values, and for the mean of integers.
     """
     if algorithm not in ALGORITHMS:
         raise InvalidArgumentError(
             f"`algorithm` must be one of {sorted(ALGORITHMS)}. Received: algorithm={algorithm!r}."
         )
+    op = ReduceOp.parse(op)
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     _check_types(leaves, op)
@@ -186,14 +187,22 @@ def all_gather(x: Any, axis: int, *, axis_name: str, axis_size: int) -> Any:
 
     Args:
         x: array of rank 1 or more.
-        axis: the dimension to join.
+        axis: the dimension to join; negative ones count from the last.
         axis_name: the mesh axis.
         axis_size: its size.
+
+    Raises:
+        InvalidArgumentError: for a scalar, or an `axis` that `x` does not have.
     """
     x = jnp.asarray(x)
     if x.ndim == 0:
         raise InvalidArgumentError(
             "Only arrays of rank 1 or more can be joined. Received: a scalar. Write `x[None]`."
+        )
+    if not -x.ndim <= axis < x.ndim:
+        raise InvalidArgumentError(
+            f"`axis` must be a dimension of the array. Received: axis={axis}, shape={x.shape}. "
+            f"Write a number from 0 to {x.ndim - 1}."
         )
     if axis_size == 1:
         return x
@@ -223,11 +232,23 @@ def reduce_scatter(x: Any, *, axis_name: str, axis_size: int) -> Any:
         x: array whose first dimension divides by `axis_size`.
         axis_name: the mesh axis.
         axis_size: its size.
+
+    Raises:
+        InvalidArgumentError: where the first dimension does not divide.
+        InvalidTypeError: for truth values.
     """
+    x = jnp.asarray(x)
+    _check_types([x], ReduceOp.SUM)
+    if x.ndim == 0 or x.shape[0] % axis_size:
+        raise InvalidArgumentError(
+            f"The first dimension must divide by the {axis_size} replicas. Received: shape={x.shape}. "
+            f"Pad it to a multiple of {axis_size} with `jnp.pad`."
+        )
     if axis_size == 1:
         return x
     parts = x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:])
-    return lax.all_to_all(parts, axis_name, 0, 0).sum(axis=0)
+    # NumPy's rule would make the sum of small integers an int32.
+    return lax.all_to_all(parts, axis_name, 0, 0).sum(axis=0, dtype=x.dtype)
 
 
 def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
@@ -238,7 +259,16 @@ def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
         root: the device to copy from.
         axis_name: the mesh axis.
         axis_size: its size.
+
+    Raises:
+        InvalidArgumentError: for a `root` that is no device of the axis.
     """
+    # Without this a sum of nothing but zeros would come out.
+    if not 0 <= root < axis_size:
+        raise InvalidArgumentError(
+            f"`root` must be a replica, 0 to {axis_size - 1}. Received: root={root}. Write `root=0`."
+        )
+    x = jnp.asarray(x)
     if axis_size == 1:
         return x
     kept = jnp.where(lax.axis_index(axis_name) == root, x, jnp.zeros_like(x))

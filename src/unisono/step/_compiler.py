@@ -100,10 +100,30 @@ class CompiledStep:
 
     def __call__(self, donated: Any, kept: Any) -> tuple[Any, Any]:
         """Start the step; returns before it is done."""
-        if self._donates:
-            donated = _without_aliases(donated, kept)
-        outputs, state, token = self._compiled(donated, kept)
+        if not self._donates:
+            return self._guarded(donated, kept)
+        outputs, state, token = self._compiled(_without_aliases(donated, kept), kept)
         self._run_ahead.started(token)
+        return outputs, state
+
+    def _guarded(self, donated: Any, kept: Any) -> tuple[Any, Any]:
+        """Run the step and look for NaNs in all that it computed.
+
+        JAX's own guard runs the step again op by op, which never ends inside `shard_map`.
+        """
+        looks_for_infs = getattr(jax.config, "jax_debug_infs")  # noqa: B009 (JAX's types lack it)
+        with jax.debug_nans(False), jax.debug_infs(False):
+            outputs, state, _ = self._compiled(donated, kept)
+            for path, value in jax.tree_util.tree_leaves_with_path((outputs, state)):
+                if not jnp.issubdtype(value.dtype, jnp.inexact):
+                    continue
+                bad = ~jnp.isfinite(value) if looks_for_infs else jnp.isnan(value)
+                if bool(bad.any()):
+                    raise FloatingPointError(
+                        "A step must compute numbers only. Received: NaN in (outputs, state)"
+                        f"{jax.tree_util.keystr(path)}, shape {value.shape}. State is as it was before. "
+                        "Compile the model with `run_eagerly=True` to see the first operation."
+                    )
         return outputs, state
 
     def lower(self, donated: Any, kept: Any) -> Any:

@@ -38,6 +38,14 @@ def test_every_array_travels_once_with_its_type(specs, rule):
     assert all(len({specs[i][1] for i in bucket}) == 1 for bucket in packing.buckets)
 
 
+@settings(max_examples=40, deadline=None)
+@given(ARRAYS, st.integers(1, 4))
+def test_there_are_no_more_buckets_than_asked_for(specs, num_packs):
+    buckets = plan(specs, num_packs=num_packs).buckets
+    for dtype in {d for _, d in specs}:
+        assert sum(specs[bucket[0]][1] == dtype for bucket in buckets) <= num_packs
+
+
 @pytest.mark.parametrize(
     ("rule", "buckets"),
     [

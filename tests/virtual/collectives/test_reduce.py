@@ -67,6 +67,45 @@ def test_gradient_of_an_all_reduce_is_the_all_reduce_of_the_gradients(algorithm,
     np.testing.assert_array_equal(g, grads)
 
 
+@pytest.mark.parametrize("n", [3, 4, 5, 7])
+@pytest.mark.parametrize("algorithm", _reduce.ALGORITHMS)
+def test_gradients_on_odd_numbers_of_devices(n, algorithm):
+    """With scalars, empty arrays and integers beside, and more devices than elements."""
+
+    def body(tree):
+        def loss(x):
+            reduced = _reduce.all_reduce(
+                {**tree, "x": x}, "sum", axis_name=AXIS, axis_size=n, algorithm=algorithm, num_packs=1
+            )
+            return reduced["x"] ** 2, reduced
+
+        (_, reduced), grad = jax.value_and_grad(loss, has_aux=True)(tree["x"])
+        return reduced, grad
+
+    x = np.arange(1, n + 1, dtype="f4")
+    tree = {"x": x, "empty": np.ones((n, 0), "f4"), "small": np.ones((n, 3), "i1")}
+    reduced, grad = on_replicas(body, n)(tree)
+    np.testing.assert_array_equal(reduced["x"], np.full(n, x.sum()))
+    np.testing.assert_array_equal(reduced["small"], np.full((n, 3), n, "i1"))
+    assert reduced["empty"].shape == (n, 0)
+    assert reduced["small"].dtype == "i1"
+    np.testing.assert_array_equal(grad, np.full(n, 2 * x.sum() * n))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_data_types_stay(dtype):
+    def body(x):
+        kwargs = {"axis_name": AXIS, "axis_size": 2}
+        return (
+            _reduce.all_reduce(x, ReduceOp.SUM, **kwargs),
+            _reduce.all_gather(x, 0, **kwargs),
+            _reduce.reduce_scatter(x, **kwargs),
+            _reduce.broadcast(x, 1, **kwargs),
+        )
+
+    assert {out.dtype for out in on_replicas(body, 2)(np.ones((2, 4), dtype))} == {np.dtype(dtype)}
+
+
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_gather_scatter_broadcast(n):
     def body(x):
@@ -94,7 +133,11 @@ def collectives_in(ops, n=4):
         return ops.reduce(ReduceOp.SUM, tree, axis_name=AXIS, axis_size=n)
 
     tree = [np.ones((n, 3), "f4"), np.ones((n, 5), "f4")]
-    text = on_replicas(body, n).lower(tree).compile().as_text()
+    return compiled_collectives(body, tree, n)
+
+
+def compiled_collectives(fn, tree, n):
+    text = on_replicas(fn, n).lower(tree).compile().as_text()
     names = ("all-reduce", "collective-permute", "all-gather", "all-to-all", "reduce-scatter")
     return {k: len(re.findall(rf" {k}(?:-start)?\(", text)) for k in names}
 
@@ -115,6 +158,43 @@ def test_each_is_another_program(ops, expected):
     """On four devices: a ring takes 2(n-1) steps, a tree 2 log2(n), one device n-1 each way."""
     found = collectives_in(ops)
     assert {k: v for k, v in found.items() if v} == expected
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x, kw: _reduce.all_gather(x, 0, **kw), {"all-gather": 1, "all-reduce": 1}),
+        (lambda x, kw: _reduce.reduce_scatter(x, **kw), {"all-to-all": 2}),
+        (lambda x, kw: _reduce.broadcast(x, 1, **kw), {"all-reduce": 2}),
+        *(
+            (
+                lambda x, kw, a=algorithm: _reduce.all_reduce(x, ReduceOp.SUM, algorithm=a, **kw),
+                {"all-reduce": 2} if algorithm == "xla" else {"collective-permute": permutes},
+            )
+            for algorithm, permutes in [("xla", 0), ("ring", 12), ("hierarchical", 8), ("one_device", 12)]
+        ),
+    ],
+    ids=["all_gather", "reduce_scatter", "broadcast", "xla", "ring", "hierarchical", "one_device"],
+)
+def test_no_derivative_is_a_reduce_scatter(fn, expected):
+    """It returns wrong numbers over Gloo: https://github.com/jax-ml/jax/issues/40830."""
+
+    def body(x):
+        return jax.grad(lambda x: jnp.sum(fn(x, {"axis_name": AXIS, "axis_size": 4}) ** 2))(x)
+
+    found = compiled_collectives(body, np.ones((4, 8), "f4"), 4)
+    assert {k: v for k, v in found.items() if v} == expected
+
+
+def test_one_replica_needs_no_collective():
+    def body(x):
+        kwargs = {"axis_name": AXIS, "axis_size": 1}
+        every = [_reduce.all_reduce(x, "mean", algorithm=a, **kwargs) for a in _reduce.ALGORITHMS]
+        every.append(_reduce.all_gather(x, 0, **kwargs))
+        every.append(_reduce.reduce_scatter(x, **kwargs))
+        return [*every, _reduce.broadcast(x, 0, **kwargs)]
+
+    assert not any(compiled_collectives(body, np.ones((1, 8), "f4"), 1).values())
 
 
 def test_nccl_without_a_gpu_says_so_once(caplog):
@@ -140,11 +220,30 @@ def test_types(value, op, message):
 
 
 @pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x, kw: _reduce.all_reduce(x, "max", **kw), "reduce_op"),
+        (lambda x, kw: _reduce.all_reduce(x, "sum", algorithm="tree", **kw), "algorithm"),
+        (lambda x, kw: _reduce.all_gather(x, 1, **kw), "`axis` must be"),
+        (lambda x, kw: _reduce.all_gather(x[0], 0, **kw), "rank 1"),
+        (lambda x, kw: _reduce.reduce_scatter(x, **kw), "must divide"),
+        (lambda x, kw: _reduce.broadcast(x, 2, **kw), "`root` must be"),
+    ],
+)
+def test_bad_arguments(fn, message):
+    with pytest.raises(ValueError, match=message):
+        on_replicas(lambda x: fn(x, {"axis_name": AXIS, "axis_size": 2}), 2)(np.ones((2, 3), "f4"))
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: unisono.NcclAllReduce(num_packs=-1), "num_packs"),
         (lambda: unisono.ReductionToOneDevice(accumulation_fn=sum), "accumulation_fn"),
+        (lambda: unisono.RingAllReduce(num_packs=True), "num_packs"),
         (lambda: unisono.CommunicationOptions(bytes_per_pack=-1), "bytes_per_pack"),
+        (lambda: unisono.CommunicationOptions(bytes_per_pack="1"), "bytes_per_pack"),
+        (lambda: unisono.CommunicationOptions(timeout_seconds="1"), "timeout_seconds"),
         (lambda: unisono.CommunicationOptions(timeout_seconds=0), "timeout_seconds"),
         (lambda: unisono.CommunicationOptions(implementation="MPI"), "implementation"),
     ],

@@ -1,0 +1,36 @@
+"""A test leaves the process as it found it."""
+
+import gc
+import os
+import threading
+import time
+
+import pytest
+
+
+def _working():
+    return {t for t in threading.enumerate() if not t.daemon}
+
+
+def wait_for_threads(before, seconds=2.0):
+    """The threads that are still there after a grace period: ends are not instantaneous."""
+    if _working() - before:
+        # A traceback of the test may hold, in a circle, what ends its threads when it is dropped.
+        gc.collect()
+    deadline = time.monotonic() + seconds
+    while (left := _working() - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks():
+    """Fail a test that leaves a non-daemon thread or another environment behind."""
+    threads, environment = _working(), dict(os.environ)
+    yield
+    left = wait_for_threads(threads)
+    assert not left, f"the test left threads behind: {sorted(t.name for t in left)}"
+    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    changed = {k for k in now.keys() | environment.keys() if now.get(k) != environment.get(k)}
+    assert not changed, f"the test changed the environment: {sorted(changed)}"

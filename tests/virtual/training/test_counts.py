@@ -1,0 +1,194 @@
+"""What a step costs: programs, collectives, reads by the host; and what callbacks see."""
+
+import io
+import itertools
+import re
+
+import jax
+import keras
+import numpy as np
+
+import unisono
+from tests.support import count_compiles, count_host_reads
+from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+
+L = keras.layers
+
+
+def compiled(replicas=2, **changes):
+    with mirrored(replicas).scope():
+        model = mlp()
+        model.compile(**{"optimizer": "adam", "loss": crossentropy(), "metrics": ["accuracy"], **changes})
+    return model
+
+
+def test_one_program_and_one_more_for_a_ragged_last_batch():
+    model = compiled()
+    x, y = digits()
+    model.fit(x[:128], y[:128], batch_size=32, verbose=0)
+    assert model.train_function.num_programs == 1
+    with count_compiles() as programs:
+        model.fit(x[:128], y[:128], batch_size=32, epochs=3, verbose=0)
+    assert not programs
+    model.fit(x[:129], y[:129], batch_size=32, epochs=3, verbose=0)
+    assert model.train_function.num_programs == 2
+
+
+class HostReads(keras.callbacks.Callback):
+    """What makes the host wait for a device array from the first batch to the end of the epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.counting = count_host_reads()
+        self.reads = self.counting.__enter__()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.counting.__exit__(None, None, None)
+
+
+def test_the_host_reads_nothing_within_an_epoch():
+    """Only the two results, loss and accuracy, when the epoch is over: however many steps it has."""
+    model = compiled()
+    x, y = digits()
+    model.fit(x[:128], y[:128], batch_size=16, verbose=0)
+    for steps in (4, 8):
+        counter = HostReads()
+        rows = 16 * steps
+        model.fit(x[:rows], y[:rows], batch_size=16, verbose=0, callbacks=[counter])
+        assert len(counter.reads) == 2
+
+
+def collectives(model, x, y):
+    strategy = unisono.training._bind.strategy_of(model)
+    task = unisono.training._fit.Task.TRAIN
+    state = jax.device_put(
+        tuple([v.value for v in part] for part in unisono.training._fit.variables_of(model, task)),
+        strategy.mesh.replicated,
+    )
+    (program,) = model.train_function._programs.values()
+    batch = jax.device_put((x, y, None), strategy.mesh.sharded)
+    text = program.lower(state, batch).compile().as_text()
+    return {
+        k: len(re.findall(rf" {k}(?:-start)?\(", text))
+        for k in ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all")
+    }
+
+
+def test_a_step_has_one_all_reduce():
+    """Gradients and metrics travel together."""
+    model = compiled()
+    x, y = digits()
+    model.fit(x[:32], y[:32], batch_size=32, verbose=0)
+    found = collectives(model, x[:32], y[:32])
+    assert {k: v for k, v in found.items() if v} == {"all-reduce": 1}
+
+
+def test_several_steps_are_one_program_and_one_call_of_the_callbacks():
+    model = compiled(steps_per_execution=4)
+    x, y = digits()
+    seen = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    model.fit(x[:160], y[:160], batch_size=16, verbose=0, callbacks=[count])
+    assert seen == [3, 7, 11]
+    assert model.train_function.num_programs == 2  # four at once, and the last two one by one
+
+
+def test_batch_normalization_averages_moving_statistics():
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((1,)), L.BatchNormalization(momentum=0.0)])
+        model.compile("sgd", "mse")
+    x = np.array([[1.0], [3.0], [10.0], [14.0]], "f4")
+    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+    moving = {v.name: v.numpy().item() for v in model.layers[0].non_trainable_variables}
+    assert moving["moving_mean"] == 7.0
+    assert moving["moving_variance"] == 2.5  # the mean of 1 and 4, the variances of the replicas
+
+
+def test_dropout_differs_between_replicas_and_is_reproducible():
+    def masks():
+        keras.utils.set_random_seed(3)
+        strategy = mirrored(2)
+        with strategy.scope():
+            layer = L.Dropout(0.5)
+        ones = np.ones((2, 64), "f4")
+        (batch,) = strategy.distribute_dataset([ones])
+        outputs = [strategy.run(lambda x: layer(x, training=True), args=(batch,)) for _ in range(2)]
+        return [np.asarray(v) for out in outputs for v in strategy.local_results(out)]
+
+    first = masks()
+    for i in range(4):
+        for j in range(i):
+            assert (first[i] != first[j]).any()
+    for a, b in zip(first, masks(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_callbacks_work_unchanged(tmp_path):
+    model = compiled()
+    x, y = digits()
+    weights = []
+
+    class Reads(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.jax_state_sync()
+            weights.append(self.model.get_weights()[0].copy())
+
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "best_{epoch}.weights.h5", save_weights_only=True),
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
+        keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=5),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        Reads(),
+    ]
+    history = model.fit(x[:64], y[:64], batch_size=32, epochs=9, verbose=0, callbacks=callbacks)
+    assert len(history.epoch) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "best_1.weights.h5",
+        "best_2.weights.h5",
+        "log.csv",
+    ]
+    assert all((a != b).any() for a, b in itertools.pairwise(weights))
+    model.load_weights(tmp_path / "best_1.weights.h5")
+    np.testing.assert_array_equal(model.get_weights()[0], weights[1])
+    np.testing.assert_allclose(history.history["learning_rate"], [0.1, 0.05])
+
+
+def printed(fit, capsys):
+    fit()
+    text = capsys.readouterr().out
+    return re.sub(r"\d+(ms|s|us)(/step|/epoch)?", "T", text).replace("\b", "")
+
+
+def test_the_progress_bar_is_keras_own(capsys):
+    """Without its colours, and with times replaced."""
+    x, y = digits()
+    keras.utils.set_random_seed(1)
+    model = compiled()
+    keras.utils.set_random_seed(1)
+    plain = mlp()
+    plain.compile("adam", crossentropy(), metrics=["accuracy"])
+    plain.set_weights(model.get_weights())
+    options = {"batch_size": 32, "shuffle": False, "verbose": 2, "epochs": 2}
+    texts = [printed(lambda m=m: m.fit(x[:64], y[:64], **options), capsys) for m in (model, plain)]
+    assert texts[0] == texts[1]
+    assert "2/2 - T - T - accuracy: 0." in texts[0]
+
+
+def test_saved_models_load_with_and_without_a_scope(tmp_path):
+    model = compiled()
+    x, y = digits()
+    model.fit(x[:64], y[:64], verbose=0)
+    expected = model.evaluate(x[:64], y[:64], verbose=0)
+    model.save(tmp_path / "m.keras")
+    alone = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(alone.evaluate(x[:64], y[:64], verbose=0), expected, rtol=1e-5)
+    with mirrored(3).scope():
+        again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(again.evaluate(x[:64], y[:64], verbose=0), expected, rtol=1e-5)
+    again.fit(x[:64], y[:64], verbose=0)
+
+
+def test_a_summary_prints():
+    stream = io.StringIO()
+    compiled().summary(print_fn=lambda line: stream.write(line))
+    assert "Total params" in stream.getvalue()
