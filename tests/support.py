@@ -52,8 +52,9 @@ def count_compiles():
 def count_host_reads():
     """Yield a list that grows by the name of each call that makes the host wait for a device array.
 
-    A call made by another counted call is not counted again. Not seen: NumPy's functions that
-    take a device array as it is (`np.sum(x)`) and `memoryview(x)`, which are all C.
+    Only calls of the thread that opened the counter count, and of a call within a call only the
+    outer one. Not seen: NumPy's functions that take a device array as it is (`np.sum(x)`) and
+    `memoryview(x)`, which are all C.
     """
     reads = []
     inside = threading.local()

@@ -1,5 +1,6 @@
 import operator
 import pickle
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -74,4 +75,15 @@ def test_a_failed_read_leaves_nothing_behind():
     assert reads == ["__float__"]
     with count_host_reads() as reads:
         float(jnp.ones(()))
+    assert reads == ["__float__"]
+
+
+def test_reads_of_other_threads_hold_nobody_up():
+    x = jnp.ones(())
+    with count_host_reads() as reads:
+        other = threading.Thread(target=float, args=(x,))
+        other.start()
+        other.join()
+        assert reads == []
+        float(x)
     assert reads == ["__float__"]
