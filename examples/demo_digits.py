@@ -98,6 +98,7 @@ def picture(path):
     curve.plot(epochs, history["val_accuracy"], label="held out")
     curve.axhline(0.97, color="gray", linewidth=0.8, linestyle="--")
     curve.set(xlabel="epoch", ylabel="accuracy", title=f"{accuracy:.1%} on held-out digits", ylim=(0.5, 1.01))
+    curve.xaxis.get_major_locator().set_params(integer=True)
     curve.legend(loc="lower right")
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)
