@@ -177,11 +177,13 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and types of a batch, as `jax.ShapeDtypeStruct`; reads the first batch.
+        """The shapes and types of a batch: what the source says, or `jax.ShapeDtypeStruct` of the first.
 
         Raises:
             InvalidArgumentError: for a generator, whose first batch would be lost.
         """
+        if hasattr(self._dataset, "element_spec"):
+            return self._dataset.element_spec
         if isinstance(self._dataset, Iterator):
             raise InvalidArgumentError(
                 "The specification of a generator is not known before it is read. Received: "

@@ -20,6 +20,7 @@ from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
 from unisono.strategies._extended import StrategyExtended
+from unisono.training._bind import install
 
 require_jax()
 
@@ -102,8 +103,6 @@ class Strategy(abc.ABC):
             ContextError: inside a replica.
             MixedStrategyError: inside the scope of another strategy.
         """
-        from unisono.training._bind import install
-
         check_same_strategy(self)
         install()
         with entered(Context(self)):
@@ -132,8 +131,6 @@ class Strategy(abc.ABC):
             ContextError: when called inside a replica.
         """
         require_cross_replica("strategy.run")
-        from unisono.training._bind import install
-
         install()
         return self._compiler.run(fn, args, kwargs or {})
 

@@ -37,28 +37,29 @@ def depends_on_batch(model: Any) -> str | None:
     Args:
         model: a built Keras model.
     """
-    if type(model) not in (keras.Sequential, keras.Model, _functional()):
+    if not _is_keras_own(model):
         return f"the model is of the class {type(model).__name__}, whose code may mix rows"
     for layer in model._flatten_layers(include_self=False):
         reason = _layer_mixes_rows(layer)
         if reason:
             return reason
-    if not isinstance(model, keras.Sequential):
-        for operation in model.operations:
+    nested = [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+    for part in nested:
+        for operation in getattr(part, "operations", ()):
             if not isinstance(operation, keras.Layer):
                 return f"the operation {operation.name!r} may mix rows"
     return None
 
 
-def _functional() -> type:
-    """The class of `keras.Model(inputs, outputs)`, which Keras exports under no public name."""
-    return type(keras.Model(*[keras.Input((1,))] * 2))
+def _is_keras_own(layer: Any) -> bool:
+    """Whether a layer's code is Keras' and not a user's."""
+    return type(layer).__module__.startswith("keras.")
 
 
 def _layer_mixes_rows(layer: Any) -> str | None:
-    if type(layer) in (keras.Sequential, _functional()):
-        return None
-    if isinstance(layer, _MIXES_ROWS) or not type(layer).__module__.startswith("keras."):
+    if isinstance(layer, keras.Model) and _is_keras_own(layer):
+        return None  # its own layers are asked one by one
+    if isinstance(layer, _MIXES_ROWS) or not _is_keras_own(layer):
         return f"the layer {layer.name!r} ({type(layer).__name__}) may mix rows"
     if getattr(layer, "mask_zero", False):
         return f"the layer {layer.name!r} makes a mask"
