@@ -67,7 +67,8 @@ class _CutJaxpr:
         self._scalar, *self._watched = jaxpr.outvars
         sources = [v for v in self._watched if isinstance(v, jex.Var)]
         self._constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        self._computed = {v for v in sources if v not in jaxpr.invars}
+        outer = {*jaxpr.invars, *jaxpr.constvars}
+        self._computed = {v for v in sources if v not in outer}
 
     def watched_primals(self, args: list[Any]) -> list[Any]:
         """The values of the watched tensors at `args`."""
@@ -84,31 +85,45 @@ class _CutJaxpr:
             for i, (v, x) in enumerate(zip(sources, primals, strict=True))
             if isinstance(v, jex.Var) and v in needed and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
         ]
-        found = jax.grad(lambda chosen: self._call(primals, dict(zip(wanted, chosen, strict=True))))(
-            [primals[i] for i in wanted]
-        )
+        # A derivative is total: it goes through the other sources too, so each tensor that is
+        # computed inside is cut out alone.
+        inside = [i for i in wanted if sources[i] in self._computed]
+        groups = [[i for i in wanted if i not in inside], *([i] for i in inside)]
         grads: list[Any] = [None] * len(primals)
-        for i, grad in zip(wanted, found, strict=True):
-            grads[i] = grad
+        for group in groups:
+            for i, grad in zip(group, self._gradient(primals, group), strict=True):
+                grads[i] = grad
         return grads
 
+    def _gradient(self, primals: list[Any], group: list[int]) -> list[Any]:
+        def scalar(chosen: list[Any]) -> Any:
+            return self._call(primals, dict(zip(group, chosen, strict=True)))
+
+        return list(jax.grad(scalar)([primals[i] for i in group])) if group else []
+
     def _needed(self) -> set[Any]:
-        """The variables that the scalar depends on through differentiable steps, past no cut."""
+        """The variables that the scalar depends on through differentiable steps."""
         needed = {self._scalar} if isinstance(self._scalar, jex.Var) else set()
         for eqn in reversed(self._closed.jaxpr.eqns):
             if eqn.primitive.name == "stop_gradient":
                 continue
-            live = [v for v in eqn.outvars if v in needed and v not in self._computed]
-            if live:
+            if any(v in needed for v in eqn.outvars):
                 needed.update(v for v in eqn.invars if isinstance(v, jex.Var))
         return needed
 
     def _call(self, primals: list[Any], chosen: dict[int, Any]) -> Any:
         """Evaluate the scalar with the watched tensors given from outside."""
         jaxpr = self._closed.jaxpr
-        given = [chosen.get(i, x) for i, x in enumerate(primals)]
-        env = dict(zip(self._watched, given[self._num_args :], strict=True))
-        inside = {v: x for v, x in env.items() if isinstance(v, jex.Var) and v in self._computed}
+        args = [chosen.get(i, x) for i, x in enumerate(primals[: self._num_args])]
+        inside: dict[Any, Any] = {}
+        for i, value in chosen.items():
+            if i < self._num_args:
+                continue
+            source = self._watched[i - self._num_args]
+            if source in jaxpr.invars:
+                args[jaxpr.invars.index(source)] = value
+            else:
+                inside[source] = value
         constvars = [v for v in jaxpr.constvars if v not in inside]
         eqns = [_without_outputs(eqn, inside) for eqn in jaxpr.eqns]
         cut = jaxpr.replace(
@@ -119,7 +134,7 @@ class _CutJaxpr:
             debug_info=jaxpr.debug_info.with_unknown_names(),
         )
         closed = jex.ClosedJaxpr(cut, [self._constants[v] for v in constvars])
-        return jex.jaxpr_as_fun(closed)(*given[: self._num_args], *inside.values())[0]
+        return jex.jaxpr_as_fun(closed)(*args, *inside.values())[0]
 
 
 def _without_outputs(eqn: Any, replaced: dict[Any, Any]) -> Any:
