@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._resolvers import TPUClusterResolver
+from unisono.cluster._tpu import TPUClusterResolver
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._base import Strategy
 

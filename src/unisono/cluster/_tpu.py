@@ -1,0 +1,111 @@
+"""The TPU's resolver and initialisation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from unisono._errors import BackendError, InvalidTypeError
+from unisono._mesh import list_devices, local_devices, resolve_devices
+from unisono.cluster._resolvers import ClusterResolver
+from unisono.cluster._spec import ClusterSpec
+
+if TYPE_CHECKING:
+    import jax
+
+
+class TPUClusterResolver(ClusterResolver):
+    """The TPU of this machine, or any devices given by hand.
+
+    Args:
+        tpu: None, `""` or `"local"`: the TPU of this machine.
+        zone: accepted for TensorFlow's signature.
+        project: accepted for TensorFlow's signature.
+        job_name: the name of the job.
+        devices: use these instead; names or `jax.Device`s.
+
+    Raises:
+        BackendError: when no TPU is there and no devices are given.
+    """
+
+    def __init__(
+        self,
+        tpu: str | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        devices: Sequence[str | jax.Device] | None = None,
+    ) -> None:
+        self.task_type, self.task_id = job_name, 0
+        self._devices = resolve_devices(devices) if devices else _local_tpu(tpu)
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The cores, in replica order."""
+        return self._devices
+
+    @staticmethod
+    def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> Any:
+        """Return a resolver whose TPU is ready."""
+        resolver = TPUClusterResolver(tpu, zone, project)
+        experimental_connect_to_cluster(resolver)
+        initialize_tpu_system(resolver)
+        return resolver
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return no addresses: the TPU belongs to this process."""
+        return ClusterSpec({})
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the empty address of this process."""
+        return ""
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """Return the number of cores."""
+        return {"TPU": len(self._devices)}
+
+
+def _local_tpu(tpu: str | None) -> tuple[jax.Device, ...]:
+    try:
+        return local_devices("tpu")
+    except RuntimeError as error:
+        raise BackendError(
+            f"A TPU must be attached to this machine. Received: tpu={tpu!r}. There are: {list_devices()}. "
+            "Run on a TPU machine, or try the program with `TPUClusterResolver(devices=['cpu:0', 'cpu:1'])`."
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TPUTopology:
+    """What an initialized TPU looks like.
+
+    Args:
+        num_tasks: how many machines.
+        num_tpu_devices_per_task: how many cores each has.
+    """
+
+    num_tasks: int
+    num_tpu_devices_per_task: int
+
+
+def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
+    """Do nothing but check: a JAX process owns its TPU from the start.
+
+    Raises:
+        InvalidTypeError: when `resolver` is none.
+    """
+    if not isinstance(resolver, ClusterResolver):
+        raise InvalidTypeError(
+            f"A cluster resolver is needed. Received: {type(resolver).__name__}. Pass `TPUClusterResolver()`."
+        )
+
+
+def initialize_tpu_system(resolver: TPUClusterResolver | None = None) -> TPUTopology:
+    """Return the topology; JAX has initialized the TPU when its devices were found."""
+    resolver = resolver or TPUClusterResolver()
+    return TPUTopology(num_tasks=1, num_tpu_devices_per_task=len(resolver.devices))
