@@ -9,7 +9,8 @@ Keras does.
   the weights back when anything raises.
 - `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
 - `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
-- `Loss.__call__`, `Optimizer.apply`, `stateless_apply` work on the values of all replicas.
+- `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
+  `stateless_apply` work on the values of all replicas.
 - `BatchNormalization._moments` makes `synchronized=True` work on JAX.
 """
 
@@ -31,6 +32,7 @@ from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
+from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._fit import Task, TrainerFunction, gather_rows
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 
@@ -61,6 +63,8 @@ def install() -> None:
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "compute_loss", _compute_loss)
     _wrap(keras.Model, "compute_metrics", _compute_metrics)
+    _wrap(keras.metrics.Metric, "stateless_result", _stateless_result)
+    _wrap(keras.metrics.Mean, "update_state", _mean_update_state)
     _wrap(keras.Loss, "__call__", _loss_call)
     _wrap(keras.Optimizer, "apply_gradients", _apply_gradients)
     for optimizer in (keras.Optimizer, keras.optimizers.LossScaleOptimizer):
@@ -295,6 +299,33 @@ def _compute_metrics(
         return original(self, x, y, y_pred, sample_weight)
     with entered(None):
         return original(self, x, *rows)
+
+
+def _stateless_result(original: Callable[..., Any], self: Any, metric_variables: Any) -> Any:
+    """The result over all replicas, for a user's `train_step` in `fit` that returns it as a log.
+
+    Between the ends of two steps a replica's copies are its part of a sum.
+    """
+    context = _replica_context()
+    if context is None or context.replica is None or not context.means or context.true_rows is not None:
+        return original(self, metric_variables)
+    rules = [merge_rule(kind_of(v)) for v in self.variables]
+    return original(self, merge_all(rules, list(metric_variables), context.replica.engine))
+
+
+def _mean_update_state(
+    original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """A lone number that a replica adds in `fit`, such as its loss, is a part of one: it counts 1/n.
+
+    So the mean over steps gives a step that was split the weight of one that ran whole.
+    """
+    context = _replica_context()
+    if context is not None and context.replica is not None and context.means and sample_weight is None:
+        replicas = context.replica.num_replicas_in_sync
+        if replicas > 1 and keras.ops.ndim(values) == 0:
+            sample_weight = 1 / replicas
+    return original(self, values, sample_weight)
 
 
 def _loss_call(

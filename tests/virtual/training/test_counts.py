@@ -7,6 +7,7 @@ import re
 import jax
 import keras
 import numpy as np
+import pytest
 
 import unisono
 from tests.support import count_compiles, count_host_reads
@@ -156,11 +157,16 @@ def test_callbacks_work_unchanged(tmp_path):
 def printed(fit, capsys):
     fit()
     text = capsys.readouterr().out
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return re.sub(r"\d+(ms|s|us)(/step|/epoch)?", "T", text).replace("\b", "")
 
 
-def test_the_progress_bar_is_keras_own(capsys):
-    """Without its colours, and with times replaced."""
+@pytest.mark.parametrize(
+    ("verbose", "line"),
+    [(2, "2/2 - T - T - accuracy: 0."), (1, "2/2 ━━━━━━━━━━━━━━━━━━━━ T T - accuracy: 0.")],
+)
+def test_the_progress_bar_is_keras_own(capsys, verbose, line):
+    """With times replaced. How often the live bar is drawn depends on time: the last lines count."""
     x, y = digits()
     keras.utils.set_random_seed(1)
     model = compiled()
@@ -168,10 +174,13 @@ def test_the_progress_bar_is_keras_own(capsys):
     plain = mlp()
     plain.compile("adam", crossentropy(), metrics=["accuracy"])
     plain.set_weights(model.get_weights())
-    options = {"batch_size": 32, "shuffle": False, "verbose": 2, "epochs": 2}
+    options = {"batch_size": 32, "shuffle": False, "verbose": verbose, "epochs": 2}
     texts = [printed(lambda m=m: m.fit(x[:64], y[:64], **options), capsys) for m in (model, plain)]
-    assert texts[0] == texts[1]
-    assert "2/2 - T - T - accuracy: 0." in texts[0]
+    ends = [[n.split("\r")[-1].rstrip() for n in text.splitlines()] for text in texts]
+    ends = [[n for n in lines if n.startswith(("Epoch", "2/2"))] for lines in ends]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 4
+    assert ends[0][1].startswith(line)
 
 
 def test_saved_models_load_with_and_without_a_scope(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -82,6 +83,32 @@ def own_steps():
             return super().test_step(state, data)
 
     return Own([keras.Input((64,)), L.Dense(10)])
+
+
+def own_gradients():
+    """Keras' guide to a training step of one's own on JAX: loss, derivatives and metrics by hand."""
+
+    class Own(keras.Sequential):
+        def loss_and_updates(self, trainable, non_trainable, x, y):
+            y_pred, non_trainable = self.stateless_call(trainable, non_trainable, x, training=True)
+            return self.compute_loss(x, y, y_pred), (y_pred, non_trainable)
+
+        def train_step(self, state, data):
+            trainable, non_trainable, optimizer, metrics = state
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            derive = jax.value_and_grad(self.loss_and_updates, has_aux=True)
+            (loss, (y_pred, non_trainable)), grads = derive(trainable, non_trainable, x, y)
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
+            logs, updated = {}, []
+            for metric in self.metrics:
+                own = metrics[len(updated) : len(updated) + len(metric.variables)]
+                args = (loss,) if metric.name == "loss" else (y, y_pred)
+                own = metric.stateless_update_state(own, *args)
+                logs[metric.name] = metric.stateless_result(own)
+                updated += own
+            return logs, (trainable, non_trainable, optimizer, updated)
+
+    return Own([keras.Input((64,)), L.Dense(16, activation="relu"), L.Dense(10)])
 
 
 def plain(**changes):
@@ -172,6 +199,8 @@ CASES = {
     "built late": (lambda: keras.Sequential([L.Dense(8), L.Dense(10)]), plain(), {}),
     "subclassed": (subclassed, plain(), {}),
     "own steps": (own_steps, plain(), {}),
+    "own gradients": (own_gradients, plain(), {}),
+    "own gradients, never divides": (own_gradients, plain(), {"batch_size": 31}),
     "initial epoch": (mlp, plain(), {"initial_epoch": 1}),
 }  # fmt: skip
 
