@@ -43,7 +43,7 @@ _HOMES = {
     "strategies._tpu": ["TPUStrategy"],
 }  # fmt: skip
 
-_MODULES = ["cluster_resolver", "data", "experimental", "nn", "tpu"]
+_MODULES = ["callbacks", "cluster_resolver", "data", "experimental", "export", "nn", "summary", "tpu"]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,0 +1,205 @@
+"""Event files that TensorBoard reads. This is the only file that imports the `tensorboard` package.
+
+Every value is a tensor with the metadata of the plugin that shows it, as `tf.summary` of
+TensorFlow 2 writes them. Source: https://github.com/tensorflow/tensorboard, `plugins/*/metadata.py`
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import BackendError, ContextError
+
+try:
+    from PIL import Image
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.compat.tensorflow_stub.io import gfile
+    from tensorboard.plugins.histogram import metadata as histograms
+    from tensorboard.plugins.image import metadata as images
+    from tensorboard.plugins.scalar import metadata as scalars
+    from tensorboard.plugins.text import metadata as texts
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from tensorboard.util import tensor_util
+except ImportError as error:
+    raise BackendError(
+        "Summaries need the packages `tensorboard` and `pillow`. Received: "
+        f"{type(error).__name__}: {error}. Write `pip install unisono[tensorboard]`."
+    ) from error
+
+#: The letters that Pillow has for 1, 2, 3 and 4 channels.
+_PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+#: Tells the files of one process apart.
+_numbers = itertools.count()
+
+
+class EventFile:
+    """One file of events in a directory.
+
+    Not `tensorboard`'s own `EventFileWriter`, which imports TensorFlow wherever it is installed,
+    and needs a thread.
+
+    Args:
+        logdir: the directory, of any file system that TensorBoard can read; made if it is not there.
+        max_queue: after how many waiting events they are written.
+        flush_seconds: likewise after how many seconds, looked at when an event comes.
+    """
+
+    def __init__(self, logdir: str, max_queue: int, flush_seconds: float) -> None:
+        self._logdir = logdir
+        self._max_queue, self._flush_seconds = max_queue, flush_seconds
+        self._lock = threading.Lock()
+        self._pending: list[bytes] = []
+        self._flushed_at = time.monotonic()
+        self._is_open = True
+        gfile.makedirs(logdir)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = gfile.GFile(os.path.join(logdir, f"{name}.{next(_numbers)}"), "wb")
+        self._append(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def add(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
+        """Write one value; from any thread.
+
+        Args:
+            kind: a key of the table below.
+            tag: what TensorBoard calls it.
+            step: where on its horizontal axis.
+            data: a NumPy array, or text.
+            options: what else the kind has: `buckets`, `max_outputs`.
+
+        Raises:
+            ContextError: when the file is closed.
+        """
+        metadata, encode = _KINDS[kind]
+        tensor = tensor_util.make_tensor_proto(encode(data, **options))
+        summary = summary_pb2.Summary()
+        summary.value.add(tag=tag, metadata=metadata(), tensor=tensor)
+        with self._lock:
+            if not self._is_open:
+                raise ContextError(
+                    f"A summary writer must be open to be written to. Received: {tag!r} for the closed "
+                    f"writer of {self._logdir!r}. Make a new one with `create_file_writer`."
+                )
+            self._append(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+            is_late = time.monotonic() - self._flushed_at > self._flush_seconds
+            if is_late or len(self._pending) >= self._max_queue:
+                self._write_pending()
+
+    def flush(self) -> None:
+        """Bring to the disk what was added; does nothing for a closed file."""
+        with self._lock:
+            if self._is_open:
+                self._write_pending()
+
+    def close(self) -> None:
+        """Flush and close; does nothing the second time."""
+        with self._lock:
+            if self._is_open:
+                self._write_pending()
+                self._file.close()
+                self._is_open = False
+
+    def _append(self, event: Any) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._pending.append(record.getvalue())
+
+    def _write_pending(self) -> None:
+        if self._pending:
+            self._file.write(b"".join(self._pending))
+            self._file.flush()
+            self._pending.clear()
+        self._flushed_at = time.monotonic()
+
+
+def histogram(data: Any, buckets: int = 30) -> Any:
+    """Count values in buckets of equal width.
+
+    Args:
+        data: real numbers, of any shape. What is not finite has no bucket and is left out.
+        buckets: how many.
+
+    Returns:
+        Float64 of shape `(buckets, 3)`: left edge, right edge, count. All values are in the last
+        bucket where they are equal.
+
+    >>> histogram(np.array([0.0, 1.0, 1.5, 2.0]), buckets=2).tolist()
+    [[0.0, 1.0, 1.0], [1.0, 2.0, 3.0]]
+    """
+    values = np.asarray(data).astype(np.float64).ravel()
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        return np.zeros((buckets, 3))
+    low, high = values.min(), values.max()
+    edges = np.linspace(low, high, buckets + 1)
+    if low == high:
+        counts = np.zeros(buckets)
+        counts[-1] = values.size
+    else:
+        width = (high - low) / buckets
+        index = np.minimum((values - low) // width, buckets - 1).astype(np.int64)
+        counts = np.bincount(index, minlength=buckets).astype(np.float64)
+    return np.stack([edges[:-1], edges[1:], counts], axis=1)
+
+
+def pngs(data: Any, max_outputs: int = 3) -> Any:
+    """Encode images.
+
+    Args:
+        data: shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
+            to 1, which are cut off there.
+        max_outputs: how many of the `k` images to take.
+
+    Returns:
+        Bytes: the width and the height as text, and a PNG file for each image.
+    """
+    pixels = np.asarray(data)[:max_outputs]
+    if pixels.dtype != np.uint8:
+        # 255.5 and then downwards, as `tf.image.convert_image_dtype` rounds.
+        pixels = np.clip(np.nan_to_num(pixels.astype(np.float32)) * 255.5, 0, 255).astype(np.uint8)
+    _, height, width, channels = pixels.shape
+    encoded = [str(width).encode(), str(height).encode()]
+    for picture in pixels:
+        file = io.BytesIO()
+        Image.frombytes(_PNG_MODES[channels], (width, height), picture.tobytes()).save(file, "png")
+        encoded.append(file.getvalue())
+    return np.array(encoded, dtype=object)
+
+
+def _scalar(data: Any) -> Any:
+    return np.asarray(data).astype(np.float32)
+
+
+def _text(data: Any) -> Any:
+    return np.array(data, dtype=object)
+
+
+def _plugin(module: Any) -> Callable[[], Any]:
+    return lambda: module.create_summary_metadata(display_name=None, description=None)
+
+
+def _keras_model() -> Any:
+    """The graph plugin draws a model's JSON; it has no function for this metadata."""
+    content = summary_pb2.SummaryMetadata.PluginData(plugin_name="graph_keras_model", content=b"1")
+    return summary_pb2.SummaryMetadata(plugin_data=content)
+
+
+#: For each kind of summary: the metadata of its plugin, and how its data become a tensor.
+_KINDS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
+    "scalar": (_plugin(scalars), _scalar),
+    "histogram": (_plugin(histograms), histogram),
+    "image": (_plugin(images), pngs),
+    "text": (_plugin(texts), _text),
+    "keras_model": (_keras_model, _text),
+}

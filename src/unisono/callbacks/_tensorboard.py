@@ -1,0 +1,340 @@
+"""`TensorBoard`: what Keras' callback of this name writes, without TensorFlow.
+
+Source: https://keras.io/api/callbacks/tensorboard/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono import summary
+from unisono._errors import InvalidArgumentError
+
+_LOG = logging.getLogger("unisono")
+
+
+def is_chief() -> bool:
+    """Whether this process writes for its cluster.
+
+    >>> is_chief()
+    True
+    """
+    # The one place where this callback asks; the cluster's own answer belongs here when it has one.
+    return jax.process_index() == 0
+
+
+class TensorBoard(keras.callbacks.Callback):
+    """Write losses, metrics, weights and profiles of `fit` and `evaluate` for TensorBoard.
+
+    Training goes to `log_dir/train`, validation to `log_dir/validation`. With an `update_freq`
+    other than `"epoch"`, `unisono.summary` calls in layers and train steps are written too.
+
+    Args:
+        log_dir: the directory.
+        histogram_freq: every how many epochs to write a histogram of each weight; 0 for never.
+        write_graph: whether to write the layers of a Sequential or Functional model.
+        write_images: whether to write each weight also as an image, with its histogram.
+        write_steps_per_second: whether to write the speed, in training steps per second.
+        update_freq: every how many batches to write `batch_loss` and its like; `"batch"` for 1,
+            `"epoch"` for epochs alone.
+        profile_batch: the number of the training batch to profile, counted from 1, or the first
+            and the last of several; 0 for none.
+        embeddings_freq: every how many epochs to write the weights of Embedding layers for the
+            projector; 0 for never.
+
+    Raises:
+        InvalidArgumentError: naming the argument that cannot be used.
+
+    >>> TensorBoard("logs", update_freq=0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    unisono._errors.InvalidArgumentError: ...
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = False,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: int | tuple[int, int] = 0,
+        embeddings_freq: int = 0,
+    ) -> None:
+        super().__init__()
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = _checked_count("histogram_freq", histogram_freq)
+        self.embeddings_freq = _checked_count("embeddings_freq", embeddings_freq)
+        self.write_graph, self.write_images = write_graph, write_images
+        self.write_steps_per_second = write_steps_per_second
+        #: Every how many batches; 0 for epochs alone.
+        self.update_freq = _checked_update_freq(update_freq)
+        self._profile = _Profile(self.log_dir, *_checked_range(profile_batch))
+        self._is_timing = write_steps_per_second and self.update_freq > 0
+        # Keras then reads a step's logs in another thread, and the devices need not wait.
+        self.async_safe = not (self._profile.is_wanted or self._is_timing)
+        self._writers: dict[str, summary.SummaryWriter] = {}
+        self._defaults = contextlib.ExitStack()
+        self._test_defaults = contextlib.ExitStack()
+        self._is_training = False
+        self._batches_before = 0  # of the running epoch
+        self._ends: list[int] = []
+        self._test_batches = 0
+        self._began = 0.0
+        self._epoch_began = 0.0
+
+    # --- training ------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Open the files."""
+        self._end()  # An earlier `fit` may have failed.
+        self._is_training = True
+        self._batches_before = self._test_batches = 0
+        self._ends.clear()
+        if self.write_graph:
+            self._write_graph()
+        if self.update_freq:
+            self._record_here(self._defaults, "train")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Close the files."""
+        self._end()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count the batches of the epochs before."""
+        self._batches_before += max(self._ends, default=0)
+        self._ends.clear()
+        self._epoch_began = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Say the step to summaries in the model, and start a profile."""
+        step = self._batches_before + batch + 1
+        if self.update_freq:
+            summary.set_step(step)
+        if is_chief():
+            self._profile.starting(step, step + self._steps_per_call - 1)
+        if self._is_timing:
+            self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Write the numbers so far. Keras may call this from another thread."""
+        self._ends.append(batch + 1)
+        step = self._batches_before + batch + 1
+        self._profile.ended(step)
+        # Several steps may have run: did one of them fall on a multiple?
+        if not self.update_freq or step % self.update_freq >= self._steps_per_call:
+            return
+        values = dict(logs) if isinstance(logs, Mapping) else {}
+        if self._is_timing:
+            values["steps_per_second"] = self._steps_per_call / (time.perf_counter() - self._began)
+        self._write_scalars("train", "batch_{}", values, step)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write the epoch's numbers, and what belongs to every so many epochs."""
+        logs = dict(logs or {})
+        train = {k: v for k, v in logs.items() if not k.startswith("val_")}
+        validation = {k.removeprefix("val_"): v for k, v in logs.items() if k.startswith("val_")}
+        train.setdefault("learning_rate", self._learning_rate())
+        if self.write_steps_per_second:
+            seconds = time.perf_counter() - self._epoch_began
+            train["steps_per_second"] = max(self._ends, default=0) / seconds
+        self._write_scalars("train", "epoch_{}", train, epoch)
+        if validation:
+            self._write_scalars("validation", "epoch_{}", validation, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            self._write_weights(epoch)
+        if self.embeddings_freq and epoch % self.embeddings_freq == 0 and is_chief():
+            _write_embeddings(self.model, self.log_dir)
+        for writer in self._writers.values():
+            writer.flush()
+
+    # --- evaluation ----------------------------------------------------------------------------
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Send summaries in the model to the validation's file."""
+        if self.update_freq:
+            self._test_defaults.close()
+            self._record_here(self._test_defaults, "validation")
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Say the step to summaries in the model."""
+        self._test_batches += 1
+        if self.update_freq:
+            summary.set_step(self._test_batches)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Write the evaluation's numbers over the steps of training."""
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            step = int(optimizer.iterations)
+            self._write_scalars("validation", "evaluation_{}_vs_iterations", logs or {}, step)
+        self._test_defaults.close()
+        if not self._is_training:
+            self._end()
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _steps_per_call(self) -> int:
+        return max(1, int(self.model.steps_per_execution))
+
+    def _writer(self, name: str) -> summary.SummaryWriter:
+        """The writer of a part; opened when it is first needed."""
+        if name not in self._writers:
+            self._writers[name] = (
+                summary.create_file_writer(os.path.join(self.log_dir, name))
+                if is_chief()
+                else summary.create_noop_writer()
+            )
+        return self._writers[name]
+
+    def _record_here(self, stack: contextlib.ExitStack, name: str) -> None:
+        """Make a part's file the default until `stack` closes, for every `update_freq`-th step."""
+        stack.enter_context(self._writer(name).as_default(step=0))
+        stack.enter_context(summary.record_if(lambda: summary.get_step() % self.update_freq == 0))
+
+    def _end(self) -> None:
+        self._is_training = False
+        self._profile.stop()
+        self._test_defaults.close()
+        self._defaults.close()
+        while self._writers:
+            self._writers.popitem()[1].close()
+
+    def _write_scalars(self, name: str, tag: str, values: Mapping[str, Any], step: int) -> None:
+        for key, value in values.items():
+            self._writer(name).write("scalar", tag.format(key), step, np.asarray(value))
+
+    def _learning_rate(self) -> Any:
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
+        return keras.ops.convert_to_numpy(optimizer.learning_rate)
+
+    def _write_weights(self, epoch: int) -> None:
+        for weight in self.model.weights:
+            value = keras.ops.convert_to_numpy(weight).astype("float32")
+            self._writer("train").write("histogram", f"{weight.path}/histogram", epoch, value)
+            pixels = _as_images(value) if self.write_images else None
+            if pixels is not None:
+                self._writer("train").write("image", f"{weight.path}/image", epoch, pixels)
+
+    def _write_graph(self) -> None:
+        if not isinstance(self.model, (keras.Sequential, keras.models.Functional)):
+            return
+        try:
+            model = self.model.to_json()
+        except (NotImplementedError, TypeError, ValueError) as error:
+            _LOG.warning("The layers of %r are not written for TensorBoard: %s", self.model.name, error)
+            return
+        self._writer("train").write("keras_model", "keras", 0, model)
+
+
+class _Profile:
+    """A trace of a range of training steps; the first and last are counted from 1, or 0 for none."""
+
+    def __init__(self, log_dir: str, first: int, last: int) -> None:
+        self._log_dir, self._first, self._last = log_dir, first, last
+        self._is_running = False
+        self._is_done = False
+        self.is_wanted = first > 0
+
+    def starting(self, first: int, last: int) -> None:
+        """Start when the steps that begin now reach into the range."""
+        if self.is_wanted and not self._is_running and not self._is_done and last >= self._first:
+            jax.profiler.start_trace(self._log_dir)
+            self._is_running = True
+
+    def ended(self, step: int) -> None:
+        """Stop after the last step of the range."""
+        if self._is_running and step >= self._last:
+            self.stop()
+
+    def stop(self) -> None:
+        """Write the trace, if one runs."""
+        if self._is_running:
+            self._is_running, self._is_done = False, True
+            jax.profiler.stop_trace()
+
+
+def _as_images(weight: Any) -> Any | None:
+    """A weight as grey images of shape `(k, height, width, 1)`, as Keras draws it; None for others.
+
+    >>> _as_images(np.zeros((5, 3))).shape
+    (1, 3, 5, 1)
+    """
+    weight = np.squeeze(weight)
+    if weight.ndim == 1:
+        return weight[None, :, None, None]
+    if weight.ndim == 2:
+        return (weight.T if weight.shape[0] > weight.shape[1] else weight)[None, :, :, None]
+    if weight.ndim == 3:
+        if keras.config.image_data_format() == "channels_last":
+            weight = weight.transpose(2, 0, 1)
+        return weight[..., None]
+    return weight if weight.ndim == 4 and weight.shape[-1] in (1, 3, 4) else None
+
+
+def _write_embeddings(model: Any, log_dir: str) -> None:
+    """Write the weights of Embedding layers where TensorBoard's projector looks for them."""
+    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
+    if not layers:
+        return
+    os.makedirs(os.path.join(log_dir, "embeddings"), exist_ok=True)
+    entries = []
+    for layer in layers:
+        path = f"embeddings/{layer.name}.tsv"
+        np.savetxt(os.path.join(log_dir, path), keras.ops.convert_to_numpy(layer.embeddings), delimiter="\t")
+        entries.append(f'embeddings {{ tensor_name: "{layer.name}" tensor_path: "{path}" }}\n')
+    with open(os.path.join(log_dir, "projector_config.pbtxt"), "w", encoding="utf-8") as file:
+        file.writelines(entries)
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
+
+
+def _checked_count(name: str, value: Any) -> int:
+    if not _is_count(value):
+        raise InvalidArgumentError(
+            f"`{name}` must be a number of epochs, or 0 for never. Received: {name}={value!r}. "
+            f"Write `{name}=1`."
+        )
+    return int(value)
+
+
+def _checked_update_freq(value: Any) -> int:
+    if value == "epoch":
+        return 0
+    if value == "batch":
+        return 1
+    if not _is_count(value) or value == 0:
+        raise InvalidArgumentError(
+            "`update_freq` must be 'epoch', 'batch', or a number of batches of at least 1. Received: "
+            f"update_freq={value!r}. Write `update_freq='epoch'` to write at the ends of epochs alone."
+        )
+    return int(value)
+
+
+def _checked_range(value: Any) -> tuple[int, int]:
+    pair = (value, value) if _is_count(value) else value
+    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(_is_count(n) for n in pair)
+    if not is_pair or pair[0] > pair[1] or (pair[0] == 0 and pair[1] > 0):
+        raise InvalidArgumentError(
+            "`profile_batch` must be 0, the number of a batch, or the first and the last of several, "
+            f"counted from 1. Received: profile_batch={value!r}. Write `profile_batch=(10, 20)`."
+        )
+    return int(pair[0]), int(pair[1])

@@ -1,0 +1,258 @@
+"""What `tf.summary` writes for TensorBoard, without TensorFlow: `unisono.summary`.
+
+A summary in a compiled step is sent by the running program, from its first replica alone. Where
+it goes (the default writer), when (`record_if`) and the default step are those of the moment at
+which the step is called. Without a default writer when the step is compiled, nothing is sent.
+Source: https://www.tensorflow.org/api_docs/python/tf/summary
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._errors import ContextError, InvalidArgumentError
+from unisono._summaries import (
+    Constant,
+    Nowhere,
+    SummaryWriter,
+    changed,
+    checked_step,
+    get_defaults,
+    is_tracing,
+    record,
+    replace_default_step,
+)
+
+__all__ = [
+    "SummaryWriter", "create_file_writer", "create_noop_writer", "experimental", "get_step",
+    "histogram", "image", "record_if", "scalar", "set_step", "text",
+]  # fmt: skip
+
+
+def create_file_writer(
+    logdir: str | os.PathLike[str], max_queue: int = 10, flush_millis: int = 120_000
+) -> SummaryWriter:
+    """Return a writer of a new event file in a directory.
+
+    Args:
+        logdir: the directory; made if it is not there.
+        max_queue: how many summaries may wait to be written.
+        flush_millis: after how many milliseconds, at most, a summary is on the disk.
+
+    Raises:
+        BackendError: when the packages of `unisono[tensorboard]` are missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as logdir:
+    ...     writer = create_file_writer(logdir)
+    ...     with writer.as_default():
+    ...         written = scalar("loss", 0.5, step=1)
+    ...     writer.close()
+    >>> written
+    True
+    """
+    for name, value in (("max_queue", max_queue), ("flush_millis", flush_millis)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(
+                f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Leave it out "
+                "for the default."
+            )
+    from unisono._events import EventFile
+
+    return SummaryWriter(EventFile(os.fspath(logdir), max_queue, flush_millis / 1000))
+
+
+def create_noop_writer() -> SummaryWriter:
+    """Return a writer that drops everything, for the processes of a cluster that write nothing.
+
+    >>> with create_noop_writer().as_default(step=1):
+    ...     scalar("loss", 0.5)
+    True
+    """
+    return SummaryWriter(Nowhere())
+
+
+def set_step(step: Any) -> None:
+    """Set the default step of summaries.
+
+    Args:
+        step: an integer, a variable of an integer, or None for no default.
+
+    Raises:
+        ContextError: in a compiled step, which has no "from now on".
+
+    >>> set_step(3)
+    >>> get_step()
+    3
+    >>> set_step(None)
+    """
+    if is_tracing():
+        raise ContextError(
+            "`set_step` must be called outside of compiled code. Received: a call while a step is traced. "
+            "Write `summary.scalar(name, data, step=step)`, or `with writer.as_default(step):` inside."
+        )
+    replace_default_step(None if step is None else checked_step(step))
+
+
+def get_step() -> Any:
+    """Return the default step, or None.
+
+    >>> get_step() is None
+    True
+    """
+    return get_defaults().step
+
+
+#: Under the names of `tf.summary.experimental`.
+experimental = types.SimpleNamespace(get_step=get_step, set_step=set_step)
+
+
+@contextlib.contextmanager
+def record_if(condition: bool | Callable[[], Any]) -> Iterator[None]:
+    """Write summaries in a block only if a condition holds.
+
+    Args:
+        condition: a bool, or a function that returns one each time a summary comes. In a step, a
+            function that returns a traced bool decides in the program; one that returns a Python
+            bool is called again, in another thread, at each run.
+
+    >>> with create_noop_writer().as_default(step=1), record_if(lambda: False):
+    ...     scalar("loss", 0.5)
+    False
+    """
+    if not callable(condition) and np.shape(condition) != ():
+        raise InvalidArgumentError(
+            "A condition must be a bool or a function that returns one. Received: "
+            f"condition={condition!r}. Write `record_if(lambda: step % 100 == 0)`."
+        )
+    with changed(condition=condition):
+        yield
+
+
+# --- summaries ---------------------------------------------------------------------------------
+
+
+def scalar(name: str, data: Any, step: Any = None) -> bool:
+    """Write one number to the default writer.
+
+    Args:
+        name: its tag in TensorBoard.
+        data: a real scalar; an array of shape `()` in a step.
+        step: the integer on the horizontal axis; an array or a variable too. None takes the default.
+
+    Returns:
+        Whether something was written; in a compiled step, whether the program will send it.
+
+    Raises:
+        InvalidArgumentError: when there is a default writer but no step, or `data` is no scalar.
+        InvalidTypeError: when `data` is a per-replica value.
+
+    >>> scalar("loss", 0.5, step=1)  # no default writer
+    False
+    """
+
+    def check(shape: tuple[int, ...], dtype: Any) -> bool:
+        return shape == () and _is_real(dtype)
+
+    return record("scalar", name, data, step, check, "one real number")
+
+
+def histogram(name: str, data: Any, step: Any = None, buckets: int = 30) -> bool:
+    """Write the distribution of an array's values to the default writer.
+
+    Args:
+        name: its tag in TensorBoard.
+        data: real numbers, of any shape. Infinite values and NaN are left out.
+        step: as for `scalar`.
+        buckets: in how many buckets of equal width to count.
+
+    Returns:
+        As `scalar`.
+
+    Raises:
+        InvalidArgumentError: when there is a default writer but no step, or `buckets` is not positive.
+        InvalidTypeError: when `data` is a per-replica value.
+
+    >>> histogram("weights", [1.0, 2.0], step=1)
+    False
+    """
+    _check_positive("buckets", buckets)
+    return record(
+        "histogram", name, data, step, lambda _, dtype: _is_real(dtype), "real numbers", buckets=buckets
+    )
+
+
+def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
+    """Write images to the default writer.
+
+    Args:
+        name: their tag in TensorBoard.
+        data: shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
+            to 1, which are cut off there.
+        step: as for `scalar`.
+        max_outputs: how many of the `k` images to write.
+
+    Returns:
+        As `scalar`.
+
+    Raises:
+        InvalidArgumentError: when there is a default writer but no step, or for another shape.
+        InvalidTypeError: when `data` is a per-replica value.
+
+    >>> image("digits", np.zeros((1, 8, 8, 1)), step=1)
+    False
+    """
+    _check_positive("max_outputs", max_outputs)
+
+    def check(shape: tuple[int, ...], dtype: Any) -> bool:
+        is_pixels = dtype == np.uint8 or jnp.issubdtype(dtype, jnp.floating)
+        return len(shape) == 4 and 1 <= shape[-1] <= 4 and is_pixels
+
+    what = "uint8 or floats of shape (k, height, width, channels) with 1 to 4 channels"
+    if isinstance(data, jax.Array) and data.ndim == 4 and get_defaults().writer is not None:
+        data = data[:max_outputs]  # Here already, so that no more than this leaves the device.
+    return record("image", name, data, step, check, what, max_outputs=max_outputs)
+
+
+def text(name: str, data: Any, step: Any = None) -> bool:
+    """Write text, which TensorBoard shows as Markdown, to the default writer.
+
+    Args:
+        name: its tag in TensorBoard.
+        data: a string, or a list or table of strings, which is shown as a table.
+        step: as for `scalar`.
+
+    Returns:
+        As `scalar`.
+
+    Raises:
+        InvalidArgumentError: when there is a default writer but no step, or `data` is not text.
+
+    >>> text("notes", "**started**", step=1)
+    False
+    """
+    if isinstance(data, jax.Array) or np.asarray(data).dtype.kind not in "SU":
+        raise InvalidArgumentError(
+            f"The data of text {name!r} must be strings. Received: {data!r}. Write `scalar` for a number, "
+            "or `str(...)` of it."
+        )
+    return record("text", name, Constant(data), step, None, "text")
+
+
+def _is_real(dtype: Any) -> bool:
+    return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidArgumentError(
+            f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Write `{name}=3`."
+        )
