@@ -2,6 +2,7 @@
 
 from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
 from unisono.data._sharding import ValueContext
+from unisono.export import export_saved_model, load_from_saved_model
 from unisono.strategies._central_storage import CentralStorageStrategy
 from unisono.strategies._tpu import TPUStrategy
 
@@ -14,4 +15,6 @@ __all__ = [
     "CommunicationOptions",
     "TPUStrategy",
     "ValueContext",
+    "export_saved_model",
+    "load_from_saved_model",
 ]

@@ -384,7 +384,7 @@ def test_arguments(tmp_path, arguments, message):
 
 
 def test_what_is_no_model_or_not_built(tmp_path):
-    with pytest.raises(unisono.InvalidTypeError, match="must be a `keras.Model`"):
+    with pytest.raises(unisono.InvalidTypeError, match=r"must be a `keras.Model`"):
         export.export(L.Dense(3), tmp_path / "model")
     with pytest.raises(unisono.InvalidArgumentError, match="must be built"):
         export.export(keras.Sequential([L.Dense(3)]), tmp_path / "model")
@@ -425,8 +425,8 @@ def test_keras_file_under_another_strategy(tmp_path, first, second):
     other = STRATEGIES[second] and STRATEGIES[second]()
     with other.scope() if other is not None else contextlib.nullcontext():
         again = keras.saving.load_model(tmp_path / "model.keras")
-    assert_close(again.predict(x, verbose=0), model.predict(x, verbose=0))
     assert_close(again.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0))
+    assert_close(again.predict(x, verbose=0), model.predict(x, verbose=0))
     assert int(again.optimizer.iterations) == int(model.optimizer.iterations) == 4
     again.fit(x, y, batch_size=40, verbose=0)
     assert int(again.optimizer.iterations) == 6
@@ -503,19 +503,19 @@ def needs(extra, *packages):
 
 
 @pytest.mark.parametrize(
-    ("format", "extra", "package"),
+    ("kind", "extra", "package"),
     [
         ("saved_model", "saved-model", "tensorflow"),
         ("onnx", "onnx", "jax2onnx"),
         ("stablehlo", "export", "flatbuffers"),
     ],
 )
-def test_a_missing_package(tmp_path, monkeypatch, format, extra, package):
+def test_a_missing_package(tmp_path, monkeypatch, kind, extra, package):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     line = rf"`{package}`.*pip install 'unisono\[{extra}\]'"
     with pytest.raises(export.MissingPackageError, match=line):
-        export.export(trained("mlp"), tmp_path / "model", format)
+        export.export(trained("mlp"), tmp_path / "model", kind)
     assert not list(tmp_path.iterdir())
 
 

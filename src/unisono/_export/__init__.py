@@ -1,0 +1,1 @@
+"""How a model becomes files, and files a model."""

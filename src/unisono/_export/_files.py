@@ -1,0 +1,210 @@
+"""Artefacts on disk: written aside and renamed into place, sealed with checksums, read checked.
+
+An artefact is a directory with data files and `manifest.json`, which holds their sizes and
+SHA-256 sums, and its own. Formats have a version: a reader takes its own and older ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+
+MANIFEST = "manifest.json"
+
+
+def seal(kind: str, version: int, body: Mapping[str, Any]) -> str:
+    """Return the text of a manifest.
+
+    Args:
+        kind: what the artefact is.
+        version: of this kind's format.
+        body: what JSON can hold.
+    """
+    digest = _digest_of(kind, version, body)
+    record = {"format": kind, "version": version, "sha256": digest, "body": body}
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the body of a manifest.
+
+    Args:
+        text: what the file holds.
+        file: its name, for messages.
+        kind: what the artefact must be.
+        version: the newest format that the reader knows.
+
+    Raises:
+        InvalidArgumentError: when the manifest is damaged, of another kind, or newer.
+    """
+    try:
+        record = json.loads(text)
+        found, number, digest, body = (record[k] for k in ("format", "version", "sha256", "body"))
+        known = isinstance(found, str) and isinstance(number, int) and isinstance(body, dict)
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}") from error
+    if not known:
+        raise damaged(file, f"format={found!r}, version={number!r}")
+    if found != kind:
+        raise InvalidArgumentError(
+            f"{str(file)!r} must describe an artefact of the format {kind!r}. Received: {found!r}. "
+            "`unisono.export.load` reads what `export(..., format='stablehlo')` wrote, and "
+            "`load_from_saved_model` what `export_saved_model` wrote."
+        )
+    if number > version:
+        raise InvalidArgumentError(
+            f"{str(file)!r} must have a format version of at most {version}. Received: version={number}. "
+            "Install the newer Unisono that wrote it: `pip install --upgrade unisono`."
+        )
+    if digest != _digest_of(found, number, body):
+        raise damaged(file, "a content that its own checksum does not fit")
+    return dict(body)
+
+
+def _digest_of(kind: str, version: int, body: Mapping[str, Any]) -> str:
+    text = json.dumps([kind, version, body], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def damaged(file: Path, received: str) -> InvalidArgumentError:
+    """The error of a file that is not as it was written."""
+    return InvalidArgumentError(
+        f"{str(file)!r} must be as it was written. Received: {received}. Copy the artefact again, or "
+        "export the model again."
+    )
+
+
+def describe_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return size in bytes and SHA-256 of each file."""
+    found = {}
+    for name in names:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
+    return found
+
+
+def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the body of the manifest of an artefact.
+
+    Raises:
+        InvalidArgumentError: when there is none, or `unseal` refuses it.
+    """
+    file = folder / MANIFEST
+    try:
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidArgumentError(
+            f"An artefact must be a directory with {MANIFEST!r}. Received: {str(folder)!r}, without "
+            f"{str(file)!r}. A `.keras` file is loaded by `keras.saving.load_model`."
+        ) from error
+    return unseal(text, file, kind, version)
+
+
+def read_file(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Return what one file of an artefact holds.
+
+    Raises:
+        InvalidArgumentError: when it is missing, cut off, or differs from its checksum.
+    """
+    file = folder / name
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        raise damaged(file, "no such file") from error
+    if len(data) != files[name]["bytes"]:
+        raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")
+    if hashlib.sha256(data).hexdigest() != files[name]["sha256"]:
+        raise damaged(file, "a content that its checksum does not fit")
+    return data
+
+
+@contextlib.contextmanager
+def written_aside(path: Path, marker: str | None = None) -> Iterator[Path]:
+    """Give a place beside `path`, and rename what is written there to `path` at the end.
+
+    A process that dies leaves at most a hidden place beside `path`, never half an artefact.
+
+    Args:
+        path: where the artefact shall be.
+        marker: for a directory: the file by which an artefact that may be replaced is known.
+
+    Raises:
+        InvalidArgumentError: when something else is there.
+    """
+    _check_replaceable(path, marker)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.parent / f".{path.stem}.{secrets.token_hex(4)}{path.suffix}"
+    try:
+        yield aside
+        _flush(aside)
+        _move(aside, path)
+        _flush_folder(path.parent)
+    finally:
+        _remove(aside)
+
+
+def _check_replaceable(path: Path, marker: str | None) -> None:
+    if marker is None:
+        fits, wanted = not path.is_dir(), "a file"
+    else:
+        empty = path.is_dir() and not any(path.iterdir())
+        fits = not path.exists() or empty or (path / marker).is_file()
+        wanted = f"a new or empty directory, or one with {marker!r}"
+    if not fits:
+        raise InvalidArgumentError(
+            f"`path` must be {wanted}, so that nothing else is overwritten. Received: path={str(path)!r}. "
+            "Give another path, or remove what is there."
+        )
+
+
+def _move(aside: Path, path: Path) -> None:
+    if not path.is_dir():
+        aside.replace(path)
+        return
+    # No system call replaces a directory with files in it: the old one steps aside first.
+    old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
+    path.rename(old)
+    try:
+        aside.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file, or all files of a directory, from the system's buffers to the disk."""
+    if not path.is_dir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        return
+    for inner in path.iterdir():
+        _flush(inner)
+    _flush_folder(path)
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name == "nt":  # no handle of a directory can be flushed there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+"""A StableHLO artefact as a function again; imports no Keras.
+
+The artefact holds `serve.stablehlo`, a function of (weights, inputs), two flat lists of arrays,
+as `jax.export` serializes it; `weights.npz`, the weights in that order; and the manifest, with the
+structures of inputs and outputs.
+Source: https://docs.jax.dev/en/latest/export/export.html
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._export._files import damaged, read_file, read_manifest
+from unisono._export._packages import require_packages
+from unisono._export._specs import ArraySpec, bind_sizes, decode, matched, rebuild
+
+KIND = "unisono-stablehlo"
+VERSION = 1
+FUNCTION = "serve.stablehlo"
+WEIGHTS = "weights.npz"
+
+
+class ExportedModel:
+    """A model's inference, loaded from an artefact; call it with arrays.
+
+    Made by `unisono.export.load`. Calls work inside `jax.jit` and `jax.vmap` too; there are no
+    gradients, since only inference was exported.
+
+    Args:
+        exported: the function of (weights, inputs).
+        weights: the arrays of its first argument.
+        manifest: the body of the artefact's manifest.
+    """
+
+    def __init__(self, exported: jax.export.Exported, weights: list[Any], manifest: dict[str, Any]) -> None:
+        self._exported = exported
+        self._function = jax.jit(exported.call)
+        self._weights = jax.device_put(weights)
+        self._manifest = manifest
+        self._inputs = decode(manifest["inputs"])
+        self._outputs = decode(manifest["outputs"])
+
+    @property
+    def name(self) -> str:
+        """The name of the model that was exported."""
+        return str(self._manifest["name"])
+
+    @property
+    def input_spec(self) -> Any:
+        """The `ArraySpec`s of the inputs, in the model's structure; names are sizes that calls choose."""
+        return self._inputs
+
+    @property
+    def output_spec(self) -> Any:
+        """The `ArraySpec`s of the outputs, in the model's structure."""
+        return self._outputs
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms for which the function was lowered: `"cpu"`, `"cuda"`, `"tpu"`, `"rocm"`."""
+        return tuple(self._exported.platforms)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the packages that wrote the artefact."""
+        return dict(self._manifest["versions"])
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the model's outputs, as `model(inputs, training=False)`.
+
+        Args:
+            inputs: NumPy or JAX arrays in the structure and of the shapes of `input_spec`; other
+                number types are converted as Keras converts them.
+
+        Returns:
+            JAX arrays in the structure of `output_spec`.
+
+        Raises:
+            InvalidArgumentError: when structure, shape or type do not fit.
+        """
+        sizes: dict[str, int] = {}
+        arrays = []
+        for where, spec, value in matched(self._inputs, inputs, "inputs"):
+            array = _as_array(spec, value, where)
+            bind_sizes(spec, array.shape, where, sizes)
+            arrays.append(array)
+        return rebuild(self._outputs, self._function(self._weights, arrays))
+
+    def __repr__(self) -> str:
+        """Name, inputs and outputs."""
+        return f"<ExportedModel {self.name!r}: {self._inputs} -> {self._outputs}>"
+
+
+def _as_array(spec: ArraySpec, value: Any, where: str) -> Any:
+    """Convert as Keras does: ints become floats, precision may change, floats never become ints."""
+    dtype = jnp.dtype(spec.dtype)
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool
+    if not number or (jnp.issubdtype(array.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact)):
+        raise InvalidArgumentError(
+            f"`{where}` must be of the type {spec.dtype}, or convert to it without loss of kind. "
+            f"Received: dtype={array.dtype}. Write `x.astype({spec.dtype!r})`."
+        )
+    return jnp.asarray(array, dtype)
+
+
+def load_exported(folder: Path) -> ExportedModel:
+    """Load the artefact in `folder`, with all checksums verified."""
+    require_packages("Loading a StableHLO artefact", "export", "flatbuffers")
+    manifest = read_manifest(folder, KIND, VERSION)
+    blob = read_file(folder, FUNCTION, manifest["files"])
+    specs = [decode(w) for w in manifest["weights"]]
+    weights = _read_weights(read_file(folder, WEIGHTS, manifest["files"]), specs, folder / WEIGHTS)
+    try:
+        exported = jax.export.deserialize(bytearray(blob))
+    except Exception as error:
+        # The file is whole: JAX's own format is older or newer than this JAX can read.
+        raise InvalidArgumentError(
+            f"The installed JAX must be able to read {str(folder / FUNCTION)!r}, which JAX promises for six "
+            f"months after it was written. Received: jax {jax.__version__}, and a file written by "
+            f"{manifest['versions']}. Install a JAX near that version, or export the model again."
+        ) from error
+    return ExportedModel(exported, weights, manifest)
+
+
+def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[Any]:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            found = [arrays[key_of(index)] for index in range(len(specs))]
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}") from error
+    return [_typed(array, spec) for array, spec in zip(found, specs, strict=True)]
+
+
+def _typed(array: Any, spec: ArraySpec) -> Any:
+    # NumPy's format knows bfloat16 and its like as bytes alone.
+    return array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
+
+
+def key_of(index: int) -> str:
+    """The name of a weight in the file; paths of Keras need not be unique."""
+    return f"{index:05d}"

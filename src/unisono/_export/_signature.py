@@ -1,0 +1,102 @@
+"""What a Keras model takes: the shapes and types of its inputs, with names for open sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._export._specs import ArraySpec, leaves, map_leaves, plain
+
+#: What `jax.export` takes as the name of a size.
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def input_specs(model: Any, given: Any, batch_size: int | None) -> Any:
+    """Return the structure of the model's inputs, each leaf an `ArraySpec` without None.
+
+    Args:
+        model: a built Keras model.
+        given: the caller's own structure of things with shape and dtype, or None for the model's.
+        batch_size: the size of the first axis; None leaves it open where the model does.
+
+    Raises:
+        InvalidArgumentError: when the model is not built, or does not say what it takes.
+    """
+    if not model.built:
+        raise InvalidArgumentError(
+            f"A model must be built before it is exported. Received: {model.name!r}, which has no weights "
+            "yet. Call it on a batch, or begin it with `keras.Input(...)`."
+        )
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise InvalidArgumentError(
+            f"`batch_size` must be an int of at least 1, or None. Received: batch_size={batch_size!r}. "
+            "Leave it out for batches of any size."
+        )
+    tree = map_leaves(_spec_of, _own_inputs(model) if given is None else given)
+    number = {id(leaf): index for index, leaf in enumerate(leaves(tree))}
+    return map_leaves(lambda spec: _named(spec, number[id(spec)], batch_size), tree)
+
+
+def _own_inputs(model: Any) -> Any:
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0] if len(model.inputs) == 1 else list(model.inputs)
+    try:
+        return plain(model.input)
+    except (AttributeError, ValueError):
+        # A subclassed model has no symbolic input: it knows the shapes that it was built with.
+        return _built_inputs(model)
+
+
+def _built_inputs(model: Any) -> Any:
+    config = model.get_build_config() or {}
+    shapes = config.get("shapes_dict", {"input_shape": config.get("input_shape")})
+    values = list(shapes.values())
+    if len(values) != 1 or values[0] is None:
+        raise InvalidArgumentError(
+            f"A model must say what its one argument `inputs` is. Received: {model.name!r}, which was built "
+            f"with {shapes}. Write `export(..., input_spec=unisono.export.ArraySpec((None, 28, 28), "
+            "'float32'))`, or a dict or list of them, as the model's `call` takes it."
+        )
+    return _open_shapes(values[0], model.input_dtype)
+
+
+def _open_shapes(shapes: Any, dtype: str) -> Any:
+    """A structure of shapes as specs; the batch that a model was built with is one of many."""
+    if isinstance(shapes, dict):
+        return {key: _open_shapes(value, dtype) for key, value in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return ArraySpec((None, *shapes[1:]), dtype)
+    return type(shapes)(_open_shapes(item, dtype) for item in shapes)
+
+
+def _spec_of(leaf: Any) -> ArraySpec:
+    try:
+        shape, dtype = tuple(leaf.shape), leaf.dtype
+    except (AttributeError, TypeError) as error:
+        raise InvalidTypeError(
+            "`input_spec` must hold things with a shape and a dtype. Received: "
+            f"{leaf!r}. Write `unisono.export.ArraySpec((None, 28, 28), 'float32')`."
+        ) from error
+    dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    return ArraySpec(shape, dtype, getattr(leaf, "name", None))
+
+
+def _named(spec: ArraySpec, index: int, batch_size: int | None) -> ArraySpec:
+    """Name the open sizes of one input: `batch` is shared by all, others are its own."""
+    shape = [f"size{index}_{axis}" if size is None else size for axis, size in enumerate(spec.shape)]
+    if shape and batch_size is not None:
+        shape[0] = batch_size
+    elif shape and spec.shape[0] is None:
+        shape[0] = "batch"
+    for size in shape:
+        if isinstance(size, str) and not _NAME.fullmatch(size):
+            raise InvalidArgumentError(
+                f"An open size must have a name of letters and digits. Received: {size!r} in "
+                f"{spec.shape}. Write `'length'`, or None."
+            )
+    return dataclasses.replace(spec, shape=tuple(shape))

@@ -1,0 +1,180 @@
+"""A Keras model → a StableHLO artefact, through `jax.export`.
+
+Source: https://docs.jax.dev/en/latest/export/export.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._context import entered
+from unisono._errors import InvalidArgumentError
+from unisono._export._files import MANIFEST, describe_files, seal, written_aside
+from unisono._export._loaded import FUNCTION, KIND, VERSION, WEIGHTS, key_of
+from unisono._export._packages import require_packages
+from unisono._export._signature import input_specs
+from unisono._export._specs import ArraySpec, encode, leaves, map_leaves, plain, rebuild
+
+#: The names that `jax.export` knows.
+PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
+_PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy")
+
+
+@dataclasses.dataclass
+class _Serve:
+    """The model's inference as a function of (weights, inputs), two flat lists of arrays.
+
+    Args:
+        model: the Keras model.
+        inputs: the structure of its inputs.
+        outputs: the structure of its outputs, once it was traced.
+    """
+
+    model: Any
+    inputs: Any
+    outputs: Any = None
+
+    def __call__(self, weights: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        count = len(self.model.trainable_variables)
+        inputs = rebuild(self.inputs, arrays)
+        with entered(None):  # one replica, also where the caller stands in a scope
+            outputs, _ = self.model.stateless_call(
+                weights[:count], weights[count:], inputs, **_inference(self.model)
+            )
+        self.outputs = plain(outputs)
+        return [jnp.asarray(leaf) for leaf in leaves(self.outputs)]
+
+
+def _inference(model: Any) -> dict[str, bool]:
+    """What `call` is told, where it takes it: a subclass may leave `training` out."""
+    parameters = inspect.signature(model.call).parameters.values()
+    takes = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"training": False} if takes else {}
+
+
+def write_stablehlo(
+    model: Any, path: Path, platforms: Sequence[str], batch_size: int | None, input_spec: Any
+) -> None:
+    """Write the artefact that `load_exported` reads; arguments as those of `unisono.export.export`."""
+    require_packages("A StableHLO artefact", "export", "flatbuffers")
+    platforms = _checked_platforms(platforms)
+    inputs = input_specs(model, input_spec, batch_size)
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    weights = [one_replica(v.value) for v in variables]
+    serve = _Serve(model, inputs)
+    exported = _exported(serve, weights, leaves(inputs), platforms)
+    specs = [_spec_of(aval) for aval in exported.out_avals]
+    with written_aside(path, marker=MANIFEST) as aside:
+        aside.mkdir()
+        (aside / FUNCTION).write_bytes(exported.serialize())
+        # The files' types forbid what would need pickle.
+        np.savez(aside / WEIGHTS, allow_pickle=False, **{key_of(i): w for i, w in enumerate(weights)})
+        body = {
+            "name": model.name,
+            "inputs": encode(inputs),
+            "outputs": encode(rebuild(serve.outputs, specs)),
+            "weights": [
+                encode(ArraySpec(w.shape, str(w.dtype), v.path))
+                for w, v in zip(weights, variables, strict=True)
+            ],
+            "platforms": list(exported.platforms),
+            "calling_convention": exported.calling_convention_version,
+            "versions": {package: importlib.metadata.version(package) for package in _PACKAGES},
+            "files": describe_files(aside, [FUNCTION, WEIGHTS]),
+        }
+        (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
+
+
+def one_replica(value: Any) -> np.ndarray[Any, Any]:
+    """Return one replica's copy of a variable, wherever its copies lie.
+
+    Args:
+        value: an array on one device, the same on several, or in the host's memory.
+    """
+    if isinstance(value, jax.Array) and value.is_fully_replicated:
+        value = value.addressable_data(0)
+    return np.asarray(value)
+
+
+def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    chosen = (platforms,) if isinstance(platforms, str) else tuple(platforms)
+    unknown = [p for p in chosen if p not in PLATFORMS]
+    if unknown or not chosen:
+        raise InvalidArgumentError(
+            f"`platforms` must be some of {PLATFORMS}. Received: platforms={chosen!r}. Write "
+            "`platforms=('cpu', 'cuda')` for CPUs and NVIDIA's GPUs, `'rocm'` for AMD's."
+        )
+    return chosen
+
+
+def _spec_of(aval: Any) -> ArraySpec:
+    shape = tuple(d if isinstance(d, int) else str(d) for d in aval.shape)
+    return ArraySpec(shape, str(aval.dtype))
+
+
+def _exported(
+    serve: _Serve, weights: list[Any], inputs: list[ArraySpec], platforms: Sequence[str]
+) -> jax.export.Exported:
+    """Trace and lower; where that fails, find out which demand the model does not meet."""
+    shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in weights]
+
+    def attempt(specs: list[ArraySpec], on: Sequence[str]) -> jax.export.Exported:
+        # A new function each time, or a trace that failed would be remembered.
+        function = jax.jit(lambda w, x: serve(w, x))  # noqa: PLW0108
+        return jax.export.export(function, platforms=tuple(on))(shapes, _symbolic(specs))
+
+    try:
+        return attempt(inputs, platforms)
+    except Exception as error:
+        fixed = [map_leaves(_fixed, spec) for spec in inputs]
+        if fixed != inputs and _works(attempt, fixed, platforms):
+            raise InvalidArgumentError(
+                "Each layer must allow a batch whose size, like every size that is left open, is chosen by "
+                f"the call. Received: {serve.model.name!r}, where tracing says {_first_line(error)} Write "
+                "`export(..., batch_size=32)` for an artefact that takes batches of 32, or "
+                "`input_spec=unisono.export.ArraySpec((32, ...), dtype)` to fix other sizes too."
+            ) from error
+        able = [p for p in platforms if len(platforms) > 1 and _works(attempt, inputs, [p])]
+        if able:
+            raise InvalidArgumentError(
+                f"The model must lower for each of `platforms`. Received: platforms={tuple(platforms)}, of "
+                f"which {serve.model.name!r} lowers for {able} alone: {_first_line(error)} Write "
+                f"`export(..., platforms={tuple(able)!r})`."
+            ) from error
+        raise
+
+
+def _works(attempt: Callable[..., Any], specs: list[ArraySpec], platforms: Sequence[str]) -> bool:
+    try:
+        attempt(specs, platforms)
+    except Exception:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["nothing."]
+    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}."
+
+
+def _fixed(spec: ArraySpec) -> ArraySpec:
+    """The spec with all open sizes fixed, to find out whether they are what a model refuses."""
+    return dataclasses.replace(spec, shape=tuple(2 if isinstance(d, str) else d for d in spec.shape))
+
+
+def _symbolic(specs: list[ArraySpec]) -> list[jax.ShapeDtypeStruct]:
+    """Give JAX the shapes, the same symbol for the same name."""
+    names = sorted({d for spec in specs for d in spec.shape if isinstance(d, str)})
+    symbols = jax.export.symbolic_shape(", ".join(names)) if names else ()
+    dims: dict[Any, Any] = dict(zip(names, symbols, strict=True))
+    return [jax.ShapeDtypeStruct(tuple(dims.get(d, d) for d in s.shape), jnp.dtype(s.dtype)) for s in specs]

@@ -1,0 +1,77 @@
+"""Formats that Keras writes itself: `.keras`, TensorFlow's SavedModel, ONNX.
+
+Keras writes to a place aside; only what is complete gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from unisono._export._files import MANIFEST, describe_files, read_file, read_manifest, seal, written_aside
+from unisono._export._packages import require_packages
+from unisono._export._stablehlo import one_replica
+
+_log = logging.getLogger("unisono")
+
+#: The artefact of `export_saved_model`: one `.keras` file and its checksum.
+KIND = "unisono-keras"
+VERSION = 1
+MODEL = "model.keras"
+
+
+def write_keras(model: Any, path: Path) -> None:
+    """Write a `.keras` file: architecture, weights, what `compile` got, the optimizer's state."""
+    with written_aside(path) as aside:
+        model.save(aside)
+
+
+def write_saved_model(model: Any, path: Path) -> None:
+    """Write TensorFlow's SavedModel."""
+    require_packages("TensorFlow's SavedModel", "saved-model", "tensorflow")
+    with written_aside(path, marker="saved_model.pb") as aside, _one_copy(model):
+        model.export(aside, format="tf_saved_model", verbose=False)
+
+
+def write_onnx(model: Any, path: Path) -> None:
+    """Write an ONNX file."""
+    require_packages("An ONNX file", "onnx", "jax2onnx", "onnx")
+    with written_aside(path) as aside, _one_copy(model):
+        model.export(aside, format="onnx", verbose=False)
+
+
+@contextlib.contextmanager
+def _one_copy(model: Any) -> Iterator[None]:
+    """Let the model's variables be one replica's values, on one device, for a block."""
+    values = [(v, jnp.asarray(one_replica(v.value))) for v in model.variables]
+    with keras.StatelessScope(state_mapping=values):
+        yield
+
+
+def write_keras_folder(model: Any, path: Path) -> None:
+    """Write the directory of `export_saved_model`."""
+    with written_aside(path, marker=MANIFEST) as aside:
+        aside.mkdir()
+        model.save(aside / MODEL)
+        body = {"name": model.name, "files": describe_files(aside, [MODEL])}
+        (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
+
+
+def load_keras_folder(path: Path, custom_objects: Mapping[str, Any] | None) -> Any:
+    """Load what `write_keras_folder` wrote, compiled where its losses and metrics can be found."""
+    manifest = read_manifest(path, KIND, VERSION)
+    read_file(path, MODEL, manifest["files"])
+    file = path / MODEL
+    try:
+        return keras.saving.load_model(file, custom_objects=custom_objects)
+    except (TypeError, ValueError) as error:
+        # A loss of the user's own, which a program that compiles the model anew does not need here.
+        model = keras.saving.load_model(file, custom_objects=custom_objects, compile=False)
+        _log.warning("The model of %s was loaded without its `compile`: %s", path, error)
+        return model
