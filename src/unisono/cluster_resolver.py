@@ -1,13 +1,31 @@
 """What describes a cluster: `unisono.cluster_resolver`."""
 
+from unisono.cluster._jax import JaxClusterResolver
+from unisono.cluster._kubernetes import ExecutableLocation as KubernetesExecutableLocation
+from unisono.cluster._kubernetes import KubernetesClusterResolver
+from unisono.cluster._mpi import MPIClusterResolver
+from unisono.cluster._resolve import resolve
 from unisono.cluster._resolvers import ClusterResolver, SimpleClusterResolver, TFConfigClusterResolver
+from unisono.cluster._slurm import SlurmClusterResolver
 from unisono.cluster._spec import ClusterSpec
 from unisono.cluster._tpu import TPUClusterResolver
+from unisono.cluster._union import UnionResolver
+
+#: TensorFlow's newer name.
+UnionClusterResolver = UnionResolver
 
 __all__ = [
     "ClusterResolver",
     "ClusterSpec",
+    "JaxClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "MPIClusterResolver",
     "SimpleClusterResolver",
+    "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "UnionClusterResolver",
+    "UnionResolver",
+    "resolve",
 ]

@@ -105,7 +105,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task(self) -> Task | None:
-        """This process, None where the resolver knows its job or index not.
+        """This process, None where its job or its index is not known.
 
         Raises:
             InvalidArgumentError: when the job is no name or the index no number.
@@ -116,7 +116,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def coordinator_address(self) -> str | None:
-        """The address of process 0, where the others meet; None where this process is alone."""
+        """The address of process 0, where the others meet; None without others, as for the evaluator."""
         spec, task = self._checked()
         return None if task is None or task.type == "evaluator" else chief_address(spec)
 
