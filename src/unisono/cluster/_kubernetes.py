@@ -59,7 +59,8 @@ class KubernetesClusterResolver(ClusterResolver):
         executable_location: where this program runs; outside, the rights are those of `kubectl`.
 
     Raises:
-        BackendError: when neither a client is given nor the package `kubernetes` installed.
+        BackendError: when no client is given and the package `kubernetes` is not installed, or finds no
+            way to the cluster.
 
     >>> from types import SimpleNamespace
     >>> pod = lambda name, ip: SimpleNamespace(
@@ -123,9 +124,13 @@ def _client(location: ExecutableLocation) -> Client:
             f"Kubernetes is asked through its Python client. Received: {error}. "
             "Install `unisono[kubernetes]`, or pass `override_client`."
         ) from error
-    if location is ExecutableLocation.WITHIN_CLUSTER:
-        config.load_incluster_config()
-    else:
-        config.load_kube_config()
+    within = location is ExecutableLocation.WITHIN_CLUSTER
+    try:
+        config.load_incluster_config() if within else config.load_kube_config()
+    except config.ConfigException as error:
+        raise BackendError(
+            f"Kubernetes must tell how it is reached. Received: {error} ({location}). Run in a pod, or pass "
+            "`executable_location=KubernetesExecutableLocation.OFF_CLUSTER` where `kubectl` works."
+        ) from error
     api: Client = client.CoreV1Api()
     return api

@@ -194,6 +194,27 @@ def test_without_the_kubernetes_client(monkeypatch):
         KubernetesClusterResolver()
 
 
+def install_kubernetes(monkeypatch):
+    config, client = ModuleType("kubernetes.config"), ModuleType("kubernetes.client")
+    config.ConfigException = type("ConfigException", (Exception,), {})
+    client.CoreV1Api = lambda: Kubernetes(tensorflow=[pod("t")])
+    monkeypatch.setitem(sys.modules, "kubernetes", ModuleType("kubernetes"))
+    monkeypatch.setitem(sys.modules, "kubernetes.config", config)
+    monkeypatch.setitem(sys.modules, "kubernetes.client", client)
+    return config
+
+
+def test_outside_of_kubernetes(monkeypatch):
+    config = install_kubernetes(monkeypatch)
+
+    def load_incluster_config():
+        raise config.ConfigException("Service host/port is not set.")
+
+    config.load_incluster_config = load_incluster_config
+    with pytest.raises(BackendError, match=r"Received: Service host.*WITHIN_CLUSTER.*OFF_CLUSTER"):
+        KubernetesClusterResolver()
+
+
 @pytest.mark.parametrize(
     ("location", "loaded"),
     [
@@ -203,13 +224,9 @@ def test_without_the_kubernetes_client(monkeypatch):
 )
 def test_the_rights_of_the_client(monkeypatch, location, loaded):
     calls = []
-    config, client = ModuleType("kubernetes.config"), ModuleType("kubernetes.client")
+    config = install_kubernetes(monkeypatch)
     config.load_incluster_config = lambda: calls.append("in the cluster")
     config.load_kube_config = lambda: calls.append("kubectl")
-    client.CoreV1Api = lambda: Kubernetes(tensorflow=[pod("t")])
-    monkeypatch.setitem(sys.modules, "kubernetes", ModuleType("kubernetes"))
-    monkeypatch.setitem(sys.modules, "kubernetes.config", config)
-    monkeypatch.setitem(sys.modules, "kubernetes.client", client)
     assert KubernetesClusterResolver(executable_location=location).cluster_spec().jobs == ["worker"]
     assert calls == [loaded]
 

@@ -1,5 +1,8 @@
 """The base of all resolvers, clusters by hand, and unions."""
 
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -33,6 +36,15 @@ def test_the_public_names_are_there():
     for name in cluster_resolver.__all__:
         assert getattr(cluster_resolver, name) is not None
     assert UnionClusterResolver is UnionResolver
+
+
+def test_clusters_are_read_before_jax_is_imported():
+    """Launchers and checks of a start-up read them, and Slurm's GPUs are chosen before JAX starts."""
+    code = "import sys, unisono.cluster._resolve; assert not {'jax', 'keras', 'numpy'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_resolver_of_ones_own():
