@@ -78,7 +78,7 @@ def export(
         InvalidTypeError: when `model` is not a Keras model.
         MissingPackageError: when the format needs a package that is not installed.
 
-    >>> import keras, numpy as np, tempfile, unisono
+    >>> import unisono, keras, numpy as np, tempfile
     >>> with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
     ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -6,16 +6,21 @@ Keras writes to a place aside; only what is complete gets its name.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 
+from unisono._errors import InvalidArgumentError
 from unisono._export._files import MANIFEST, describe_files, read_file, read_manifest, seal, written_aside
 from unisono._export._packages import require_packages
+from unisono._export._signature import input_specs
+from unisono._export._specs import ArraySpec, leaves, map_leaves
 from unisono._export._stablehlo import one_replica
 
 _log = logging.getLogger("unisono")
@@ -33,17 +38,48 @@ def write_keras(model: Any, path: Path) -> None:
 
 
 def write_saved_model(model: Any, path: Path) -> None:
-    """Write TensorFlow's SavedModel."""
+    """Write TensorFlow's SavedModel, whose function `serve` takes batches of any size."""
     require_packages("TensorFlow's SavedModel", "saved-model", "tensorflow")
     with written_aside(path, marker="saved_model.pb") as aside, _one_copy(model):
         model.export(aside, format="tf_saved_model", verbose=False)
 
 
 def write_onnx(model: Any, path: Path) -> None:
-    """Write an ONNX file."""
-    require_packages("An ONNX file", "onnx", "jax2onnx", "onnx")
-    with written_aside(path) as aside, _one_copy(model):
-        model.export(aside, format="onnx", verbose=False)
+    """Write an ONNX file, and try it: the converter does not know every layer, nor say so."""
+    require_packages("An ONNX file", "onnx", "jax2onnx", "onnx", "onnxruntime")
+    inputs = map_leaves(_sample, input_specs(model, None, batch_size=2))
+    with written_aside(path) as aside:
+        with _one_copy(model):
+            model(inputs, training=False)  # Keras exports only a model that was called
+            model.export(aside, format="onnx", verbose=False)
+        try_onnx(aside, leaves(inputs), model.name)
+
+
+def _sample(spec: ArraySpec) -> Any:
+    return np.zeros([2 if isinstance(size, str) else size for size in spec.shape], jnp.dtype(spec.dtype))
+
+
+def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
+    """Run an ONNX file once.
+
+    Args:
+        file: the file.
+        inputs: arrays in the order of its inputs.
+        name: of the model, for messages.
+
+    Raises:
+        InvalidArgumentError: when it does not run.
+    """
+    onnxruntime = importlib.import_module("onnxruntime")
+    try:
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
+    except Exception as error:
+        raise InvalidArgumentError(
+            "The ONNX file that jax2onnx writes must run in onnxruntime. Received: one for "
+            f"{name!r} that fails: {str(error).strip()} Replace the layer that is named there "
+            "(`MaxPooling2D` fails where `AveragePooling2D` and strides run), or export StableHLO."
+        ) from error
 
 
 @contextlib.contextmanager
