@@ -87,11 +87,18 @@ class TensorBoard(keras.callbacks.Callback):
         self._defaults = contextlib.ExitStack()
         self._test_defaults = contextlib.ExitStack()
         self._is_training = False
+        self._steps_per_call = 1
         self._batches_before = 0  # of the running epoch
         self._ends: list[int] = []
         self._test_batches = 0
         self._began = 0.0
         self._epoch_began = 0.0
+
+    def set_model(self, model: Any) -> None:
+        """Keras' hook: note the model."""
+        super().set_model(model)
+        # Here, because Keras moves the whole state where a batch's hook asks for `self.model`.
+        self._steps_per_call = max(1, int(model.steps_per_execution))
 
     # --- training ------------------------------------------------------------------------------
 
@@ -128,15 +135,16 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Write the numbers so far. Keras may call this from another thread."""
-        self._ends.append(batch + 1)
-        step = self._batches_before + batch + 1
+        # Keras counts the last call of an epoch as full, also where data for fewer steps were left.
+        end = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
+        self._ends.append(end)
+        first, step = self._batches_before + batch + 1 - self._steps_per_call, self._batches_before + end
         self._profile.ended(step)
-        # Several steps may have run: did one of them fall on a multiple?
-        if not self.update_freq or step % self.update_freq >= self._steps_per_call:
+        if not self.update_freq or step // self.update_freq == first // self.update_freq:
             return
         values = dict(logs) if isinstance(logs, Mapping) else {}
         if self._is_timing:
-            values["steps_per_second"] = self._steps_per_call / (time.perf_counter() - self._began)
+            values["steps_per_second"] = (step - first) / (time.perf_counter() - self._began)
         self._write_scalars("train", "batch_{}", values, step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -184,10 +192,6 @@ class TensorBoard(keras.callbacks.Callback):
 
     # --- parts ---------------------------------------------------------------------------------
 
-    @property
-    def _steps_per_call(self) -> int:
-        return max(1, int(self.model.steps_per_execution))
-
     def _writer(self, name: str) -> summary.SummaryWriter:
         """The writer of a part; opened when it is first needed."""
         if name not in self._writers:
@@ -230,7 +234,8 @@ class TensorBoard(keras.callbacks.Callback):
                 self._writer("train").write("image", f"{weight.path}/image", epoch, pixels)
 
     def _write_graph(self) -> None:
-        if not isinstance(self.model, (keras.Sequential, keras.models.Functional)):
+        # By name, as Keras' own callback does: the class of functional models is not public.
+        if type(self.model).__name__ not in ("Functional", "Sequential"):
             return
         try:
             model = self.model.to_json()
