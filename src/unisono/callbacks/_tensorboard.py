@@ -84,8 +84,6 @@ class TensorBoard(keras.callbacks.Callback):
         # Keras then reads a step's logs in another thread, and the devices need not wait.
         self.async_safe = not (self._profile.is_wanted or self._is_timing)
         self._writers: dict[str, summary.SummaryWriter] = {}
-        self._defaults = contextlib.ExitStack()
-        self._test_defaults = contextlib.ExitStack()
         self._is_training = False
         self._steps_per_call = 1
         self._batches_before = 0  # of the running epoch
@@ -111,7 +109,7 @@ class TensorBoard(keras.callbacks.Callback):
         if self.write_graph:
             self._write_graph()
         if self.update_freq:
-            self._record_here(self._defaults, "train")
+            _TRAINING.start(self, self._writer("train"), self.update_freq)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Close the files."""
@@ -171,8 +169,7 @@ class TensorBoard(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Send summaries in the model to the validation's file."""
         if self.update_freq:
-            self._test_defaults.close()
-            self._record_here(self._test_defaults, "validation")
+            _TESTING.start(self, self._writer("validation"), self.update_freq)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Say the step to summaries in the model."""
@@ -186,7 +183,7 @@ class TensorBoard(keras.callbacks.Callback):
         if optimizer is not None:
             step = int(optimizer.iterations)
             self._write_scalars("validation", "evaluation_{}_vs_iterations", logs or {}, step)
-        self._test_defaults.close()
+        _TESTING.stop(self)
         if not self._is_training:
             self._end()
 
@@ -202,16 +199,11 @@ class TensorBoard(keras.callbacks.Callback):
             )
         return self._writers[name]
 
-    def _record_here(self, stack: contextlib.ExitStack, name: str) -> None:
-        """Make a part's file the default until `stack` closes, for every `update_freq`-th step."""
-        stack.enter_context(self._writer(name).as_default(step=0))
-        stack.enter_context(summary.record_if(lambda: summary.get_step() % self.update_freq == 0))
-
     def _end(self) -> None:
         self._is_training = False
         self._profile.stop()
-        self._test_defaults.close()
-        self._defaults.close()
+        _TESTING.stop(self)
+        _TRAINING.stop(self)
         while self._writers:
             self._writers.popitem()[1].close()
 
@@ -223,7 +215,7 @@ class TensorBoard(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer = optimizer.inner_optimizer
-        return keras.ops.convert_to_numpy(optimizer.learning_rate)
+        return float(keras.ops.convert_to_tensor(optimizer.learning_rate))
 
     def _write_weights(self, epoch: int) -> None:
         for weight in self.model.weights:
@@ -243,6 +235,34 @@ class TensorBoard(keras.callbacks.Callback):
             _LOG.warning("The layers of %r are not written for TensorBoard: %s", self.model.name, error)
             return
         self._writer("train").write("keras_model", "keras", 0, model)
+
+
+class _Recording:
+    """The default writer that a callback sets for summaries in the model, while `fit` runs.
+
+    One for the process, as the default is: the callback that came last has it, and one whose
+    `fit` failed, so that Keras never told it the end, loses it to the next.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._owner: TensorBoard | None = None
+
+    def start(self, owner: TensorBoard, writer: summary.SummaryWriter, every: int) -> None:
+        """Make `writer` the default, for steps that are a multiple of `every`."""
+        self._stack.close()
+        self._owner = owner
+        self._stack.enter_context(writer.as_default(step=0))
+        self._stack.enter_context(summary.record_if(lambda: summary.get_step() % every == 0))
+
+    def stop(self, owner: TensorBoard) -> None:
+        """Put back the default that was, if `owner` still has it."""
+        if self._owner is owner:
+            self._owner = None
+            self._stack.close()
+
+
+_TRAINING, _TESTING = _Recording(), _Recording()
 
 
 class _Profile:

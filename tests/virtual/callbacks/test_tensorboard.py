@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from tests.event_files import read, scalars
+from tests.support import count_host_reads
 
 import unisono
 from unisono import summary
@@ -85,12 +86,26 @@ def test_data_of_unknown_size_and_several_steps_in_one_program(tmp_path):
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[TensorBoard(tmp_path / "a", update_freq=2)])
     assert [s for s, _ in scalars(tmp_path / "a" / "train", "batch_loss")] == [2, 4, 7, 9, 10]
     model = build()
-    model.fit((data(4) for _ in range(5)), verbose=0, callbacks=[TensorBoard(tmp_path / "b", update_freq=1)])
+    batches = (data(4) for _ in range(5))
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(batches, verbose=0, shuffle=False, callbacks=[TensorBoard(tmp_path / "b", update_freq=1)])
     assert [s for s, _ in scalars(tmp_path / "b" / "train", "batch_loss")] == [1, 2, 3, 4, 5]
 
 
 def test_the_callback_does_not_hold_up_the_devices(tmp_path):
     """Keras reads logs in another thread where every callback allows it."""
+
+    def reads(rows, *callbacks):
+        model = build()
+        x, y = data(rows)
+        with count_host_reads() as counted:
+            model.fit(x, y, batch_size=4, verbose=0, callbacks=list(callbacks))
+        return len(counted)
+
+    def callback():
+        return TensorBoard(tmp_path, update_freq=2)
+
+    assert reads(80, callback()) - reads(40, callback()) == reads(80) - reads(40)
     assert TensorBoard(tmp_path).async_safe
     assert TensorBoard(tmp_path, update_freq=10).async_safe
     assert not TensorBoard(tmp_path, profile_batch=2).async_safe
@@ -204,6 +219,17 @@ def test_a_failed_fit_leaves_no_default_writer_to_the_next(tmp_path):
     fit(model, callback, epochs=1)
     assert not summary.scalar("x", 1.0, step=1)
     assert [s for s, _ in scalars(tmp_path / "train", "epoch_loss")] == [0]
+
+
+def test_two_callbacks(tmp_path):
+    model = build(Watched())
+    x, y = data()
+    pair = [TensorBoard(tmp_path / name, update_freq=1) for name in "ab"]
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=pair)
+    assert not summary.scalar("x", 1.0, step=1)
+    for name, watched in (("a", 0), ("b", 3)):
+        assert len(scalars(tmp_path / name / "train", "batch_loss")) == 3
+        assert len(scalars(tmp_path / name / "train", "watched")) == watched
 
 
 def test_only_the_chief_writes(tmp_path, monkeypatch):
