@@ -19,7 +19,8 @@ __version__ = "0.1.0"
 #: Where each public name lives.
 _HOMES = {
     "_errors": [
-        "BackendError", "ContextError", "DeviceError", "InvalidArgumentError", "InvalidTypeError",
+        "BackendError", "CheckpointError", "CheckpointMismatchError", "ContextError", "DeviceError",
+        "InvalidArgumentError", "InvalidTypeError",
         "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],
@@ -43,7 +44,7 @@ _HOMES = {
     "strategies._tpu": ["TPUStrategy"],
 }  # fmt: skip
 
-_MODULES = ["callbacks", "cluster_resolver", "data", "experimental", "export", "nn", "summary", "tpu"]
+_MODULES = ["callbacks", "checkpoint", "cluster_resolver", "data", "experimental", "export", "nn", "summary", "tpu"]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

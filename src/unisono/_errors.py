@@ -11,6 +11,8 @@ builtin that a user of `tf.distribute` would catch::
     ├── ContextError (RuntimeError)           a call from the wrong context
     │   └── MixedStrategyError                two strategies where one must be
     ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
+    ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
+    │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
     └── TapeError (RuntimeError)              a GradientTape used where it cannot work
 
 Messages say what must hold, what was received, and what to write instead.
@@ -47,6 +49,14 @@ class MixedStrategyError(ContextError):
 
 class BackendError(UnisonoError, RuntimeError):
     """JAX or Keras is in a state in which Unisono cannot work."""
+
+
+class CheckpointError(UnisonoError, OSError):
+    """A checkpoint is absent or damaged, or cannot be written."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """A checkpoint does not fit what it is restored into."""
 
 
 class TapeError(UnisonoError, RuntimeError):

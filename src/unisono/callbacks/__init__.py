@@ -7,6 +7,7 @@ from typing import Any
 
 #: Where each public name lives.
 _HOMES = {
+    "BackupAndRestore": "_backup",
     "TensorBoard": "_tensorboard",
 }
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
+import grain
 import keras
 
 from unisono._errors import InvalidArgumentError
@@ -14,7 +16,7 @@ from unisono.data._plan import PipelineIterator
 from unisono.data._structure import Element
 
 
-def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Dataset:
+def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:
     """Returns what to give to Keras instead of a data set, together with `shuffle=False`.
 
     A data set can be given to Keras as it is, because it is a `grain.IterDataset`. But then Keras does not
@@ -25,64 +27,92 @@ def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Datas
         keep_states: For how many of the last batches the state after them is kept.
 
     Returns:
-        A `keras.utils.PyDataset`; the data set itself where its size is unknown, for Keras' `PyDataset` must
-        know it.
+        A `keras.utils.PyDataset`, which must know its size; else a `grain.IterDataset`.
     """
-    return dataset if dataset.cardinality() == UNKNOWN else KerasInput(dataset, keep_states)
+    if dataset.cardinality() == UNKNOWN:
+        return KerasStream(dataset, keep_states)
+    return KerasInput(dataset, keep_states)
 
 
-class KerasInput(keras.utils.PyDataset):
-    """The batches of a data set, one iteration after the other.
-
-    Keras asks for batch 0, 1, ... of each iteration; batch 0 begins the next one.
+class Position:
+    """The batches of a data set, one iteration after the other, and where each iteration can be resumed.
 
     Args:
-        dataset: Its cardinality is known or infinite.
+        dataset: Its elements are batches.
         keep_states: For how many of the last batches the state after them is kept.
     """
 
-    def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
-        super().__init__()
+    def __init__(self, dataset: Dataset, keep_states: int) -> None:
         self._dataset = dataset
         self._iterator: PipelineIterator | None = None
-        self._given = 0
-        self._start: dict[str, Any] | None = None
-        self._restored: dict[str, Any] | None = None
+        # A state, and how many batches before it are given again.
+        self._start: tuple[dict[str, Any], int] | None = None
+        self._restored: tuple[dict[str, Any], int] | None = None
+        self._ended = False
+        self._held: list[Element] = []
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
+        self.given = 0
+        self.iterations = 0
 
     @property
-    def num_batches(self) -> int | None:
-        """Number of batches in an iteration, None if it is infinite."""
-        size = self._dataset.cardinality()
-        return None if size == INFINITE else size
+    def is_finite(self) -> bool:
+        """Whether an iteration has a known number of batches."""
+        return self._dataset.cardinality() >= 0
 
-    def __getitem__(self, index: int) -> Element:
-        if index == 0:
-            self._begin()
-        if self._iterator is None or index != self._given:
-            raise InvalidArgumentError(
-                "The batches of a Dataset must be read in order. "
-                f"Received: index={index} after {self._given} batches. Write fit(..., shuffle=False)."
-            )
-        batch = next(self._iterator)
-        self._given += 1
-        if self._states.maxlen:
-            self._states.append((self._given, self._iterator.get_state()))
-        return batch
+    def keep_states(self, number: int) -> None:
+        """Keeps the states after the last `number` batches."""
+        self._states = deque(self._states, maxlen=number)
 
-    def _begin(self) -> None:
-        if self._iterator is not None and self._given == 1 and self.num_batches != 1:
-            # Keras looks at the first batch to build a model: that was no iteration.
-            self._restored = self._start
+    def begin(self, looked_only: bool) -> None:
+        """Begins the next iteration.
+
+        Args:
+            looked_only: Whether the one before was begun only to look at its first batches.
+        """
+        if looked_only and not self._ended:
+            self.rewind()
         if self._iterator is not None:
             self._iterator.close()
         self._iterator = iter(self._dataset)
-        if self._restored is not None:
-            self._iterator.set_state(self._restored)
-            self._restored = None
-        self._start = self._iterator.get_state()
-        self._given = 0
+        self._held, self._ended, self.given = [], False, 0
         self._states.clear()
+        self.iterations += 1
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self._iterator.set_state(restored[0])
+        self._start = restored or (self._iterator.get_state(), 0)
+        if self._start[1]:
+            # Batches that were used before are given again as copies of the next one, which nobody looks at:
+            # Keras counts them, and nothing has to be read.
+            self._held = [self._next()]
+
+    def rewind(self) -> None:
+        """Makes the next iteration begin where this one did: it was begun only to look at a batch."""
+        if self._restored is None:
+            self._restored = self._start
+
+    def _next(self) -> Element:
+        if self._iterator is None:
+            raise InvalidArgumentError(
+                "The batches of a Dataset must be read in order. Received: a batch before the first. "
+                "Write fit(..., shuffle=False)."
+            )
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise
+
+    def next(self) -> Element:
+        """Returns the next batch."""
+        if self._start is not None and self.given < self._start[1]:
+            self.given += 1
+            return self._held[0]
+        batch = self._held.pop() if self._held else self._next()
+        self.given += 1
+        if self._states.maxlen and self._iterator is not None:
+            self._states.append((self.given, self._iterator.get_state()))
+        return batch
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """Returns the state after a batch of this iteration, however far Keras has read ahead since.
@@ -96,19 +126,103 @@ class KerasInput(keras.utils.PyDataset):
         Raises:
             InvalidArgumentError: That state was not kept.
         """
+        if self._start is not None and batches == self._start[1]:
+            return self._start[0]
         for given, state in self._states:
             if given == batches:
                 return state
         raise InvalidArgumentError(
             f"A state can be had for the last {self._states.maxlen} batches. "
-            f"Received: batches={batches}, after {self._given} were given. "
+            f"Received: batches={batches}, after {self.given} were given. "
             "Write as_keras_input(dataset, keep_states=64)."
         )
 
-    def resume_from(self, state: dict[str, Any]) -> None:
+    def resume_from(self, state: dict[str, Any], used: int = 0) -> None:
         """Makes the next iteration go on from a state; those after it are complete again.
 
         Args:
             state: From `state_after`, in this process or another.
+            used: How many batches of the iteration were used before; so many are given again without being
+                read, for a caller that counts and skips them.
         """
-        self._restored = state
+        self._restored = state, used
+
+    def resume_after(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration the one after the iteration that a state belongs to.
+
+        Args:
+            state: From `state_after`, in this process or another.
+        """
+        iterator = iter(self._dataset)
+        iterator.set_state(state)
+        iterator.close()
+
+
+class KerasInput(keras.utils.PyDataset):
+    """The batches of a data set of known size.
+
+    Keras asks for batch 0, 1, ... of each iteration; batch 0 begins the next one.
+
+    Args:
+        dataset: Its cardinality is known or infinite.
+        keep_states: For how many of the last batches the state after them is kept.
+    """
+
+    def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self.position = Position(dataset, keep_states)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in an iteration, None if it is infinite."""
+        size = self._dataset.cardinality()
+        return None if size == INFINITE else size
+
+    def __getitem__(self, index: int) -> Element:
+        position = self.position
+        if index == 0:
+            # Keras looks at the first batch to build a model: that was no iteration.
+            position.begin(looked_only=position.given == 1 and self.num_batches != 1)
+        if index != position.given:
+            raise InvalidArgumentError(
+                "The batches of a Dataset must be read in order. "
+                f"Received: index={index} after {position.given} batches. Write fit(..., shuffle=False)."
+            )
+        return position.next()
+
+
+class KerasStream(grain.IterDataset):
+    """The batches of a data set whose size nobody knows before it was read.
+
+    Args:
+        dataset: The data set.
+        keep_states: For how many of the last batches the state after them is kept.
+    """
+
+    def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
+        super().__init__()
+        self.position = Position(dataset, keep_states)
+
+    def __iter__(self) -> grain.DatasetIterator:
+        # Keras' adapter looks at two batches, then `fit` at one to build the model.
+        self.position.begin(looked_only=self.position.given <= 2)
+        return _StreamIterator(self.position)
+
+
+class _StreamIterator(grain.DatasetIterator):
+    def __init__(self, position: Position) -> None:
+        super().__init__()
+        self._position = position
+
+    def __next__(self) -> Element:
+        return self._position.next()
+
+    def __iter__(self) -> Iterator[Element]:
+        return self
+
+    def get_state(self) -> dict[str, Any]:
+        return self._position.state_after(self._position.given)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._position.resume_from(state)

@@ -33,6 +33,7 @@ from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
+from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import Task, TrainerFunction, gather_rows
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 
@@ -179,13 +180,29 @@ def _guarded(name: str) -> Callable[..., Any]:
         strategy = _BOUND.get(self)
         if strategy is None:
             _check_not_in_scope(self, name)
+            if name == "fit":
+                return _fit(original, self, args, kwargs)
             return original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = _with_pipelines(name, args, kwargs)
         with _scope_of(strategy), _weights_kept(self):
+            if name == "fit":
+                return _fit(original, self, args, kwargs)
             return original(self, *args, **kwargs)
 
     return method
+
+
+def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keras' `fit`, with the callbacks that take part in it."""
+    if not has_companions(args, kwargs):
+        return original(model, *args, **kwargs)
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    arguments.pop("self")
+    with accompanied(model, arguments) as changed:
+        return original(model, **changed)
 
 
 def _with_pipelines(

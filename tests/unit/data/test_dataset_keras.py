@@ -119,16 +119,16 @@ def test_a_run_resumes_from_the_state_after_a_batch() -> None:
     view = KerasInput(_data(), keep_states=4)
     batches(view, range(7))
     batches(view, range(5))
-    state = json.loads(json.dumps(view.state_after(3)))
+    state = json.loads(json.dumps(view.position.state_after(3)))
     rest = batches(view, range(5, 7))
     next_epoch = batches(view, range(7))
 
     resumed = KerasInput(_data(), keep_states=4)
-    resumed.resume_from(state)
+    resumed.position.resume_from(state)
     assert batches(resumed, range(4))[2:] == rest
     assert batches(resumed, range(7)) == next_epoch
     with pytest.raises(InvalidArgumentError, match="the last 4 batches"):
-        resumed.state_after(1)
+        resumed.position.state_after(1)
 
 
 def test_the_pipelines_of_the_programs() -> None:

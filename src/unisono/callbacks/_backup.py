@@ -1,0 +1,165 @@
+"""`BackupAndRestore`: a killed `fit` goes on at the exact next batch.
+
+Keras' own callback of this name keeps weights and the number of the epoch. This one keeps what decides
+every later number: weights, optimizer, metrics, random state, the position in the data, what the
+other callbacks remember, and the history; together, atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.callbacks._run import Backups, Run
+from unisono.training._bind import install
+from unisono.training._companion import Companion, FitCall
+
+#: tf.distribute's code for "saved, start me again".
+RESTART = 42
+
+
+class BackupAndRestore(Companion):
+    """Saves all that training needs to go on, and goes on from there when the same program starts again.
+
+    After a kill at any moment, even while saving, the same command continues at the exact next batch
+    after the last backup; on the same devices the final weights are bit for bit those of a run that
+    nothing disturbed. A backup is written beside training, flushed and checked; a damaged one is
+    passed over with a warning, and the one before it is used.
+
+    The data must be the same: arrays, a `unisono.data.Dataset` (whose position is restored without
+    reading what was used), a `PyDataset`, or a generator made anew (which is read up to the position).
+    Other callbacks continue where they were: attributes that are numbers, strings and arrays are kept,
+    or what `get_state()` returns.
+
+    Args:
+        backup_dir: a directory of this run alone.
+        save_freq: `"epoch"`, or after how many batches; 0 for only when asked (`save_now`, SIGTERM).
+        double_checkpoint: taken for Keras' sake; two are kept in any case.
+        delete_checkpoint: whether the backups are deleted when `fit` has ended well.
+        save_before_preemption: whether SIGTERM makes `fit` save after the running batch and end the
+            program with code 42, for a supervisor that starts it again.
+        max_to_keep: how many backups are kept, at least 2.
+        asynchronous: whether training goes on while a backup is written; if one is still being written
+            when the next is due, the next is made as soon as it is done.
+
+    >>> import tempfile, keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> backup = BackupAndRestore(tempfile.mkdtemp())
+    >>> history = model.fit(np.ones((40, 2)), np.ones(40), epochs=3, callbacks=[backup], verbose=0)
+    >>> backup.saved
+    3
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        save_before_preemption: bool = False,
+        *,
+        max_to_keep: int = 2,
+        asynchronous: bool = True,
+    ) -> None:
+        super().__init__()
+        # Also for models of no strategy: the callback takes part in `fit`.
+        install()
+        if not os.fspath(backup_dir):
+            raise InvalidArgumentError(
+                "`backup_dir` must name a directory. Received: backup_dir=''. Write "
+                "`BackupAndRestore('backup')`."
+            )
+        if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 0):
+            raise InvalidArgumentError(
+                "`save_freq` must be 'epoch' or a number of batches, 0 or more. "
+                f"Received: save_freq={save_freq!r}. Write `save_freq=100`."
+            )
+        if max_to_keep < 2:
+            raise InvalidArgumentError(
+                "`max_to_keep` must be at least 2: if the newest backup is damaged, the one before serves. "
+                f"Received: max_to_keep={max_to_keep}."
+            )
+        self.backup_dir = Path(backup_dir).absolute()
+        self.save_freq = save_freq
+        self.delete_checkpoint = delete_checkpoint
+        self.saved = 0
+        self._keep = max_to_keep
+        self._asynchronous = asynchronous
+        self._handles_sigterm = save_before_preemption
+        self._wanted = False
+        self._preempted = False
+        self._run: Run | None = None
+        self._backups: Backups | None = None
+
+    def save_now(self) -> None:
+        """Ask for a backup after the running batch."""
+        self._wanted = True
+
+    @contextlib.contextmanager
+    def joined(self, call: FitCall) -> Iterator[None]:
+        """Restore before `fit` begins, and watch it."""
+        self._backups = Backups(self.backup_dir, self._keep, self._asynchronous)
+        self._run = Run(self, call, self._backups, self._is_due)
+        try:
+            with self._sigterm():
+                self._run.prepare()
+                yield
+                self._backups.wait()
+                if self.delete_checkpoint:
+                    self._backups.delete()
+        finally:
+            self._run.unmute()
+            self._backups.close()
+            self.saved += self._backups.written
+            self._run = self._backups = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras has just reset the metrics; this callback hears of it first."""
+        if self._run is not None:
+            self._run.begin_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """All callbacks have heard of the batch before; this one hears first of the next."""
+        if self._run is not None:
+            self._run.begin_batch()
+            self._end_if_preempted()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Nothing: the epoch is saved when all others have heard of its end."""
+
+    def _is_due(self, batches: int, epoch_ended: bool) -> bool:
+        """Whether to save after so many batches since the last backup."""
+        if self._wanted:
+            self._wanted = False
+            return True
+        if self.save_freq == "epoch":
+            return epoch_ended
+        return bool(self.save_freq) and batches >= int(self.save_freq)
+
+    def _end_if_preempted(self) -> None:
+        if self._preempted and not self._wanted and self._backups is not None:
+            self._backups.wait()
+            raise SystemExit(RESTART)
+
+    @contextlib.contextmanager
+    def _sigterm(self) -> Iterator[None]:
+        """Answer SIGTERM while `fit` runs, and the old answer after it."""
+        if not self._handles_sigterm or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def preempt(number: int, frame: Any) -> None:
+            self._preempted = self._wanted = True
+
+        before = signal.signal(signal.SIGTERM, preempt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,364 @@
+"""One call of `fit` with its backups: what `BackupAndRestore` does and when."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono.callbacks._states import check_same, names_of, set_state_of, state_of
+from unisono.callbacks._watch import WatchedTrainFunction, mute
+from unisono.checkpoint import _commits
+from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
+from unisono.checkpoint._contents import Parts, Snapshot, copy_of
+from unisono.checkpoint._facts import decode, encode
+from unisono.checkpoint._random import RandomState
+from unisono.checkpoint._writer import BackgroundWriter
+from unisono.data._dataset import Dataset
+from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
+from unisono.training._companion import FitCall
+from unisono.training._fit import Task, variables_of
+
+_LOG = logging.getLogger("unisono")
+_NAME = "backup"
+
+#: Batches that Keras or a device may be ahead of the step that is saved.
+_READ_AHEAD = 64
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run of `fit` stands.
+
+    Args:
+        epoch: the epoch that goes on, from 0.
+        batch: how many of its batches are done; 0 before its first.
+        batches: how many batches were trained in all.
+        stopped: whether a callback has ended training.
+        epoch_random: the random state when the epoch began.
+        random: the random state now.
+        data: the state of the iteration over a `unisono.data.Dataset`.
+        callbacks: what each callback remembers.
+        callback_names: their classes.
+        data_facts: what the data looks like, to notice other data.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    batches: int = 0
+    stopped: bool = False
+    epoch_random: Any = None
+    random: Any = None
+    data: Any = None
+    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    callback_names: list[str] = dataclasses.field(default_factory=list)
+    data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Backups:
+    """The numbered backups of a directory, written beside training.
+
+    Args:
+        directory: of one run.
+        keep: how many are kept.
+        asynchronous: whether `write` returns before the backup is on the disk.
+    """
+
+    def __init__(self, directory: Path, keep: int, asynchronous: bool) -> None:
+        self.directory = directory
+        self.written = 0
+        self._keep, self._asynchronous = keep, asynchronous
+        self._writer = BackgroundWriter("unisono-backup")
+        _commits.sweep(directory)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being written."""
+        return self._writer.is_busy
+
+    def newest(self) -> tuple[Path, Snapshot] | None:
+        """The newest one that is as it was written."""
+        found = _commits.newest_good(self.directory, _NAME)
+        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Start to write one."""
+        self._writer.submit(lambda: self._write(snapshot))
+        if not self._asynchronous:
+            self._writer.wait()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            every = _commits.commits(self.directory, _NAME)
+            number = every[-1][0] + 1 if every else 1
+            write_snapshot(self.directory, f"{_NAME}-{number}", snapshot)
+            self.written += 1
+            for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:
+                _commits.delete_commit(path)
+        except CheckpointError as error:
+            # Training is worth more than one backup: the next may find room again.
+            _LOG.warning("A backup could not be written, and training goes on without it. %s", error)
+
+    def wait(self) -> None:
+        """Wait until all are on the disk."""
+        self._writer.wait()
+
+    def delete(self) -> None:
+        """Delete all, and the directory if nothing else is in it."""
+        for _, path in _commits.commits(self.directory, _NAME):
+            _commits.delete_commit(path)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+    def close(self) -> None:
+        """End the thread; what is being written becomes complete."""
+        self._writer.close()
+
+
+class Last(keras.callbacks.Callback):
+    """The last of all callbacks: hears when the others have heard."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras is about to train."""
+        self._run.restore()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras makes its iterator next."""
+        self._run.epoch_begun()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """All others have seen the epoch's end, and the history has it."""
+        self._run.end_epoch(epoch)
+
+
+class Run:
+    """A call of `fit` with backups.
+
+    Args:
+        owner: the callback that users made.
+        call: the arguments of `fit`.
+        backups: where to save.
+        is_due: from batches since the last backup, and whether an epoch has ended, to whether to save.
+    """
+
+    def __init__(
+        self, owner: Any, call: FitCall, backups: Backups, is_due: Callable[[int, bool], bool]
+    ) -> None:
+        self._call, self._model, self._backups, self._is_due = call, call.model, backups, is_due
+        self._random = RandomState()
+        self._restored: tuple[Snapshot, Progress] | None = None
+        self._progress = Progress()
+        self._watched: WatchedTrainFunction | None = None
+        self._position: Position | None = None
+        self._metrics: list[np.ndarray] = []
+        self._unmute: Callable[[], None] | None = None
+        self._random_now: Any = None
+        self._saved_at = 0
+        self._others = [c for c in call.callbacks if c is not owner]
+        if not any(isinstance(c, keras.callbacks.History) for c in self._others):
+            self._others.append(keras.callbacks.History())
+        call.callbacks = [owner, *self._others, Last(self)]
+        call.wraps.append(self._watch)
+
+    # --- before fit -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Find a backup and change the arguments of `fit` so that it goes on from there."""
+        self._find_position()
+        facts = self._data_facts()
+        self._progress.data_facts = facts
+        found = self._backups.newest()
+        if found is None:
+            return
+        path, snapshot = found
+        progress = Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
+        check_same(progress.callback_names, names_of(self._others))
+        self._check_data(progress.data_facts, facts)
+        self._restored = snapshot, progress
+        arguments = self._call.arguments
+        arguments["initial_epoch"] = arguments["epochs"] if progress.stopped else progress.epoch
+        self._move_data(progress)
+        _LOG.info(
+            "Going on from %s: epoch %d, %d of its batches are done, %d in all.",
+            path, progress.epoch + 1, progress.batch, progress.batches,
+        )  # fmt: skip
+
+    def _find_position(self) -> None:
+        arguments = self._call.arguments
+        x, steps = arguments["x"], arguments["steps_per_epoch"]
+        if isinstance(x, Dataset):
+            x = arguments["x"] = as_keras_input(x)
+            arguments["shuffle"] = False
+        if isinstance(x, (KerasInput, KerasStream)):
+            self._position = x.position
+            self._position.keep_states(_READ_AHEAD * max(1, self._model.steps_per_execution))
+        if steps is None or isinstance(x, types.GeneratorType):
+            return
+        if self._position is None or (self._position.is_finite and steps != x.num_batches):
+            raise InvalidArgumentError(
+                "With `BackupAndRestore`, `steps_per_epoch` needs data whose position can be restored, as an "
+                f"epoch may begin anywhere in it. Received: steps_per_epoch={steps} and {type(x).__name__}. "
+                "Pass a `unisono.data.Dataset` that ends with `repeat()`, or leave `steps_per_epoch` out."
+            )
+
+    def _data_facts(self) -> dict[str, Any]:
+        """What the data looks like, to notice other data."""
+        arguments = self._call.arguments
+        arrays = jax.tree.leaves((arguments["x"], arguments["y"]))
+        return {
+            "kind": type(arguments["x"]).__name__,
+            "shapes": [list(np.shape(a)) for a in arrays if hasattr(a, "shape")],
+            "batch_size": arguments["batch_size"],
+            "steps_per_epoch": arguments["steps_per_epoch"],
+            "shuffle": bool(arguments["shuffle"]),
+            "steps_per_execution": self._model.steps_per_execution,
+        }
+
+    def _check_data(self, saved: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        for name, value in found.items():
+            if saved.get(name) != value:
+                raise CheckpointMismatchError(
+                    "`fit` must get the same data as when the backup was made, or batches would be left out "
+                    f"or used twice. Received: {name}={value!r}, before {saved.get(name)!r}. Pass the same, "
+                    f"or delete {self._backups.directory} to begin anew."
+                )
+
+    def _move_data(self, progress: Progress) -> None:
+        """Make the data go on where the backup was made."""
+        x = self._call.arguments["x"]
+        if self._position is not None:
+            if progress.batch or self._continues():
+                self._position.resume_from(progress.data, progress.batch)
+            else:
+                self._position.resume_after(progress.data)
+        elif isinstance(x, types.GeneratorType):
+            # The batches of the running epoch are passed over later, like those of other data.
+            for _ in range(progress.batches - progress.batch):
+                next(x)
+
+    def _continues(self) -> bool:
+        """Whether an epoch begins where the one before ended, in one iteration over the data."""
+        if self._position is None or self._call.arguments["steps_per_epoch"] is None:
+            return False
+        return not self._position.is_finite
+
+    # --- while fit runs ---------------------------------------------------------------------
+
+    def _watch(self, function: Any) -> WatchedTrainFunction:
+        self._watched = WatchedTrainFunction(function, self._model.steps_per_execution, self._position)
+        return self._watched
+
+    @property
+    def _watching(self) -> WatchedTrainFunction:
+        if self._watched is None:
+            raise CheckpointError(
+                "A backup needs a running `fit`. Received: none. Pass the callback to `fit`."
+            )
+        return self._watched
+
+    def restore(self) -> None:
+        """Put the backup into the model and into the other callbacks, which have begun by now."""
+        if self._position is not None:
+            # So far Keras has only looked at a batch, to build the model.
+            self._position.rewind()
+        if self._restored is None:
+            return
+        snapshot, progress = self._restored
+        names = [f"metrics/{i}" for i in range(len(self._model.metrics_variables))]
+        metrics = {n: a for n, a in snapshot.arrays.items() if n.startswith("metrics/")}
+        if set(names) != set(metrics):
+            raise CheckpointMismatchError(
+                "The model must have the metrics that were saved. Received: "
+                f"{len(names)} metric variables, in the backup {len(metrics)}. Compile with the same ones, "
+                f"or delete {self._backups.directory} to begin anew."
+            )
+        weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics}
+        Parts({"model": self._model}).restore(Snapshot(weights, snapshot.facts))
+        self._metrics = [np.asarray(metrics[n]) for n in names]
+        for callback, state in zip(self._others, progress.callbacks, strict=True):
+            set_state_of(callback, state)
+        self._watching.batches = self._saved_at = progress.batches
+        self._random.set_state(progress.random)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called first in an epoch, after Keras has reset the metrics."""
+        self._watching.begin_epoch()
+        self._progress.epoch = epoch
+        restored, self._restored = self._restored, None
+        if restored is None or not restored[1].batch:
+            return
+        progress = restored[1]
+        for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
+            variable.assign(value)
+        # The others heard of the beginning of this epoch, and of its first batches, before.
+        self._unmute = mute(self._others)
+        self._random.set_state(progress.epoch_random)
+        self._random_now = progress.random
+        self._watching.to_pass = progress.batch
+
+    def unmute(self) -> None:
+        """Let the other callbacks hear of batches again."""
+        if self._unmute is not None:
+            self._unmute()
+            self._unmute = None
+
+    def epoch_begun(self) -> None:
+        """Called last when an epoch begins: Keras makes its iterator next."""
+        self._progress.epoch_random = self._random.get_state()
+
+    def begin_batch(self) -> None:
+        """Called first in a batch: save the state after the one before, of which all have heard."""
+        watched = self._watching
+        if self._unmute is not None and not watched.to_pass:
+            self.unmute()
+            self._random.set_state(self._random_now)
+        done = watched.batches - self._saved_at
+        if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False):
+            return
+        variables = variables_of(self._model, Task.TRAIN)
+        values = {
+            id(v): x
+            for vs, xs in zip(variables, watched.state, strict=True)
+            for v, x in zip(vs, xs, strict=True)
+        }
+        self._save(dataclasses.replace(self._progress, batch=watched.batches_in_epoch), values)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called last when an epoch has ended."""
+        if not self._is_due(self._watching.batches - self._saved_at, True):
+            return
+        stopped = bool(self._model.stop_training)
+        self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
+
+    def _save(self, progress: Progress, values: dict[int, Any]) -> None:
+        progress = dataclasses.replace(
+            progress,
+            batches=self._watching.batches,
+            random=self._random.get_state(),
+            data=None if self._position is None else self._position.state_after(self._watching.used),
+            callbacks=[state_of(c) for c in self._others],
+            callback_names=names_of(self._others),
+        )
+        snapshot = Parts({"model": self._model}).snapshot(values)
+        arrays = dict(snapshot.arrays)
+        for i, variable in enumerate(self._model.metrics_variables):
+            arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
+        fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
+        facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
+        self._saved_at = progress.batches
+        # As text now, so that no later change of what callbacks remember gets in.
+        self._backups.write(Snapshot(arrays, json.loads(json.dumps(facts))))

@@ -1,0 +1,8 @@
+"""Checkpoints: everything that training needs to go on, together, atomically and checked."""
+
+from __future__ import annotations
+
+from unisono._errors import CheckpointError, CheckpointMismatchError
+from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
+
+__all__ = ["Checkpoint", "CheckpointError", "CheckpointManager", "CheckpointMismatchError"]

@@ -1,0 +1,250 @@
+"""Commits: directories that are complete or do not exist, whatever dies while they are written.
+
+A commit is written aside, every file is hashed into a manifest, all is flushed to the disk, and
+one rename makes it visible. What a reader finds under a commit's name is either what was written
+or is recognized as damaged: a file that is missing, cut, or has a flipped bit.
+
+Orbax renames as well, but flushes nothing to the disk: after a power loss its directory can be
+there without its contents.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import CheckpointError
+
+_LOG = logging.getLogger("unisono")
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+_ASIDE = re.compile(r"^\.(?P<name>.+)\.(?P<host>[^@]+)@(?P<pid>\d+)\.[0-9a-f]{8}\.partial$")
+
+
+def write_commit(directory: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Make `directory/name` from what `write` puts into an empty folder, all of it or nothing.
+
+    Args:
+        directory: where commits lie; created.
+        name: of the commit; must not exist.
+        write: gets the folder to fill.
+
+    Returns:
+        The path of the commit.
+
+    Raises:
+        CheckpointError: the commit exists, or the disk is full or fails; nothing is left then.
+    """
+    target = directory / name
+    aside = directory / f".{name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            raise CheckpointError(
+                f"A checkpoint must have a new name. Received: {target}, which exists. Use the next number."
+            )
+        aside.mkdir()
+        write(aside)
+        _write_manifest(aside)
+        _flush_tree(aside)
+        os.rename(aside, target)
+        _flush(directory)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+            raise _translated(error, target) from error
+        if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
+            raise CheckpointError(_full(target)) from error
+        raise
+    return target
+
+
+def _full(target: Path) -> str:
+    return (
+        f"A checkpoint needs room on the disk. Received: a full one, at {target}. Earlier checkpoints are "
+        "as they were. Free space, or keep fewer with `max_to_keep`."
+    )
+
+
+def _translated(error: OSError, target: Path) -> CheckpointError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError(_full(target))
+    return CheckpointError(
+        f"A checkpoint must be written completely. Received: {error} at {target}. "
+        "Earlier ones are as they were."
+    )
+
+
+def check_commit(path: Path) -> None:
+    """Read every file of a commit and compare it with the manifest.
+
+    Args:
+        path: of the commit.
+
+    Raises:
+        CheckpointError: something is missing, cut or changed; it names the first such file.
+    """
+    manifest = _read_manifest(path)
+    for name, entry in manifest["files"].items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if size != entry["bytes"]:
+                raise _damaged(path, f"{name} has {size} bytes instead of {entry['bytes']}")
+            if _hash(file) != entry["sha256"]:
+                raise _damaged(path, f"{name} has other contents than were written")
+        except FileNotFoundError:
+            raise _damaged(path, f"{name} is missing") from None
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"A checkpoint must be as it was written. Received: {path}, where {what}. Restore an earlier one."
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise CheckpointError(
+            f"A checkpoint must exist to be restored. Received: {path}, where there is no directory. "
+            "Pass what `save` returned, or `manager.latest_checkpoint`."
+        )
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        own = manifest.pop("sha256")
+    except FileNotFoundError:
+        raise _damaged(path, f"{MANIFEST} is missing") from None
+    except (ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path, f"{MANIFEST} cannot be read ({error!r})") from None
+    if _hash_json(manifest) != own:
+        raise _damaged(path, f"{MANIFEST} has other contents than were written")
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
+            f"{manifest['format']}. Install a newer unisono."
+        )
+    return manifest
+
+
+def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
+    """The commits `prefix-N` of a directory with their numbers, oldest first; damaged ones too."""
+    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
+    found = []
+    if directory.is_dir():
+        for path in directory.iterdir():
+            match = pattern.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def newest_good(directory: Path, prefix: str) -> tuple[int, Path] | None:
+    """The newest commit that is as it was written; each damaged one that is passed over is logged.
+
+    Raises:
+        CheckpointError: there are commits and all are damaged.
+    """
+    every = commits(directory, prefix)
+    first: CheckpointError | None = None
+    for number, path in reversed(every):
+        try:
+            check_commit(path)
+        except CheckpointError as error:
+            first = first or error
+            _LOG.warning("%s Falling back to the one before.", error)
+            continue
+        if first is not None:
+            _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
+        return number, path
+    if first is not None:
+        raise CheckpointError(
+            f"One of the checkpoints in {directory} must be as it was written. Received: {len(every)}, all "
+            f"damaged; the newest: {first} Move them away to begin anew."
+        )
+    return None
+
+
+def delete_commit(path: Path) -> None:
+    """Delete a commit so that it is never seen half deleted."""
+    aside = path.with_name(
+        f".{path.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
+    )
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Delete what processes of this machine that are dead have left half written; return what was."""
+    swept = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        match = _ASIDE.match(path.name)
+        if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
+            shutil.rmtree(path, ignore_errors=True)
+            swept.append(path)
+    return swept
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {
+        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _hash(file)}
+        for file in _files(folder)
+    }
+    manifest: dict[str, Any] = {"format": FORMAT, "files": files}
+    manifest["sha256"] = _hash_json(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (p for p in sorted(folder.rglob("*")) if p.is_file())
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _hash_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _flush_tree(folder: Path) -> None:
+    """Flush files first, then the directories that name them, inside out."""
+    for path in sorted(folder.rglob("*"), key=lambda p: -len(p.parts)):
+        _flush(path)
+    _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems refuse to flush a directory; a file must be flushed.
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

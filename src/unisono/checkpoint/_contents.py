@@ -1,0 +1,227 @@
+"""What a checkpoint holds of each object: the variables of Keras' objects, states, plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import CheckpointMismatchError, InvalidArgumentError
+from unisono.checkpoint._facts import decode, encode
+from unisono.checkpoint._names import canonical_paths, slot_names, variables_by_name
+from unisono.step._distributed import Variable
+from unisono.step._variables import VariableAggregation
+from unisono.training._bind import strategy_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The contents of a checkpoint, no longer touched by what trains on.
+
+    Args:
+        arrays: by name; on the devices or the host.
+        facts: JSON.
+    """
+
+    arrays: Mapping[str, Any]
+    facts: Any
+
+    def on_host(self) -> dict[str, np.ndarray]:
+        """The arrays as numpy arrays; waits for the devices."""
+        return {name: np.asarray(a) for name, a in self.arrays.items()}
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of an array that no later step can donate; does not wait for it.
+
+    Args:
+        value: an array; of one that lies on every device, one copy is taken.
+    """
+    if not isinstance(value, jax.Array):
+        return np.array(value)
+    if value.is_fully_replicated and len(value.sharding.device_set) > 1:
+        value = value.addressable_shards[0].data
+    if value.sharding.memory_kind not in (None, "device"):
+        return np.array(value)
+    return jnp.copy(value)
+
+
+class Parts:
+    """The variables and states of named objects, by the names that a checkpoint gives them.
+
+    Args:
+        objects: Keras models, layers, optimizers, metrics, variables; anything with `get_state`
+            and `set_state`; pytrees of arrays and numbers; lists and dicts of these.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.variables: dict[str, Any] = {}
+        self.stateful: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        self._own = {id(o) for o in objects.values()}
+        for name, value in objects.items():
+            self._add(name, value)
+
+    def _add(self, name: str, value: Any) -> None:
+        if isinstance(value, keras.Model):
+            self._add_model(name, value)
+        elif isinstance(value, keras.Variable):
+            self.variables[name] = value
+        elif isinstance(value, keras.Optimizer):
+            weights = variables_by_name(getattr(value, "_trainable_variables", ()))
+            self._add_optimizer(name, value, weights)
+        elif isinstance(value, (keras.Layer, keras.metrics.Metric)):
+            self._add_variables(name, value.variables)
+        elif hasattr(value, "get_state") and hasattr(value, "set_state"):
+            self.stateful[name] = value
+        elif _holds_objects(value):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in items:
+                self._add(f"{name}/{key}", item)
+        else:
+            self.values[name] = value
+
+    def _add_model(self, name: str, model: Any) -> None:
+        if not model.built:
+            raise InvalidArgumentError(
+                "A model must have its variables to be saved or restored. Received: "
+                f"{model.name!r}, which is not built. Call `model.build(input_shape)`, or call it on a batch."
+            )
+        weights = _without_own_name(model)
+        self.variables |= {f"{name}/weights/{path}": v for path, v in weights.items()}
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None or id(optimizer) in self._own:
+            return
+        strategy = strategy_of(model)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+        self._add_optimizer(f"{name}/optimizer", optimizer, weights)
+
+    def _add_optimizer(self, name: str, optimizer: Any, weights: Mapping[str, Any]) -> None:
+        references = {v.path: path for path, v in weights.items()}
+        names = slot_names([v.name for v in optimizer.variables], references)
+        for slot, variable in zip(names, optimizer.variables, strict=True):
+            self.variables[f"{name}/{slot}"] = variable
+
+    def _add_variables(self, name: str, variables: Sequence[Any]) -> None:
+        for path, variable in variables_by_name(variables).items():
+            self.variables[f"{name}/{path}"] = variable
+
+    def snapshot(self, values: Mapping[int, Any] | None = None) -> Snapshot:
+        """Copy everything.
+
+        Args:
+            values: `id` of a variable -> the array to keep instead of what the variable holds:
+                while Keras trains, the variables are empty.
+        """
+        arrays: dict[str, Any] = {}
+        for name, variable in self.variables.items():
+            value = values[id(variable)] if values and id(variable) in values else _logical_value(variable)
+            arrays[name] = copy_of(value)
+        states: dict[str, Any] = {}
+        for name, owner in self.stateful.items():
+            states[name] = encode(owner.get_state(), arrays, name)
+        plain = {}
+        for name, value in self.values.items():
+            plain[name] = encode(jax.tree.map(np.asarray, value), arrays, name)
+        return Snapshot(arrays, {"states": states, "values": plain})
+
+    def restore(self, snapshot: Snapshot, parts: Sequence[str] | None = None) -> dict[str, Any]:
+        """Put the contents of a snapshot into the objects, all of it or nothing.
+
+        Args:
+            snapshot: of objects built alike.
+            parts: beginnings of the names to restore; None for all.
+
+        Returns:
+            The plain values by name.
+
+        Raises:
+            CheckpointMismatchError: names, shapes or dtypes differ; it lists every one.
+        """
+        arrays = snapshot.on_host()
+
+        def wanted(name: str) -> bool:
+            return parts is None or any(name == p or name.startswith(p.rstrip("/") + "/") for p in parts)
+
+        saved = set(arrays) - _inside(snapshot.facts)
+        theirs = {n for n in (*saved, *snapshot.facts["states"]) if wanted(n)}
+        ours = {n for n in (*self.variables, *self.stateful) if wanted(n)}
+        problems = [f"missing in the checkpoint: {n}" for n in sorted(ours - theirs)]
+        problems += [f"only in the checkpoint: {n}" for n in sorted(theirs - ours)]
+        for name in sorted(ours & theirs & set(self.variables)):
+            problems += _difference(name, self.variables[name], arrays[name])
+        if problems:
+            raise CheckpointMismatchError(
+                "A checkpoint must hold exactly what is restored. Received:\n  "
+                + "\n  ".join(problems)
+                + "\nNothing was restored. Build the same model, or name what to restore: "
+                "`restore(path, parts=['model/weights'])`."
+            )
+        for name in sorted(ours & set(self.variables)):
+            _set_logical_value(self.variables[name], arrays[name])
+        for name in sorted(ours & set(self.stateful)):
+            self.stateful[name].set_state(decode(snapshot.facts["states"][name], arrays))
+        return {n: decode(v, arrays) for n, v in snapshot.facts["values"].items() if wanted(n)}
+
+
+def _without_own_name(model: Any) -> dict[str, Any]:
+    """A model's variables by names in which the model's own name does not occur."""
+    paths = canonical_paths([v.path.removeprefix(f"{model.name}/") for v in model.variables])
+    return dict(zip(paths, model.variables, strict=True))
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether a container has Keras' objects or iterators in it, and not only arrays."""
+    if not isinstance(value, (list, tuple, dict)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    kinds = (keras.Variable, keras.Optimizer, keras.Layer, keras.metrics.Metric)
+    return any(isinstance(v, kinds) or hasattr(v, "get_state") or _holds_objects(v) for v in items)
+
+
+def _inside(facts: Any) -> set[str]:
+    """Names of the arrays that belong to states and values."""
+    if isinstance(facts, dict):
+        own = {facts["name"]} if facts.get("__kind__") in ("array", "scalar") else set()
+        return own.union(*(_inside(v) for v in facts.values()))
+    return set().union(*(_inside(v) for v in facts)) if isinstance(facts, list) else set()
+
+
+def _keeps_copies(variable: Any) -> bool:
+    """Whether a variable's copies have no common value that could stand for them."""
+    return (
+        isinstance(variable, Variable)
+        and variable.stored_copies is not None
+        and variable.kind.aggregation is VariableAggregation.NONE
+    )
+
+
+def _logical_value(variable: Any) -> Any:
+    """The one value of a variable, whatever the number of replicas: sums are summed, and so on."""
+    return variable.stored_copies if _keeps_copies(variable) else variable.value
+
+
+def _set_logical_value(variable: Any, value: np.ndarray) -> None:
+    if _keeps_copies(variable):
+        variable.stored_copies = jnp.asarray(value)
+    else:
+        variable.assign(value)
+
+
+def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
+    shape = tuple(variable.stored_copies.shape if _keeps_copies(variable) else variable.shape)
+    found = []
+    if shape != saved.shape:
+        found.append(f"{name} has shape {shape}, in the checkpoint {saved.shape}")
+    dtype = jnp.dtype(variable.dtype)
+    if dtype != saved.dtype:
+        found.append(f"{name} has dtype {dtype}, in the checkpoint {saved.dtype}")
+    return found

@@ -1,0 +1,99 @@
+"""What a checkpoint holds beside arrays: positions, numbers, the state of callbacks; as JSON.
+
+Arrays inside are taken out and kept with the other arrays of the checkpoint, so that a best
+model kept by `EarlyStopping` is no text.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import InvalidTypeError
+
+_KIND = "__kind__"
+
+
+def encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
+    """Return `value` as JSON, with its arrays put into `arrays`.
+
+    Args:
+        value: numbers, strings, bytes, None, arrays, in lists, tuples, sets and dicts.
+        arrays: grows by an entry for each array.
+        where: prefix of the names of arrays, and what errors call the value.
+
+    Returns:
+        What `json` can write.
+
+    Raises:
+        InvalidTypeError: there is something else inside; it says where.
+
+    >>> encode((1, b"a"), {}, "x")
+    {'__kind__': 'tuple', 'items': [1, {'__kind__': 'bytes', 'base64': 'YQ=='}]}
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return {_KIND: "bytes", "base64": base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, np.generic) and value.dtype.kind in "SU":
+        return encode(value.item(), arrays, where)
+    if _is_array(value):
+        name = f"{where}#{len(arrays)}"
+        arrays[name] = np.array(value)
+        return {_KIND: "scalar" if isinstance(value, np.generic) else "array", "name": name}
+    if type(value) in (list, tuple, set, frozenset):
+        items = [encode(v, arrays, f"{where}[{i}]") for i, v in enumerate(value)]
+        return items if type(value) is list else {_KIND: type(value).__name__, "items": items}
+    if type(value) is dict or isinstance(value, Mapping):
+        return _encode_dict(value, arrays, where)
+    raise InvalidTypeError(
+        "Only numbers, strings, bytes, None and arrays, in lists, tuples, sets and dicts, can be kept in a "
+        f"checkpoint. Received: {type(value).__name__} at {where}. Give the object `get_state()`, which "
+        "returns such values, and `set_state(state)`."
+    )
+
+
+def _encode_dict(value: Mapping[Any, Any], arrays: dict[str, np.ndarray], where: str) -> Any:
+    if all(type(k) is str for k in value) and _KIND not in value:
+        return {k: encode(v, arrays, f"{where}.{k}") for k, v in value.items()}
+    pairs = [[encode(k, arrays, where), encode(v, arrays, f"{where}[{k!r}]")] for k, v in value.items()]
+    return {_KIND: "dict", "pairs": pairs}
+
+
+def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Inverse of `encode`.
+
+    Args:
+        value: what `encode` returned, perhaps written and read by `json` since.
+        arrays: all arrays of the checkpoint.
+
+    >>> decode(encode({1: (2, {3})}, {}, "x"), {})
+    {1: (2, {3})}
+    """
+    if isinstance(value, list):
+        return [decode(v, arrays) for v in value]
+    if not isinstance(value, dict):
+        return value
+    match value.get(_KIND):
+        case None:
+            return {k: decode(v, arrays) for k, v in value.items()}
+        case "bytes":
+            return base64.b64decode(value["base64"])
+        case "array":
+            return arrays[value["name"]]
+        case "scalar":
+            return arrays[value["name"]][()]
+        case "dict":
+            return {decode(k, arrays): decode(v, arrays) for k, v in value["pairs"]}
+        case kind:
+            made = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+            return made(decode(v, arrays) for v in value["items"])
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) or (
+        hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
+    )

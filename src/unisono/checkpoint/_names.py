@@ -1,0 +1,77 @@
+"""Names of variables that are the same in every process that builds the same model. Pure.
+
+Keras numbers the objects of a process: the second `Dense` is `dense_1`, in a second model
+`dense_2`. A checkpoint needs names that depend on the model alone, so siblings are numbered anew
+in the order of their variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_NUMBERED = re.compile(r"(.+?)_\d+")
+
+
+def canonical_paths(paths: Iterable[str]) -> list[str]:
+    """Return paths with automatic numbers counted from the first sibling, all different.
+
+    Args:
+        paths: parts joined by `/`, in the order of the model's variables.
+
+    >>> canonical_paths(["dense_4/kernel", "dense_4/bias", "dense_7/kernel"])
+    ['dense/kernel', 'dense/bias', 'dense_1/kernel']
+    """
+    renamed: dict[tuple[str, str], str] = {}
+    counts: dict[tuple[str, str], int] = {}
+    seen: dict[str, int] = {}
+    found = []
+    for path in paths:
+        parts: list[str] = []
+        for part in path.split("/"):
+            parent = "/".join(parts)
+            if (parent, part) not in renamed:
+                match = _NUMBERED.fullmatch(part)
+                base = match[1] if match else part
+                number = counts.get((parent, base), 0)
+                counts[parent, base] = number + 1
+                renamed[parent, part] = f"{base}_{number}" if number else base
+            parts.append(renamed[parent, part])
+        name = "/".join(parts)
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def slot_names(names: Sequence[str], references: Mapping[str, str]) -> list[str]:
+    """Return names for an optimizer's variables, those of slots by the weight they belong to.
+
+    Args:
+        names: as Keras gives them: `sequential_1_dense_3_kernel_momentum`, `iteration`.
+        references: path of each weight in the process -> its canonical path.
+
+    >>> slot_names(["iteration", "dense_3_kernel_velocity"], {"dense_3/kernel": "dense/kernel"})
+    ['iteration', 'dense/kernel/velocity']
+    """
+    prefixes = sorted(((p.replace("/", "_"), c) for p, c in references.items()), key=lambda x: -len(x[0]))
+    found = []
+    for name in names:
+        flat = name.replace("/", "_")
+        match = next(((p, c) for p, c in prefixes if flat.startswith(p + "_")), None)
+        found.append(f"{match[1]}/{flat[len(match[0]) + 1 :]}" if match else name)
+    return _different(found)
+
+
+def _different(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def variables_by_name(variables: Sequence[Any]) -> dict[str, Any]:
+    """The variables of a Keras object by canonical name."""
+    return dict(zip(canonical_paths([v.path for v in variables]), variables, strict=True))

@@ -1,0 +1,36 @@
+"""The random state of the process outside of models: Python's, NumPy's, and PyTorch's where it is loaded."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+
+class RandomState:
+    """The generators that Keras' data adapters and users' programs draw from, for a `Checkpoint`.
+
+    Keras' layers keep the state of theirs in variables, which belong to the model.
+    """
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, as values that a checkpoint can hold."""
+        state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            state["torch"] = torch.get_rng_state().numpy()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Args:
+            state: from `get_state`, in this process or another.
+        """
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch = sys.modules.get("torch")
+        if torch is not None and "torch" in state:
+            torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))

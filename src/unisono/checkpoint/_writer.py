@@ -1,0 +1,82 @@
+"""A thread that writes one thing after the other beside training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from unisono._errors import CheckpointError
+
+_END = None
+
+
+class BackgroundWriter:
+    """Runs jobs in order in one thread, which starts with the first job and ends with `close`.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str = "unisono-checkpoint") -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._unfinished = 0
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job is waiting or running."""
+        with self._idle:
+            return self._unfinished > 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` after those before it; an error of it is raised by the next `wait`."""
+        with self._idle:
+            self._unfinished += 1
+        if self._thread is None:
+            # Not a daemon: a program that ends lets the last checkpoint become complete.
+            self._thread = threading.Thread(target=self._work, name=self._name)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for all jobs.
+
+        Args:
+            timeout: seconds; None to wait as long as the disk takes.
+
+        Raises:
+            BaseException: the first error of a job since the last call.
+            CheckpointError: the time is over.
+        """
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._unfinished == 0, timeout):
+                raise CheckpointError(
+                    f"A checkpoint must be written within {timeout:g} s. Received: {self._unfinished} "
+                    "unfinished. See whether the disk answers, or pass a longer timeout."
+                )
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Finish all jobs and end the thread; errors stay for `wait`."""
+        if self._thread is not None:
+            self._jobs.put(_END)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not _END:
+            error: BaseException | None = None
+            try:
+                job()
+            except BaseException as caught:
+                error = caught
+            with self._idle:
+                self._unfinished -= 1
+                self._error = self._error or error
+                self._idle.notify_all()

@@ -1,0 +1,105 @@
+"""Callbacks that take part in `fit` itself: they see its arguments, its steps, and may change both."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+
+@dataclasses.dataclass
+class FitCall:
+    """The arguments of a call of `fit`, which a companion may change before Keras sees them.
+
+    Args:
+        model: whose `fit`.
+        arguments: by name, defaults included.
+        callbacks: those of the user, flat, in order.
+        wraps: what to put around the model's `train_function`, innermost first.
+    """
+
+    model: Any
+    arguments: dict[str, Any]
+    callbacks: list[Any]
+    wraps: list[Callable[[Any], Any]] = dataclasses.field(default_factory=list)
+
+
+class Companion(keras.callbacks.Callback, abc.ABC):
+    """A callback that is asked before `fit` begins and told when it is over."""
+
+    @abc.abstractmethod
+    def joined(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
+        """Take part in a call; the context surrounds Keras' `fit`.
+
+        Args:
+            call: may be changed until the context is entered.
+        """
+
+
+class _Wrapper(keras.callbacks.Callback):
+    """Puts the wraps of all companions around the train function, which exists when training begins."""
+
+    def __init__(self, wraps: list[Callable[[Any], Any]]) -> None:
+        super().__init__()
+        self._wraps = wraps
+        self._plain: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._plain = self.model.train_function
+        for wrap in self._wraps:
+            self.model.train_function = wrap(self.model.train_function)
+
+    def unwrap(self) -> None:
+        """Leave the model with the function that it had, which keeps its programs."""
+        if self._plain is not None:
+            self.model.train_function = self._plain
+
+
+def flat_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks of any structure that Keras takes, in order."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if isinstance(callbacks, (list, tuple)):
+        return [c for item in callbacks for c in flat_callbacks(item)]
+    return [callbacks]
+
+
+def has_companions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of `fit` has a companion among its callbacks."""
+    # `callbacks` is the sixth argument after the model.
+    callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")
+    return any(isinstance(c, Companion) for c in flat_callbacks(callbacks))
+
+
+@contextlib.contextmanager
+def accompanied(model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Let the companions among the callbacks of `fit` change its arguments.
+
+    Args:
+        model: the model.
+        arguments: of `fit`, by name, defaults included.
+
+    Yields:
+        The arguments for Keras' own `fit`.
+    """
+    callbacks = flat_callbacks(arguments.get("callbacks"))
+    companions = [c for c in callbacks if isinstance(c, Companion)]
+    if not companions:
+        yield arguments
+        return
+    call = FitCall(model, dict(arguments), callbacks)
+    wrapper = _Wrapper(call.wraps)
+    with contextlib.ExitStack() as stack:
+        for companion in companions:
+            stack.enter_context(companion.joined(call))
+        call.arguments["callbacks"] = [wrapper, *call.callbacks]
+        try:
+            yield call.arguments
+        finally:
+            wrapper.unwrap()
