@@ -11,6 +11,7 @@ builtin that a user of `tf.distribute` would catch::
     ├── ContextError (RuntimeError)           a call from the wrong context
     │   └── MixedStrategyError                two strategies where one must be
     ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
+    ├── ClusterError (RuntimeError)            processes could not be started, or work together
     ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
     │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
     └── TapeError (RuntimeError)              a GradientTape used where it cannot work
@@ -49,6 +50,10 @@ class MixedStrategyError(ContextError):
 
 class BackendError(UnisonoError, RuntimeError):
     """JAX or Keras is in a state in which Unisono cannot work."""
+
+
+class ClusterError(UnisonoError, RuntimeError):
+    """Processes of a cluster could not be started, or could not work together."""
 
 
 class CheckpointError(UnisonoError, OSError):

@@ -1,0 +1,101 @@
+"""The command line: flags, and what they call. Imports nothing slow before it must."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono._errors import UnisonoError
+from unisono.cli._options import Options, Program, parse_elastic, parse_spares
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Distributed training with Keras 3 on JAX.",
+)
+
+#: Flags behind the script are the script's.
+_LAUNCH_SETTINGS = {"allow_interspersed_args": False}
+
+_CANNOT = 2
+
+
+@app.command(context_settings=_LAUNCH_SETTINGS, no_args_is_help=True)
+def launch(
+    script: Annotated[str, typer.Argument(help="The script; with -m, the module.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    workers: Annotated[int | None, typer.Option("-n", "--workers", help="Tasks of the job 'worker'.")] = None,
+    ps: Annotated[int, typer.Option(help="Tasks of the job 'ps'.")] = 0,
+    chief: Annotated[bool, typer.Option("--chief", help="Add a chief.")] = False,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False,
+    devices_per_worker: Annotated[int | None, typer.Option(help="Virtual CPU devices of each task.")] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="Restarts of all tasks after failures, per 10 minutes. [default: 0]")
+    ] = None,
+    spares: Annotated[
+        str, typer.Option(help="Processes that wait with JAX and Keras imported; 'auto': one per task.")
+    ] = "auto",
+    elastic: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="Go on with fewer workers, and grow again.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Logs and history. [default: a new temporary one]")
+    ] = None,
+    grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")] = 30.0,
+    stall_timeout: Annotated[
+        float, typer.Option(help="Seconds without a step until a task is ended; 0 never.")
+    ] = 300.0,
+    cool_down: Annotated[float, typer.Option(help="Seconds before an elastic launch changes size.")] = 60.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each task's variables, start nothing.")
+    ] = False,
+) -> None:
+    """Run a script as a whole cluster on this machine; each task gets its TF_CONFIG."""
+    from unisono.cli import _launch
+
+    size = None if elastic is None else parse_elastic(elastic)
+    options = Options(
+        workers=workers if workers is not None else (size[1] if size else 1),
+        ps=ps,
+        chief=chief,
+        evaluator=evaluator,
+        devices_per_worker=devices_per_worker,
+        max_restarts=max_restarts,
+        spares=parse_spares(spares),
+        elastic=size,
+        grace=grace,
+        stall_timeout=stall_timeout,
+        cool_down=cool_down,
+    )
+    what = Program(script, tuple(args or ()), module)
+    if dry_run:
+        typer.echo(_launch.dry_run(options, what, log_dir), nl=False)
+        return
+    raise typer.Exit(_launch.run_program(options, what, log_dir))
+
+
+@app.callback(invoke_without_command=True)
+def unisono(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Distributed training with Keras 3 on JAX."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("unisono"))
+        raise typer.Exit(0)
+
+
+def main() -> None:
+    """Run the command line; what cannot be done is one line on standard error."""
+    try:
+        app()
+    except UnisonoError as error:
+        print(f"unisono: {error}", file=sys.stderr)
+        sys.exit(_CANNOT)

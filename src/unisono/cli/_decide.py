@@ -1,0 +1,296 @@
+"""What happens to a generation of tasks, and after it: pure decisions that the supervisor obeys.
+
+`watch` looks at a generation that runs or is being ended, `after` at one that is over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import signal
+
+from unisono.cli._options import Options
+from unisono.cluster._spec import Task
+
+#: A task that ends with this code has saved its state and asks to be started again, as in TensorFlow.
+RESTART_WANTED = 42
+
+#: The exit code where a task made no progress, as of `timeout`.
+STALLED = 124
+
+#: After a failure the others' collectives are broken: there is less to wait for than on request.
+_FAILURE_GRACE = 3.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+
+
+class Reason(enum.Enum):
+    """Why a generation ends."""
+
+    DONE = "done"
+    FAILED = "failed"
+    WANTED = "restart wanted"
+    RESIZE = "resize"
+    STOPPED = "stopped"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """How a task failed.
+
+    Args:
+        task: the task.
+        at: when, in seconds since the epoch.
+        code: what a shell would see: the exit code, or 128 + the signal's number.
+        detail: one line for people.
+    """
+
+    task: Task
+    at: float
+    code: int
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskState:
+    """What is known about a task.
+
+    Args:
+        task: the task.
+        code: its exit code as a shell sees it, None while it runs.
+        failure: how it failed; it may still be ending.
+    """
+
+    task: Task
+    code: int | None = None
+    failure: Failure | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """A generation that is being ended.
+
+    Args:
+        reason: why.
+        kill_at: when what is left gets SIGKILL, in seconds of the monotonic clock.
+        first: the first failure, where one is the reason.
+        signal: what the launcher was sent, where that is the reason.
+    """
+
+    reason: Reason
+    kill_at: float
+    first: Failure | None = None
+    signal: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A generation as the supervisor sees it.
+
+    Args:
+        tasks: the state of each.
+        ending: set once its end was decided.
+        signals: how often the launcher was asked to stop, and by which signal.
+        resize: whether another number of workers is wanted now.
+    """
+
+    tasks: tuple[TaskState, ...]
+    ending: Ending | None = None
+    signals: tuple[int, ...] = ()
+    resize: bool = False
+
+
+class Go:
+    """Nothing is to be done."""
+
+
+class Kill:
+    """Everything that is left gets SIGKILL."""
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """The tasks get SIGTERM."""
+
+    ending: Ending
+
+
+@dataclasses.dataclass(frozen=True)
+class Over:
+    """No task is left."""
+
+    ending: Ending
+
+
+def watch(state: Generation, options: Options, now: float) -> Go | End | Kill | Over:
+    """Decide what to do with a generation.
+
+    Args:
+        state: what is seen.
+        options: what was asked for.
+        now: seconds of the monotonic clock.
+    """
+    if state.ending is None:
+        ending = _why_end(state, options, now)
+        if ending is None:
+            return Go()
+        return Over(ending) if _all_ended(state) else End(ending)
+    if _all_ended(state):
+        return Over(state.ending)
+    impatient = len(state.signals) > 1
+    return Kill() if now >= state.ending.kill_at or impatient else Go()
+
+
+def _why_end(state: Generation, options: Options, now: float) -> Ending | None:
+    patient = now + options.grace
+    if state.signals:
+        # Whoever stops us may have stopped the tasks, too: those did not fail.
+        return Ending(Reason.STOPPED, patient, signal=state.signals[0])
+    failures = [t.failure for t in state.tasks if t.failure is not None]
+    if failures:
+        first = min(failures, key=lambda f: f.at)
+        return Ending(Reason.FAILED, now + min(options.grace, _FAILURE_GRACE), first)
+    if any(t.code == RESTART_WANTED for t in state.tasks):
+        return Ending(Reason.WANTED, patient)
+    if _is_done(state.tasks):
+        return Ending(Reason.DONE, patient)
+    return Ending(Reason.RESIZE, patient) if state.resize else None
+
+
+def _is_done(tasks: tuple[TaskState, ...]) -> bool:
+    """Servers wait for ever: with parameter servers the chief's end is the end, without, everyone's."""
+    jobs = {t.task.type for t in tasks}
+    waited = {"chief", "evaluator"} if {"ps", "chief"} <= jobs else {"chief", "worker", "evaluator"}
+    return all(t.code is not None for t in tasks if t.task.type in waited)
+
+
+def _all_ended(state: Generation) -> bool:
+    return all(t.code is not None for t in state.tasks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What happened in the launch so far.
+
+    Args:
+        failures: when (seconds of the monotonic clock) a generation failed, and which task was first.
+        restarts: when generations were started again.
+        capacity: how many workers there is room for, None where nobody says.
+    """
+
+    failures: tuple[tuple[float, Task], ...] = ()
+    restarts: tuple[float, ...] = ()
+    capacity: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """The next generation is started."""
+
+    delay: float
+    workers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Quit:
+    """The launch is over."""
+
+    code: int
+    detail: str = ""
+
+
+def after(
+    record: Record, ending: Ending, codes: tuple[int, ...], options: Options, now: float
+) -> Restart | Quit:
+    """Decide what follows a generation that is over.
+
+    Args:
+        record: what happened in the launch, this generation's failure included.
+        ending: why the generation ended.
+        codes: its tasks' exit codes.
+        options: what was asked for.
+        now: seconds of the monotonic clock.
+    """
+    if ending.reason is Reason.DONE:
+        return Quit(0)
+    if ending.reason is Reason.STOPPED:
+        return Quit(_stopped_code(ending.signal, codes))
+    if ending.first is None and not options.restarts:
+        return Quit(RESTART_WANTED, "the tasks want to be started again (--max-restarts allows it)")
+    code = RESTART_WANTED if ending.first is None else ending.first.code
+    recent = _recent(record, options, now)
+    if len(recent) > options.restarts:
+        return Quit(code, _exhausted(options))
+    workers = worker_target(record, options, now)
+    least = options.worker_range[0]
+    if workers < least:
+        return Quit(code, f"there is room for {workers} workers, and at least {least} are needed")
+    return Restart(_delay(record, ending, options, now), workers)
+
+
+def _stopped_code(number: int, codes: tuple[int, ...]) -> int:
+    # The tasks saved their state and want to be started again: whoever stopped us should know.
+    saved = RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}
+    return RESTART_WANTED if saved and number != signal.SIGINT else 128 + number
+
+
+def _exhausted(options: Options) -> str:
+    if not options.restarts:
+        return ""
+    return f"{options.restarts} restarts in {options.window / 60:g} minutes are used up"
+
+
+def _recent(record: Record, options: Options, now: float) -> list[Task]:
+    return [task for at, task in record.failures if now - at <= options.window]
+
+
+def _delay(record: Record, ending: Ending, options: Options, now: float) -> float:
+    """The first restart comes at once, those after it twice as late each time."""
+    if ending.reason is Reason.RESIZE:
+        return 0.0
+    count = sum(now - at <= options.window for at in record.restarts)
+    return 0.0 if count == 0 else min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(count - 1, 16))
+
+
+def worker_target(record: Record, options: Options, now: float) -> int:
+    """Return how many workers the next generation should have; it may be fewer than are allowed.
+
+    A worker index that failed twice within the window is one worker fewer, until its failures are
+    older than the window.
+    """
+    least, most = options.worker_range
+    if least == most:
+        return most
+    failed = [task for task in _recent(record, options, now) if task.type == "worker"]
+    dropped = sum(failed.count(task) // 2 for task in set(failed))
+    room = most if record.capacity is None else min(most, record.capacity)
+    return min(most - dropped, room)
+
+
+def wants_resize(record: Record, options: Options, workers: int, started: float, now: float) -> bool:
+    """Return whether a running generation should make room for one of another size."""
+    least, most = options.worker_range
+    target = worker_target(record, options, now)
+    return least < most and target >= least and target != workers and now - started >= options.cool_down
+
+
+def shell_code(code: int) -> int:
+    """Return a process' exit code as a shell sees it.
+
+    >>> shell_code(3), shell_code(-9)
+    (3, 137)
+    """
+    return 128 - code if code < 0 else code
+
+
+def exit_text(code: int) -> str:
+    """Return how a process ended, from its exit code as a shell sees it.
+
+    >>> exit_text(1), exit_text(137)
+    ('failed with exit code 1', 'was killed by SIGKILL (exit code 137)')
+    """
+    number = code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"failed with exit code {code}"
+    return f"was killed by {name} (exit code {code})"

@@ -1,0 +1,182 @@
+"""One generation of tasks: their processes, what is seen of them, and how they are ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unisono.cli import _decide as decide
+from unisono.cli._files import History, Tail, last_lines, read_error
+from unisono.cli._plan import Plan
+from unisono.cli._processes import Process, end_all
+from unisono.cli._progress import Sight, Stall, Watcher, find_stall
+from unisono.cluster._spec import Task
+
+#: The code of a shell where a program cannot be started.
+_NOT_STARTED = 126
+#: How long a task may take to write its stack into its log, in seconds.
+_STACK_WAIT = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Starter:
+    """How tasks get a process.
+
+    Args:
+        take: returns a warm process, or None.
+        start: makes a cold one for a task, or raises OSError.
+        job: what a task is told.
+    """
+
+    take: Callable[[], Process | None]
+    start: Callable[[Task], Process]
+    job: Callable[[Plan, Task], dict[str, Any]]
+
+
+class Tasks:
+    """The processes of one generation.
+
+    Args:
+        plan: what they are.
+        starter: how each gets its process.
+        history: where events are written.
+    """
+
+    def __init__(self, plan: Plan, starter: Starter, history: History) -> None:
+        self.plan = plan
+        self._history = history
+        self._processes: dict[Task, Process] = {}
+        self._failures: dict[Task, decide.Failure] = {}
+        self._codes: dict[Task, int] = {}
+        self._starts = {task: _open_log(plan, task) for task in plan.tasks}
+        self._watcher = Watcher({t: plan.place.progress(t, plan.generation) for t in plan.tasks})
+        self._ending: decide.Ending | None = None
+        for task in plan.tasks:
+            self._start(task, starter)
+
+    def _start(self, task: Task, starter: Starter) -> None:
+        for path in (self.plan.place.error, self.plan.place.progress):
+            path(task, self.plan.generation).unlink(missing_ok=True)
+        try:
+            process = self._assigned(task, starter)
+        except OSError as error:
+            detail = f"could not be started: {error}"
+            self._failures[task] = decide.Failure(task, time.time(), _NOT_STARTED, detail)
+            self._codes[task] = _NOT_STARTED
+            self._history.write("failed", task, exit_code=_NOT_STARTED, detail=detail)
+            return
+        self._processes[task] = process
+        self._history.write("started", task, process.pid, detail="warm" if process.warm else "cold")
+
+    def _assigned(self, task: Task, starter: Starter) -> Process:
+        job = starter.job(self.plan, task)
+        warm = starter.take()
+        while warm is not None:
+            if warm.assign(job):
+                return warm
+            end_all([warm])
+            warm = starter.take()
+        process = starter.start(task)
+        if not process.assign(job):
+            self._history.write("lost", task, process.pid, detail="ended before it took its task")
+        return process
+
+    def tail(self) -> Tail:
+        """What the shown task prints."""
+        shown = self.plan.shown
+        return Tail(self.plan.place.log(shown), self._starts[shown])
+
+    def look(self, signals: tuple[int, ...], resize: bool) -> decide.Generation:
+        """Return the generation as it is now."""
+        for task, process in self._processes.items():
+            code = process.poll()
+            self._note_error(task, process)
+            if code is not None and task not in self._codes:
+                self._note_end(task, process, code)
+        states = tuple(
+            decide.TaskState(t, self._codes.get(t), self._failures.get(t)) for t in self.plan.tasks
+        )
+        return decide.Generation(states, self._ending, signals, resize)
+
+    def _note_error(self, task: Task, process: Process) -> None:
+        """An exception counts from when it was raised: the task may take long to end."""
+        if task in self._failures or self._ending is not None:
+            return
+        record = read_error(self.plan.place.error(task, self.plan.generation))
+        if record is not None:
+            self._failures[task] = decide.Failure(task, record["at"], 1, f"failed: {record['summary']}")
+            self._history.write("failed", task, process.pid, detail=record["summary"])
+
+    def _note_end(self, task: Task, process: Process, code: int) -> None:
+        self._codes[task] = code
+        self._history.write("ended", task, process.pid, code)
+        ours = self._ending is not None or task in self._failures
+        if not ours and code not in (0, decide.RESTART_WANTED):
+            at = process.ended_at or time.time()
+            self._failures[task] = decide.Failure(task, at, code, decide.exit_text(code))
+            self._history.write("failed", task, process.pid, code, decide.exit_text(code))
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        """The exit codes of all that ended."""
+        return tuple(self._codes.values())
+
+    def pids(self) -> dict[Task, int]:
+        """The processes that run."""
+        return {t: p.pid for t, p in self._processes.items() if t not in self._codes}
+
+    def sights(self, now: float) -> tuple[Sight, ...]:
+        """What is seen of the tasks that run, at a time of the supervisor's clock."""
+        return self._watcher.look(self.pids(), now)
+
+    def check_progress(self, sights: tuple[Sight, ...], timeout: float, now: float) -> Stall | None:
+        """Count a task that holds the others up as failed, after it wrote its stack into its log."""
+        stall = None if self._ending or self._failures else find_stall(sights, timeout, now)
+        if stall is None:
+            return None
+        process = self._processes[stall.task]
+        self._history.write("stalled", stall.task, process.pid, detail=stall.detail)
+        if not stall.stopped:
+            self._ask_for_stack(stall.task, process)
+        self._failures[stall.task] = decide.Failure(stall.task, time.time(), decide.STALLED, stall.detail)
+        return stall
+
+    def _ask_for_stack(self, task: Task, process: Process) -> None:
+        log = self.plan.place.log(task)
+        before = log.stat().st_size
+        process.send(signal.SIGUSR1)
+        deadline = time.monotonic() + _STACK_WAIT
+        while log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def end(self, ending: decide.Ending) -> None:
+        """Ask every task to end; this is decided once."""
+        self._ending = ending
+        self._history.write("ending", detail=ending.reason.value)
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every task at once, by its number, also those that are stopped."""
+        end_all(list(self._processes.values()))
+
+    def report(self, failure: decide.Failure) -> str:
+        """Return what a task that failed left behind: its traceback, or its last lines."""
+        record = read_error(self.plan.place.error(failure.task, self.plan.generation))
+        if record is not None and failure.code == 1:
+            return str(record["traceback"]).rstrip()
+        log = self.plan.place.log(failure.task)
+        return last_lines(log, self._starts[failure.task])
+
+
+def _open_log(plan: Plan, task: Task) -> int:
+    """Return where a task's part of its log begins; a line divides generations."""
+    log = plan.place.log(task)
+    with log.open("a") as file:
+        if file.tell():
+            file.write(f"--- {task}, generation {plan.generation} ---\n")
+        return file.tell()

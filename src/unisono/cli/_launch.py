@@ -1,0 +1,145 @@
+"""The command `unisono launch`: a cluster of processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.cli._options import Options, Program
+from unisono.cli._plan import Place, Plan, base_environment, make_plan, shell_lines, start_up_block, tasks_of
+from unisono.cli._processes import free_ports
+from unisono.cli._screen import Screen
+from unisono.cli._supervisor import Launch, Outcome, Supervisor
+from unisono.cluster._spec import Task
+
+
+def run_program(options: Options, program: Program, log_dir: Path | None) -> int:
+    """Launch a program; return the launcher's exit code.
+
+    Raises:
+        InvalidArgumentError: when the script is not there or the directory cannot be used.
+        ClusterError: when another launcher uses the directory, or no ports are free.
+    """
+    check_program(program)
+    place = make_place(log_dir)
+    environ = base_environment(os.environ, options, _count(options), cores(), place)
+    with stop_signals() as asked:
+        outcome = Supervisor(
+            Launch(
+                options,
+                place,
+                environ,
+                lambda plan, task: job_of(plan, task, program),
+                Screen(sys.stderr, sys.stdout),
+                lambda: tuple(asked),
+                lambda plan: start_up_block(plan, environ, program),
+            )
+        ).run()
+    print_report(outcome)
+    return outcome.code
+
+
+def dry_run(options: Options, program: Program, log_dir: Path | None) -> str:
+    """Return each task's variables and command, as lines for a shell; starts nothing."""
+    check_program(program)
+    place = Place((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
+    workers = options.worker_range[1]
+    tasks = tasks_of(options, workers)
+    plan = make_plan(options, 0, workers, free_ports(len(tasks)), place)
+    environ = base_environment(os.environ, options, len(tasks), cores(), place)
+    return shell_lines(plan, environ, os.environ, program)
+
+
+def check_program(program: Program) -> None:
+    """Check that a script is there.
+
+    Raises:
+        InvalidArgumentError: when it is not.
+    """
+    if not program.is_module and not Path(program.target).is_file():
+        raise InvalidArgumentError(
+            f"The script must be a file. Received: {program.target!r}. "
+            "Write `unisono launch -n 2 train.py`, or `unisono launch -n 2 -m package.module`."
+        )
+
+
+def make_place(log_dir: Path | None) -> Place:
+    """Return the directory of a launch, made if need be; a new temporary one by default.
+
+    Raises:
+        InvalidArgumentError: when it cannot be made.
+    """
+    if log_dir is None:
+        return Place(Path(tempfile.mkdtemp(prefix="unisono-")))
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"The log directory must be one that can be made. Received: {str(log_dir)!r} ({error.strerror}). "
+            "Write `--log-dir logs`."
+        ) from None
+    return Place(log_dir.resolve())
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(options: Options) -> int:
+    return len(tasks_of(options, options.worker_range[1]))
+
+
+def job_of(plan: Plan, task: Task, program: Program) -> dict[str, Any]:
+    """Return what a task is told: who it is, what to run, where to write."""
+    return {
+        "environ": plan.environment(task),
+        "kind": "module" if program.is_module else "script",
+        "target": program.target,
+        "args": list(program.args),
+        "sys_path": None,
+        "log": str(plan.place.log(task)),
+        "error": str(plan.place.error(task, plan.generation)),
+    }
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Yield the signals by which this process was asked to stop, instead of stopping."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before: Mapping[int, Any] = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_report(outcome: Outcome) -> None:
+    """Print how a launch ended; the traceback of what failed first comes last."""
+    lines = []
+    if outcome.detail:
+        lines.append(f"unisono: {outcome.detail}")
+    if outcome.failure is not None:
+        task = outcome.failure.task
+        lines.append(
+            f"unisono: {task} {outcome.failure.detail}, in generation {outcome.plan.generation}; "
+            f"its log is {outcome.plan.place.log(task)}"
+        )
+    if outcome.report:
+        lines.append(outcome.report)
+    if lines:
+        print("\n".join(lines), file=sys.stderr, flush=True)

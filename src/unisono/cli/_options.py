@@ -1,0 +1,158 @@
+"""What a launch is asked to do: one frozen record, checked when it is made; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from unisono._errors import InvalidArgumentError
+
+#: Restarts where `--elastic` is given and `--max-restarts` is not.
+_ELASTIC_RESTARTS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What each task runs.
+
+    Args:
+        target: the path of a script, or the name of a module.
+        args: what the program finds in `sys.argv[1:]`.
+        is_module: whether `target` is a module's name.
+
+    >>> Program("train.py", ("--lr", "0.1")).text
+    'train.py --lr 0.1'
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def text(self) -> str:
+        """The program as it is written behind `python`."""
+        return " ".join([*(["-m"] if self.is_module else []), self.target, *self.args])
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How many tasks run, with what, and what happens when one fails.
+
+    Args:
+        workers: tasks of the job `worker`.
+        ps: tasks of the job `ps`.
+        chief: whether there is a task of the job `chief`.
+        evaluator: whether there is an evaluator.
+        devices_per_worker: virtual CPU devices of each computing task; None leaves it to the program.
+        max_restarts: restarts after failures within `window`; None: 0, or 10 with `elastic`.
+        spares: warm processes that wait; None: one per task where restarts are allowed.
+        elastic: the fewest and the most workers, None for always `workers`.
+        grace: seconds between SIGTERM and SIGKILL.
+        stall_timeout: seconds without progress after which a task is ended; 0 never.
+        window: seconds in which restarts and failures are counted.
+        cool_down: seconds a generation runs before a change of size is asked for.
+
+    Raises:
+        InvalidArgumentError: when a number cannot be used; the message names the flag.
+
+    >>> Options(workers=4, max_restarts=1).spare_count(4), Options(workers=4).spare_count(4)
+    (4, 0)
+    """
+
+    workers: int = 1
+    ps: int = 0
+    chief: bool = False
+    evaluator: bool = False
+    devices_per_worker: int | None = None
+    max_restarts: int | None = None
+    spares: int | None = None
+    elastic: tuple[int, int] | None = None
+    grace: float = 30.0
+    stall_timeout: float = 300.0
+    window: float = 600.0
+    cool_down: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("ps", 0), ("devices_per_worker", 1), ("max_restarts", 0)):
+            _check_at_least(name, getattr(self, name), least)
+        _check_at_least("spares", self.spares, 0)
+        for name in ("grace", "stall_timeout", "window", "cool_down"):
+            _check_at_least(name, getattr(self, name), 0)
+        if self.elastic is not None:
+            _check_elastic(self.elastic, self.workers)
+
+    @property
+    def restarts(self) -> int:
+        """How many restarts after failures are allowed within the window."""
+        if self.max_restarts is not None:
+            return self.max_restarts
+        return _ELASTIC_RESTARTS if self.elastic else 0
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """The fewest and the most workers of a generation."""
+        return self.elastic or (self.workers, self.workers)
+
+    def spare_count(self, tasks: int) -> int:
+        """Return how many warm processes wait while `tasks` tasks run."""
+        if self.spares is not None:
+            return self.spares
+        return tasks if self.restarts else 0
+
+
+def _check_at_least(name: str, value: float | None, least: int) -> None:
+    # Not `value < least`: that is false for nan.
+    if value is not None and not least <= value < float("inf"):
+        flag = "-n" if name == "workers" else "--" + name.replace("_", "-")
+        raise InvalidArgumentError(
+            f"`{flag}` must be at least {least}. Received: {name}={value!r}. Write `{flag} {max(least, 1)}`."
+        )
+
+
+def _check_elastic(elastic: tuple[int, int], workers: int) -> None:
+    least, most = elastic
+    if not 1 <= least <= most:
+        raise InvalidArgumentError(
+            "`--elastic` must be the fewest and the most workers, at least 1. "
+            f"Received: {least}:{most}. Write `--elastic 2:4`."
+        )
+    if workers != most:
+        raise InvalidArgumentError(
+            "An elastic launch starts with the most workers. "
+            f"Received: workers={workers}, elastic={least}:{most}. Leave `-n` out, or write `-n {most}`."
+        )
+
+
+def parse_elastic(text: str) -> tuple[int, int]:
+    """Return the fewest and the most workers from `"2:4"`.
+
+    Raises:
+        InvalidArgumentError: when the text is something else.
+
+    >>> parse_elastic("2:4")
+    (2, 4)
+    """
+    match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text)
+    if match is None:
+        raise InvalidArgumentError(
+            f"`--elastic` must be two numbers. Received: {text!r}. Write `--elastic 2:4`."
+        )
+    return int(match.group(1)), int(match.group(2))
+
+
+def parse_spares(text: str) -> int | None:
+    """Return how many spares `"auto"` (None) or a number asks for.
+
+    Raises:
+        InvalidArgumentError: when the text is something else.
+
+    >>> parse_spares("auto"), parse_spares("2")
+    (None, 2)
+    """
+    if text == "auto":
+        return None
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise InvalidArgumentError(
+            f"`--spares` must be a number or 'auto'. Received: {text!r}. Write `--spares auto`."
+        )
+    return int(text)

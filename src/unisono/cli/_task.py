@@ -1,0 +1,195 @@
+"""Runs one task: `python _task.py <pid of the launcher> [warm]`, with the task on standard input.
+
+A warm one imports the slow libraries first, at low priority, and then waits; only afterwards is it told
+which task it is. The file runs by itself: it imports nothing of Unisono before it knows.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import faulthandler
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+#: What takes seconds to import. None of these starts JAX, or reads who this task is.
+_WARM_MODULES = ("unisono", "numpy", "jax", "jax.numpy", "keras", "unisono.data", "unisono.cluster_resolver")
+_JAX_VARIABLE = b"JAX_"
+
+
+def die_with(parent: int) -> None:
+    """End this process when the launcher ends, however that comes about."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        # It ended before the line above.
+        os._exit(1)
+
+
+def warm_up() -> None:
+    """Import the slow libraries, in a thread: Linux' priorities are per thread, and never rise again."""
+    thread = threading.Thread(target=_import_all)
+    thread.start()
+    thread.join()
+
+
+def _import_all() -> None:
+    os.nice(19)
+    _set_group_priority(19)
+    for name in _WARM_MODULES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    unisono = sys.modules["unisono"]
+    for name in unisono.__all__:
+        if name.endswith("Strategy"):
+            getattr(unisono, name)
+
+
+def _set_group_priority(nice: int) -> None:
+    """A session is a scheduling group of its own on many machines: priorities hold within it only."""
+    try:
+        Path("/proc/self/autogroup").write_text(f"{nice}\n")
+    except OSError:  # the kernel has no such groups, or says no: then the task is as good as another
+        return
+
+
+def follow_late_variables() -> None:
+    """Tell JAX of variables that the program sets: JAX read them when it was imported, before that."""
+
+    def follow(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.putenv" and args[0].startswith(_JAX_VARIABLE):
+            _update_jax(args[0].decode(), os.fsdecode(args[1]))
+
+    sys.addaudithook(follow)
+
+
+def _update_jax(name: str, text: str) -> None:
+    jax = sys.modules["jax"]
+    option = name.lower()
+    if not hasattr(jax.config, option):
+        return
+    kind = type(getattr(jax.config, option))
+    value: Any = text
+    if kind is bool:
+        value = text.lower() in ("1", "t", "true", "y", "yes", "on")
+    elif kind in (int, float):
+        value = kind(text)
+    jax.config.update(option, value)
+
+
+def become(job: dict[str, Any], warm: bool) -> None:
+    """Take over the environment, the arguments and the log of a task."""
+    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for source, target in ((log, 1), (log, 2), (nothing, 0)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    os.environ.update(job["environ"])
+    sys.argv = [job["target"], *job["args"]]
+    sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
+    if warm:
+        _set_group_priority(0)
+        follow_late_variables()
+
+
+def _first_path(job: dict[str, Any]) -> str:
+    """As `python script.py` and `python -m module` have it."""
+    return os.path.dirname(os.path.realpath(job["target"])) if job["kind"] == "script" else os.getcwd()
+
+
+def run(job: dict[str, Any]) -> None:
+    """Run the task's program; its exception goes to the launcher, and to the log as usual."""
+    try:
+        if job["kind"] == "call":
+            _call(Path(job["target"]), Path(job["result"]))
+        elif job["kind"] == "module":
+            runpy.run_module(job["target"], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(job["target"], run_name="__main__")
+    except Exception as error:
+        seen = without_own_frames(error.__traceback__)
+        _report(error, seen, Path(job["error"]), pickled=job["kind"] == "call")
+        sys.excepthook(type(error), error, seen)
+        sys.exit(1)
+
+
+def _call(target: Path, result: Path) -> None:
+    import cloudpickle
+
+    function, args = cloudpickle.loads(target.read_bytes())
+    aside = result.with_suffix(".part")
+    aside.write_bytes(cloudpickle.dumps(function(*args)))
+    aside.replace(result)
+
+
+def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the program's first frame on."""
+    while seen is not None and seen.tb_frame.f_code.co_filename in (
+        __file__,
+        runpy.__file__,
+        "<frozen runpy>",
+    ):
+        seen = seen.tb_next
+    return seen
+
+
+def _report(error: Exception, seen: TracebackType | None, path: Path, pickled: bool) -> None:
+    record = {
+        "at": time.time(),
+        "summary": traceback.format_exception_only(error)[-1].strip(),
+        "traceback": "".join(traceback.format_exception(type(error), error, seen)),
+    }
+    if pickled:
+        record["pickle"] = _pickled(error)
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(record))
+    aside.replace(path)
+
+
+def _pickled(error: Exception) -> str | None:
+    import cloudpickle
+
+    try:
+        return base64.b64encode(cloudpickle.dumps(error)).decode()
+    except Exception:  # whatever a user's exception holds: its text is there
+        return None
+
+
+def main() -> None:
+    """Wait for the task, then run it."""
+    die_with(int(sys.argv[1]))
+    faulthandler.enable()
+    # The launcher asks with it where a task that makes no progress is.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    warm = "warm" in sys.argv
+    if warm:
+        warm_up()
+    line = sys.stdin.readline()
+    if not line:
+        return
+    job = json.loads(line)
+    become(job, warm)
+    run(job)
+
+
+if __name__ == "__main__":
+    # Its own directory: the program's imports must not find these files.
+    del sys.path[0]
+    sys.path.insert(0, "")
+    main()
