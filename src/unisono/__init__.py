@@ -24,6 +24,7 @@ _HOMES = {
         "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],
+    "_launching": ["launch"],
     "_context": [
         "ReplicaContext", "experimental_set_strategy", "get_replica_context", "get_strategy",
         "has_strategy", "in_cross_replica_context",

@@ -80,6 +80,21 @@ def launch(
     raise typer.Exit(_launch.run_program(options, what, log_dir))
 
 
+@app.command()
+def doctor(
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where files are tried. [default: a temporary one]")
+    ] = None,
+    machine: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what is installed and whether it works, to be pasted into an issue."""
+    import tempfile
+
+    from unisono.cli import _doctor
+
+    raise typer.Exit(_doctor.main(directory or Path(tempfile.gettempdir()), machine))
+
+
 @app.callback(invoke_without_command=True)
 def unisono(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

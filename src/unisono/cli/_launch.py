@@ -89,6 +89,11 @@ def make_place(log_dir: Path | None) -> Place:
     return Place(log_dir.resolve())
 
 
+def environ() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

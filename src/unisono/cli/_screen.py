@@ -23,8 +23,7 @@ class Screen:
         self._tail: tuple[Task, Tail] | None = None
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show what this task prints from now on, after the rest of the one before."""
-        self.flush()
+        """Show what this task prints from now on."""
         self._tail = (task, tail)
 
     def flush(self) -> None:

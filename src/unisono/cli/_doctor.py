@@ -1,0 +1,169 @@
+"""The command `unisono doctor`: what is installed, what is seen, and whether it works."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.cli._files import write_aside
+
+#: What must be installed.
+_PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
+#: Whoever waits longer than this for an all-reduce has found the problem, in seconds.
+_PATIENCE = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Args:
+        name: what was looked at.
+        text: what was found, in one line.
+        ok: whether it can be worked with.
+    """
+
+    name: str
+    text: str
+    ok: bool = True
+
+
+def examine(directory: Path) -> list[Finding]:
+    """Look at everything; a check that fails is a finding, not an error.
+
+    Args:
+        directory: where the file system is tried.
+    """
+    # A collective that hangs tells where, and ends the process.
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+    try:
+        return [
+            _attempt("python", python_version),
+            *(_attempt(name, functools.partial(importlib.metadata.version, name)) for name in _PACKAGES),
+            _attempt("keras backend", _keras_backend),
+            _attempt("devices", _devices),
+            _attempt("cluster", lambda: cluster_text(dict(os.environ))),
+            _attempt("all-reduce", _all_reduce),
+            _attempt("file system", lambda: try_files(directory)),
+        ]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _attempt(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, check())
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, f"not installed; write `pip install {name}`", ok=False)
+    except Exception as error:  # whatever is broken is what we are asked for
+        return Finding(name, f"{type(error).__name__}: {error}", ok=False)
+
+
+def python_version() -> str:
+    """Return Python's version and the machine's kind."""
+    return f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores"
+
+
+def _keras_backend() -> str:
+    from unisono._backend import require_jax
+
+    require_jax()
+    return "jax"
+
+
+def _devices() -> str:
+    from unisono._mesh import list_devices
+
+    return list_devices()
+
+
+def cluster_text(environ: Mapping[str, str]) -> str:
+    """Return who this process is in which cluster; only what was understood, never raw variables.
+
+    Args:
+        environ: the environment.
+
+    Raises:
+        InvalidArgumentError: when the cluster's variables cannot be used.
+
+    >>> text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    >>> cluster_text({"TF_CONFIG": text})
+    "TFConfigClusterResolver: worker:0 is process 0 of 1 in {'worker': ['a:1']}"
+    """
+    from unisono.cluster._resolve import resolve
+
+    resolver = resolve(dict(environ))
+    if resolver is None:
+        return "none: no launcher has set its variables"
+    who = f"{resolver.task} is process {resolver.process_id} of {resolver.num_processes}"
+    return f"{type(resolver).__name__}: {who} in {resolver.cluster_spec().as_dict()}"
+
+
+def _sum_of_ones() -> Any:
+    from unisono._context import get_replica_context
+    from unisono._values import ReduceOp
+
+    context: Any = get_replica_context()
+    return context.all_reduce(ReduceOp.SUM, 1.0)
+
+
+def _all_reduce() -> str:
+    from unisono.strategies._mirrored import MirroredStrategy
+
+    strategy = MirroredStrategy()
+    count = strategy.num_replicas_in_sync
+    result = strategy.run(_sum_of_ones)
+    sums = [float(value) for value in strategy.local_results(result)]
+    if any(value != count for value in sums):
+        raise ArithmeticError(f"the sum of {count} ones is {sums}")
+    return f"{count} replica{'s' * (count > 1)}, right"
+
+
+def try_files(directory: Path) -> str:
+    """Write, sync, rename and read a file, as checkpoints do.
+
+    Args:
+        directory: where.
+
+    Raises:
+        OSError: when one of these fails.
+    """
+    with tempfile.TemporaryDirectory(dir=directory, prefix="unisono-doctor-") as folder:
+        path = Path(folder) / "file"
+        for text in ("first", "second"):
+            write_aside(path, text)
+            if path.read_text() != text:
+                raise OSError(f"{path} does not hold what was written to it")
+    return f"write, fsync, rename and read work in {directory}"
+
+
+def as_text(findings: list[Finding]) -> str:
+    r"""Return findings for an issue: a line each, those that are wrong marked.
+
+    >>> as_text([Finding("jax", "0.10"), Finding("disk", "full", ok=False)])
+    'ok     jax   0.10\nWRONG  disk  full'
+    """
+    width = max(len(f.name) for f in findings)
+    return "\n".join(f"{'ok   ' if f.ok else 'WRONG'}  {f.name:{width}}  {f.text}" for f in findings)
+
+
+def as_json(findings: list[Finding]) -> str:
+    """Return findings for programs."""
+    return json.dumps({f.name: {"ok": f.ok, "text": f.text} for f in findings}, indent=2)
+
+
+def main(directory: Path, machine: bool) -> int:
+    """Print the findings; return 1 where something is wrong."""
+    findings = examine(directory)
+    sys.stdout.write((as_json(findings) if machine else as_text(findings)) + "\n")
+    return 0 if all(f.ok for f in findings) else 1
