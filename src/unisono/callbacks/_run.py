@@ -286,12 +286,15 @@ class Run:
                 f"{len(names)} metric variables, in the backup {len(metrics)}. Compile with the same ones, "
                 f"or delete {self._backups.directory} to begin anew."
             )
-        weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics}
+        logs = {n: a for n, a in snapshot.arrays.items() if n.startswith("logs/")}
+        weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}
         Parts({"model": self._model}).restore(Snapshot(weights, snapshot.facts))
         self._metrics = [np.asarray(metrics[n]) for n in names]
         for callback, state in zip(self._others, progress.callbacks, strict=True):
             set_state_of(callback, state)
         self._watching.batches = self._saved_at = progress.batches
+        # What an epoch ends with if all its batches were done before.
+        self._watching.logs = {n.removeprefix("logs/"): a for n, a in logs.items()}
         self._random.set_state(progress.random)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -357,6 +360,8 @@ class Run:
         arrays = dict(snapshot.arrays)
         for i, variable in enumerate(self._model.metrics_variables):
             arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
+        if values and isinstance(self._watching.logs, dict):
+            arrays |= {f"logs/{n}": copy_of(v) for n, v in self._watching.logs.items() if hasattr(v, "shape")}
         fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
         facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
         self._saved_at = progress.batches

@@ -46,6 +46,7 @@ class WatchedTrainFunction:
         #: Batches used of the running iteration over the data.
         self.used = 0
         self.state: Any = None
+        self.logs: Any = {}
         self.batches_in_epoch = 0
         self.batches = 0
         #: Batches that are still to be taken without computing anything.
@@ -60,10 +61,10 @@ class WatchedTrainFunction:
         if self.to_pass:
             return self._pass(state, iterator)
         counted = Counted(iterator)
-        logs, self.state = self._function(state, counted)
+        self.logs, self.state = self._function(state, counted)
         self._count(counted.count)
         self.batches += counted.count
-        return logs, self.state
+        return self.logs, self.state
 
     def _count(self, batches: int) -> None:
         self.batches_in_epoch += batches
@@ -77,7 +78,7 @@ class WatchedTrainFunction:
             next(iterator)
         self.to_pass -= taken
         self._count(taken)
-        return {}, state
+        return self.logs, state
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)

@@ -8,12 +8,13 @@ from typing import Any
 
 import grain
 import keras
+import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._dataset import Dataset
 from unisono.data._plan import PipelineIterator
-from unisono.data._structure import Element
+from unisono.data._structure import Element, map_leaves
 
 
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:
@@ -49,6 +50,7 @@ class Position:
         self._start: tuple[dict[str, Any], int] | None = None
         self._restored: tuple[dict[str, Any], int] | None = None
         self._ended = False
+        self._placeholder: Element = None
         self._held: list[Element] = []
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
         self.given = 0
@@ -84,7 +86,13 @@ class Position:
         if self._start[1]:
             # Batches that were used before are given again as copies of the next one, which nobody looks at:
             # Keras counts them, and nothing has to be read.
-            self._held = [self._next()]
+            try:
+                self._placeholder = self._next()
+                self._held = [self._placeholder]
+            except StopIteration:
+                # All were used. Where nobody knows the size, Keras still has to find out.
+                self._placeholder = _zeros(self._dataset.element_spec)
+                self._ended = False
 
     def rewind(self) -> None:
         """Makes the next iteration begin where this one did: it was begun only to look at a batch."""
@@ -107,7 +115,7 @@ class Position:
         """Returns the next batch."""
         if self._start is not None and self.given < self._start[1]:
             self.given += 1
-            return self._held[0]
+            return self._placeholder
         batch = self._held.pop() if self._held else self._next()
         self.given += 1
         if self._states.maxlen and self._iterator is not None:
@@ -156,6 +164,11 @@ class Position:
         iterator = iter(self._dataset)
         iterator.set_state(state)
         iterator.close()
+
+
+def _zeros(spec: Element) -> Element:
+    """Returns a batch of one row that has a spec."""
+    return map_leaves(lambda s: np.zeros([size or 1 for size in s.shape], s.dtype), spec)
 
 
 class KerasInput(keras.utils.PyDataset):

@@ -1,0 +1,216 @@
+"""Commits survive what disks and kills do to files."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from unisono._errors import CheckpointError
+from unisono.checkpoint import _commits
+
+
+def write(text):
+    def fill(folder):
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a.bin").write_bytes(text * 1000)
+        (folder / "b.txt").write_text("b")
+
+    return fill
+
+
+def made(directory, *numbers):
+    return [_commits.write_commit(directory, f"ckpt-{n}", write(b"%d" % n)) for n in numbers]
+
+
+def test_a_commit_holds_what_was_written_and_nothing_is_left_beside_it(tmp_path):
+    (path,) = made(tmp_path, 1)
+    _commits.check_commit(path)
+    assert (path / "inner" / "a.bin").read_bytes() == b"1" * 1000
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
+
+
+def test_commits_are_found_in_the_order_of_their_numbers(tmp_path):
+    made(tmp_path, 10, 9, 2)
+    (tmp_path / "ckpt-x").mkdir()
+    assert [n for n, _ in _commits.commits(tmp_path, "ckpt")] == [2, 9, 10]
+    assert _commits.commits(tmp_path / "absent", "ckpt") == []
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE = {
+    "cut": (cut, "has 999 bytes instead of 1000"),
+    "flipped": (flip, "has other contents"),
+    "gone": (os.remove, "is missing"),
+    "empty": (lambda file: file.write_bytes(b""), "has 0 bytes"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_noticed_and_named_and_the_one_before_serves(tmp_path, caplog, damage):
+    first, second = made(tmp_path, 1, 2)
+    harm, message = DAMAGE[damage]
+    harm(second / "inner" / "a.bin")
+    with pytest.raises(CheckpointError, match=rf"inner/a.bin {message}"):
+        _commits.check_commit(second)
+    with caplog.at_level(logging.WARNING, logger="unisono"):
+        assert _commits.newest_good(tmp_path, "ckpt") == (1, first)
+    assert "inner/a.bin" in caplog.text
+    assert "ckpt-1, the newest checkpoint that is as it was written" in caplog.text
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_manifest_is_noticed(tmp_path, damage):
+    (path,) = made(tmp_path, 1)
+    DAMAGE[damage][0](path / _commits.MANIFEST)
+    with pytest.raises(
+        CheckpointError, match=r"MANIFEST.json (is missing|cannot be read|has other contents)"
+    ):
+        _commits.check_commit(path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
+    (path,) = made(tmp_path, 1)
+    manifest = path / _commits.MANIFEST
+    good = manifest.read_bytes()
+    for i in range(0, len(good), 7):
+        for bit in (0, 4):
+            data = bytearray(good)
+            data[i] ^= 1 << bit
+            manifest.write_bytes(data)
+            if _same_meaning(bytes(data), good):
+                continue
+            with pytest.raises(CheckpointError):
+                _commits.check_commit(path)
+
+
+def _same_meaning(data, good):
+    """White space of another kind means the same."""
+    try:
+        return json.loads(data) == json.loads(good)
+    except ValueError:
+        return False
+
+
+def test_all_damaged_is_an_error_not_a_new_beginning(tmp_path):
+    for path in made(tmp_path, 1, 2):
+        flip(path / "inner" / "a.bin")
+    with pytest.raises(CheckpointError, match=r"2, all damaged; the newest: .*ckpt-2"):
+        _commits.newest_good(tmp_path, "ckpt")
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_commits, "FORMAT", 2)
+    (path,) = made(tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="Install a newer unisono"):
+        _commits.check_commit(path)
+
+
+def test_an_absent_commit_and_a_name_twice(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no directory"):
+        _commits.check_commit(tmp_path / "ckpt-1")
+    made(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="which exists"):
+        made(tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
+
+
+def test_what_raises_while_writing_leaves_nothing(tmp_path):
+    def fill(folder):
+        (folder / "a").write_text("a")
+        raise KeyError("a")
+
+    with pytest.raises(KeyError):
+        _commits.write_commit(tmp_path, "ckpt-1", fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_killed(directory, moment):
+    """Write commit 2 in a process that ends itself with SIGKILL at a moment of the writing."""
+    program = textwrap.dedent(f"""
+        import os, signal, pathlib
+        from unisono.checkpoint import _commits
+        def die(*args):
+            os.kill(os.getpid(), signal.SIGKILL)
+        def fill(folder):
+            (folder / "a.bin").write_bytes(b"2" * 1000)
+            if {moment!r} == "writing":
+                die()
+        if {moment!r} == "flushing":
+            _commits._flush_tree = die
+        if {moment!r} == "before the rename":
+            os.rename = die
+        if {moment!r} == "after the rename":
+            _commits._flush = lambda path: die() if path.name == {directory.name!r} else None
+        _commits.write_commit(pathlib.Path({str(directory)!r}), "ckpt-2", fill)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert done.returncode == -9
+
+
+@pytest.mark.parametrize("moment", ["writing", "flushing", "before the rename", "after the rename"])
+def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(tmp_path, moment):
+    made(tmp_path, 1)
+    run_killed(tmp_path, moment)
+    number, path = _commits.newest_good(tmp_path, "ckpt")
+    assert number == (2 if moment == "after the rename" else 1)
+    _commits.check_commit(path)
+    assert len(_commits.sweep(tmp_path)) == (0 if moment == "after the rename" else 1)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    made(tmp_path, 3)
+
+
+def test_what_a_living_process_writes_is_not_swept(tmp_path):
+    aside = tmp_path / f".ckpt-2.{os.uname().nodename}@{os.getpid()}.0a1b2c3d.partial"
+    aside.mkdir()
+    assert _commits.sweep(tmp_path) == []
+    assert aside.exists()
+
+
+def small_disk_works():
+    """Whether this user may mount a file system of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
+    return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.mark.skipif(not small_disk_works(), reason="needs user namespaces: `unshare -rm` with a tmpfs")
+def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
+    """A real file system of 1 MiB: the second commit does not fit."""
+    program = textwrap.dedent(f"""
+        import pathlib
+        from unisono._errors import CheckpointError
+        from unisono.checkpoint import _commits
+        disk = pathlib.Path({str(tmp_path)!r})
+        def fill(folder):
+            (folder / "a.bin").write_bytes(bytes(600_000))
+        _commits.write_commit(disk, "ckpt-1", fill)
+        try:
+            _commits.write_commit(disk, "ckpt-2", fill)
+        except CheckpointError as error:
+            print(error)
+        print([p.name for p in disk.iterdir()], _commits.newest_good(disk, "ckpt")[0])
+    """)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3"', "sh",
+         str(tmp_path), sys.executable, program],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Received: a full one" in done.stdout
+    assert "['ckpt-1'] 1" in done.stdout
