@@ -1,0 +1,296 @@
+"""Checkpoints under every strategy: saved under one, restored under another or none."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from tests.virtual.training._digits import crossentropy, digits, mirrored
+
+import unisono
+from unisono import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono.checkpoint import Checkpoint, CheckpointManager
+from unisono.data import Dataset
+
+L = keras.layers
+
+STRATEGIES = {
+    "none": lambda: None,
+    "one": lambda: unisono.OneDeviceStrategy("cpu:0"),
+    "mirrored 2": lambda: mirrored(2),
+    "mirrored 3": lambda: mirrored(3),
+    "central": lambda: unisono.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0"),
+    "central, host": lambda: unisono.CentralStorageStrategy(["cpu:0", "cpu:1"], "host"),
+}
+
+
+def made(strategy, seed, units=16):
+    keras.utils.set_random_seed(seed)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                L.Dense(units, activation="relu"),
+                L.Dropout(0.2),
+                L.BatchNormalization(),
+                L.Dense(10),
+            ]
+        )
+        model.compile("adam", crossentropy(), metrics=["accuracy"])
+    return model
+
+
+def fit(model, **kwargs):
+    x, y = digits()
+    return model.fit(x[:96], y[:96], batch_size=48, shuffle=False, verbose=0, **kwargs).history
+
+
+def state(model):
+    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+
+def assert_same(a, b):
+    for x, y in zip(state(a), state(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A trained model of each strategy and its checkpoint."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    found = {}
+    for name in ("none", "mirrored 2", "central, host"):
+        model = made(STRATEGIES[name](), 1)
+        fit(model)
+        found[name] = model, Checkpoint(model=model).save(folder / name)
+    return found
+
+
+@pytest.mark.parametrize("restored_under", STRATEGIES)
+@pytest.mark.parametrize("saved_under", ["none", "mirrored 2", "central, host"])
+def test_what_was_saved_under_one_strategy_is_restored_under_another(trained, saved_under, restored_under):
+    original, path = trained[saved_under]
+    model = made(STRATEGIES[restored_under](), 2)
+    assert Checkpoint(model=model).restore(path) == {}
+    assert_same(model, original)
+    fit(model)
+
+
+def test_training_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+    whole, first = made(mirrored(2), 1), made(mirrored(2), 1)
+    fit(whole, epochs=3)
+    fit(first, epochs=1)
+    path = Checkpoint(model=first).save(tmp_path / "c")
+    second = made(mirrored(2), 9)
+    Checkpoint(model=second).restore(path)
+    fit(second, epochs=3, initial_epoch=1)
+    assert_same(second, whole)
+
+
+def test_saving_does_not_disturb_training_and_sees_one_moment(tmp_path):
+    """The next step donates the arrays that are being written."""
+    disturbed, plain = made(mirrored(2), 1), made(mirrored(2), 1)
+    with CheckpointManager(Checkpoint(model=disturbed), tmp_path, max_to_keep=2) as manager:
+        moments = []
+        for _ in range(4):
+            fit(disturbed)
+            moments.append(state(disturbed))
+            manager.save()
+            fit(plain)
+    assert_same(disturbed, plain)
+    assert [p.rsplit("-")[-1] for p in manager.checkpoints] == ["3", "4"]
+    for number, moment in ((3, moments[2]), (4, moments[3])):
+        model = made(None, 5)
+        Checkpoint(model=model).restore(tmp_path / f"ckpt-{number}")
+        for a, b in zip(state(model), moment, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_every_difference_is_named_and_nothing_is_restored(trained):
+    _, path = trained["mirrored 2"]
+    keras.utils.set_random_seed(3)
+    other = keras.Sequential([keras.Input((64,)), L.Dense(8), L.Dense(10), L.Dense(3, name="head")])
+    other.compile("sgd", "mse")
+    before = state(other)
+    with pytest.raises(CheckpointMismatchError) as error:
+        Checkpoint(model=other).restore(path)
+    text = str(error.value)
+    for line in (
+        "missing in the checkpoint: model/weights/head/kernel",
+        "only in the checkpoint: model/weights/batch_normalization/gamma",
+        "model/weights/dense/kernel has shape (64, 8), in the checkpoint (64, 16)",
+        "only in the checkpoint: model/optimizer/dense/kernel/momentum",
+        "Nothing was restored",
+    ):
+        assert line in text
+    for a, b in zip(before, state(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_dtype_is_a_difference(trained):
+    original, path = trained["none"]
+
+    def half(layer):
+        return type(layer).from_config(layer.get_config() | {"dtype": "bfloat16"})
+
+    model = keras.models.clone_model(original, clone_function=half)
+    with pytest.raises(CheckpointMismatchError, match="has dtype bfloat16, in the checkpoint float32"):
+        Checkpoint(model=model).restore(path)
+
+
+def test_a_part_alone_must_be_asked_for(trained):
+    original, path = trained["none"]
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential.from_config(original.get_config())
+    with pytest.raises(CheckpointMismatchError, match="only in the checkpoint: model/optimizer/iteration"):
+        Checkpoint(model=model).restore(path)
+    Checkpoint(model=model).restore(path, parts=["model/weights"])
+    for a, b in zip(model.get_weights(), original.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_tutorials_way_with_the_optimizer_named_apart(tmp_path):
+    model = made(mirrored(2), 1)
+    fit(model)
+    path = Checkpoint(optimizer=model.optimizer, model=model).save(tmp_path / "c")
+    again = made(mirrored(2), 2)
+    again.optimizer.build(again.trainable_variables)
+    Checkpoint(optimizer=again.optimizer, model=again).restore(path)
+    assert_same(again, model)
+
+
+def test_iterators_values_metrics_and_steps_travel_together(tmp_path):
+    def pipeline():
+        return Dataset.range(100).shuffle(50, seed=4).batch(7).repeat()
+
+    iterator, step = iter(pipeline()), keras.Variable(3, dtype="int32")
+    metric = keras.metrics.Mean()
+    metric.update_state([1.0, 4.0])
+    params = {"w": jnp.arange(4.0), "n": 2}
+    for _ in range(20):
+        next(iterator)
+    path = Checkpoint(step=step, data=iterator, metrics=[metric], params=params).save(tmp_path / "c")
+    expected = [next(iterator).tolist() for _ in range(5)]
+    later, counter, mean = iter(pipeline()), keras.Variable(0, dtype="int32"), keras.metrics.Mean()
+    values = Checkpoint(step=counter, data=later, metrics=[mean], params=None).restore(path)
+    assert [next(later).tolist() for _ in range(5)] == expected
+    assert int(counter.value) == 3
+    assert float(mean.result()) == 2.5
+    np.testing.assert_array_equal(values["params"]["w"], np.arange(4.0))
+    assert int(values["params"]["n"]) == 2
+
+
+ON_READ = unisono.VariableSynchronization.ON_READ
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "copies", "restored"),
+    [
+        ("SUM", [3.0, 4.0], [3.5, 3.5]),
+        ("MEAN", [3.0, 4.0], [3.5, 3.5]),
+        ("ONLY_FIRST_REPLICA", [3.0, 4.0], [3.0, 3.0]),
+    ],
+)
+def test_variables_with_a_copy_for_each_replica_have_one_value_in_a_checkpoint(
+    tmp_path, aggregation, copies, restored
+):
+    """tf.distribute: a sum is saved as the sum, and restored as its parts."""
+
+    def variable(replicas):
+        strategy = mirrored(replicas)
+        with strategy.scope():
+            v = unisono.Variable(
+                0.0, synchronization=ON_READ, aggregation=unisono.VariableAggregation[aggregation]
+            )
+        return strategy, v
+
+    strategy, v = variable(2)
+    strategy.run(lambda x: v.assign(x[0]), args=(unisono.PerReplica([np.float32([c]) for c in copies]),))
+    path = Checkpoint(v=v).save(tmp_path / "c")
+    _, again = variable(2)
+    Checkpoint(v=again).restore(path)
+    assert [float(c) for c in again.values] == restored
+    _, three = variable(3)
+    Checkpoint(v=three).restore(path)
+    np.testing.assert_allclose(float(three.value), float(v.value), rtol=1e-6)
+
+
+def test_copies_without_an_aggregation_come_back_one_by_one(tmp_path):
+    def variable(replicas):
+        strategy = mirrored(replicas)
+        with strategy.scope():
+            return strategy, unisono.Variable(0.0, aggregation=unisono.VariableAggregation.NONE)
+
+    strategy, v = variable(2)
+    strategy.run(lambda x: v.assign(x[0]), args=(unisono.PerReplica([np.float32([1]), np.float32([2])]),))
+    path = Checkpoint(v=v).save(tmp_path / "c")
+    other, again = variable(2)
+    other.run(lambda x: again.assign(x[0]), args=(unisono.PerReplica([np.float32([0]), np.float32([0])]),))
+    Checkpoint(v=again).restore(path)
+    assert [float(c) for c in again.values] == [1, 2]
+
+
+def test_a_manager_falls_back_and_says_so(tmp_path, caplog):
+    model = made(mirrored(2), 1)
+    with CheckpointManager(Checkpoint(model=model), tmp_path) as manager:
+        fit(model)
+        manager.save(7)
+        good = state(model)
+        fit(model)
+        manager.save(9)
+    for file in (tmp_path / "ckpt-9").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-3])
+    later = made(mirrored(2), 2)
+    with CheckpointManager(Checkpoint(model=later), tmp_path) as manager:
+        assert manager.restore_or_initialize() == str(tmp_path / "ckpt-7")
+    assert "ckpt-9" in caplog.text
+    for a, b in zip(state(later), good, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_manager_without_checkpoints_initializes(tmp_path):
+    called = []
+    step = keras.Variable(1)
+    with CheckpointManager(Checkpoint(step=step), tmp_path, init_fn=lambda: called.append(1)) as manager:
+        assert manager.restore_or_initialize() is None
+        assert manager.latest_checkpoint is None
+    assert called == [1]
+
+
+def test_errors_of_the_thread_are_raised_by_the_next_call(tmp_path):
+    step = keras.Variable(1)
+    manager = CheckpointManager(Checkpoint(step=step), tmp_path)
+    manager.save(1)
+    manager.wait()
+    (tmp_path / "ckpt-2").mkdir()
+    manager.save(2)
+    with pytest.raises(CheckpointError, match="ckpt-2, which exists"):
+        manager.wait()
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Checkpoint(), "Received: no objects"),
+        (lambda: CheckpointManager(Checkpoint(a=1), "x", max_to_keep=0), "Received: max_to_keep=0"),
+        (lambda: Checkpoint(model=keras.Sequential([L.Dense(1)])).save("x"), "which is not built"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+def test_restoring_what_is_not_there():
+    with pytest.raises(CheckpointError, match="where there is no directory"):
+        Checkpoint(step=keras.Variable(1)).restore("/tmp/unisono-not-there")
+
+
+def test_a_snapshot_takes_one_copy_of_what_lies_on_every_device():
+    model = made(mirrored(4), 1)
+    fit(model)
+    for value in jax.tree.leaves(dict(Checkpoint(model=model).snapshot().arrays)):
+        assert len(value.devices()) == 1
