@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "_errors": [
         "BackendError", "CheckpointError", "CheckpointMismatchError", "ContextError", "DeviceError",
-        "InvalidArgumentError", "InvalidTypeError",
+        "ClusterError", "InvalidArgumentError", "InvalidTypeError",
         "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],

@@ -1,0 +1,244 @@
+"""`unisono launch`: one generation, its end, and what it leaves behind."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.cluster.launch_support import LIMIT, WHO, is_alive, launched, until
+
+FOREVER = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+def cli(*args, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "unisono.cli", *args],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def test_a_whole_cluster_runs(tmp_path):
+    script = """
+print(me, sys.argv[1:], os.environ["TF_CONFIG"], flush=True)
+if task["type"] == "ps":
+    time.sleep(600)
+"""
+    flags = ("-n", "2", "--ps", "1", "--chief", "--evaluator", "--grace", "1")
+    with launched(tmp_path, script, *flags, args=["--lr", "0.1", "-n", "7"]) as run:
+        assert run.end() == 0
+        for task in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"):
+            assert f"{task} ['--lr', '0.1', '-n', '7'] {{" in run.log(task)
+            assert task in run.err
+        # The terminal has the chief's lines only, each with its name.
+        assert re.fullmatch(r"\[chief:0\] chief:0 .*\n", run.out)
+        text = run.log("worker:1").partition("] ")[2]
+        cluster = json.loads(text)["cluster"]
+        assert {job: len(tasks) for job, tasks in cluster.items()} == {"chief": 1, "worker": 2, "ps": 1}
+
+
+def test_the_first_traceback_is_the_last_thing_on_the_screen(tmp_path):
+    script = """
+if me == "worker:1":
+    raise ValueError("this one")
+written = os.path.join(os.path.dirname(os.environ["UNISONO_FENCE"]), "errors", "g0-worker-1.json")
+while not os.path.exists(written):
+    time.sleep(0.01)
+raise OSError("connection closed by peer")
+"""
+    with launched(tmp_path, script, "-n", "2") as run:
+        assert run.end() == 1
+        shown = run.err.rstrip()
+        assert shown.endswith("ValueError: this one")
+        traceback = shown[shown.rindex("Traceback") :]
+        # The program's frames, and none of the launcher's.
+        assert re.findall(r'File "(.*?)"', traceback) == [str(tmp_path / "train.py")]
+        assert "worker:1 failed: ValueError: this one" in run.err
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("sys.exit(7)", 7, "worker:1 failed with exit code 7"),
+        ("sys.exit('no data')", 1, "no data"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "worker:1 was killed by SIGKILL"),
+        ("os.abort()", 134, "Fatal Python error: Aborted"),
+        ("1 +* 1", 1, "SyntaxError"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_failure(tmp_path, ending, code, words):
+    (tmp_path / "bad.py").write_text(ending if "*" in ending else f"import os, signal, sys\n{ending}\n")
+    script = f"""
+import runpy
+if me == "worker:1":
+    runpy.run_path({str(tmp_path / "bad.py")!r})
+time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "2") as run:
+        assert run.end() == code
+        assert words in run.err
+        assert not any(is_alive(pid) for pid in run.everyone())
+
+
+def test_a_module_runs_as_with_python_m(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text("import sys\nprint(__name__, __package__, sys.argv[1:])\n")
+    done = cli("launch", "-n", "1", "-m", "package.train", "--x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[worker:0] __main__ package ['--x']\n"
+
+
+def test_tasks_that_hang_are_killed_after_the_grace(tmp_path):
+    script = (
+        "if me == 'worker:1': raise ValueError('x')\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + FOREVER
+    )
+    with launched(tmp_path, script, "-n", "2", "--grace", "0.2") as run:
+        assert run.end() == 1
+        assert run.history("ended", task="worker:0")[0]["exit_code"] == 137
+
+
+def test_children_of_tasks_end_with_them(tmp_path):
+    script = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+sys.exit(3)
+"""
+    with launched(tmp_path, script, "-n", "1") as run:
+        assert run.end() == 3
+        child = int(re.search(r"child (\d+)", run.log("worker:0")).group(1))
+        until(lambda: not is_alive(child), "the end of the task's child")
+
+
+def test_no_orphan_when_the_launcher_is_killed(tmp_path):
+    script = """
+import subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "2", "--spares", "1") as run:
+        for task in ("worker:0", "worker:1"):
+            run.wait_for_log(task, "child")
+        pids = run.everyone()
+        pids |= {int(re.search(r"child (\d+)", run.log(f"worker:{i}")).group(1)) for i in (0, 1)}
+        assert all(map(is_alive, pids))
+        run.send(signal.SIGKILL)
+        until(lambda: not any(map(is_alive, pids)), "the end of all tasks and their children")
+
+
+SAVES = """
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(int(sys.argv[1]))
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "task_code", "code"),
+    [(signal.SIGTERM, 42, 42), (signal.SIGTERM, 0, 143), (signal.SIGINT, 42, 130)],
+)
+def test_tasks_save_when_the_launcher_is_stopped(tmp_path, number, task_code, code):
+    with launched(tmp_path, SAVES + FOREVER, "-n", "2", args=[str(task_code)]) as run:
+        run.wait_for_log("worker:0", "ready")
+        run.wait_for_log("worker:1", "ready")
+        run.send(number)
+        assert run.end() == code
+        assert "saved" in run.log("worker:0")
+        assert "saved" in run.log("worker:1")
+
+
+def test_a_second_signal_does_not_wait(tmp_path):
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + FOREVER
+    with launched(tmp_path, script, "-n", "1", "--grace", "600") as run:
+        run.wait_for_log("worker:0", "ready")
+        run.send(signal.SIGINT)
+        run.wait_for("ending")
+        run.send(signal.SIGINT)
+        assert run.end() == 130
+
+
+def test_a_stopped_task_is_named(tmp_path):
+    with launched(tmp_path, FOREVER, "-n", "2") as run:
+        run.wait_for_log("worker:1", "ready")
+        pid = run.history("started", task="worker:1")[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        assert run.wait_for("stopped")["task"] == "worker:1"
+        until(lambda: f"worker:1 is stopped; `kill -CONT {pid}`" in run.err, "the message")
+
+
+def test_a_task_without_progress_shows_its_stack_and_fails(tmp_path):
+    script = """
+def stuck():
+    time.sleep(600)
+progress(5 - task["index"])
+stuck()
+"""
+    with launched(tmp_path, script, "-n", "2", "--stall-timeout", "1") as run:
+        assert run.end() == 124
+        assert "worker:1 made no progress for 1 s after step 4" in run.err
+        assert re.search(r"in stuck\n", run.log("worker:1"))
+
+
+def test_dry_run_starts_nothing_and_can_be_pasted(tmp_path):
+    (tmp_path / "train.py").write_text(WHO + "print(me, sys.argv[1:], os.environ['OMP_NUM_THREADS'])\n")
+    done = cli("launch", "-n", "2", "--dry-run", "--log-dir", "logs", "train.py", "a b", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "logs").exists()
+    block = done.stdout.split("\n\n")[1]
+    shell = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
+    pasted = subprocess.run(
+        ["sh", "-c", shell + block], capture_output=True, text=True, timeout=LIMIT, check=False, cwd=tmp_path
+    )
+    assert re.fullmatch(r"worker:1 \['a b'\] \d+\n", pasted.stdout), pasted.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["launch", "--workes", "2", "train.py"], "No such option"),
+        (["launch", "-n", "two", "train.py"], "Invalid value for '-n'"),
+        (["launch", "-n", "0", "train.py"], "`-n` must be at least 1"),
+        (["launch", "-n", "2", "absent.py"], "absent.py"),
+        (["launch", "--elastic", "3", "absent.py"], "--elastic 2:4"),
+        (["launch", "-n", "2"], "Missing argument"),
+        (["launhc"], "No such command"),
+    ],
+)
+def test_what_cannot_be_used_is_an_error(args, words):
+    done = cli(*args)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_one_launcher_per_directory(tmp_path):
+    with launched(tmp_path, FOREVER, "-n", "1") as run:
+        run.wait_for_log("worker:0", "ready")
+        done = cli("launch", "--log-dir", str(run.logs), str(tmp_path / "train.py"))
+        assert done.returncode == 2
+        assert "one launcher at a time" in done.stderr
+
+
+def test_help_imports_nothing_slow():
+    code = (
+        "import sys\nfrom unisono.cli._app import app\n"
+        "try:\n    app(['launch', '--help'])\nexcept SystemExit:\n    pass\n"
+        "import unisono.cli._launch\n"
+        "print({'jax', 'keras', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.stdout.endswith("set()\n"), done.stdout + done.stderr

@@ -1,0 +1,177 @@
+"""`unisono launch`: generations that follow each other."""
+
+import json
+import os
+import re
+import signal
+
+from tests.cluster.launch_support import is_alive, launched, until
+
+FAILS_ONCE = """
+print("generation", generation, os.getpid(), flush=True)
+if generation == 0:
+    if me == "worker:1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+def test_all_tasks_start_again_with_new_ports_and_another_number(tmp_path):
+    script = "print(os.environ['TF_CONFIG'], flush=True)" + FAILS_ONCE
+    with launched(tmp_path, script, "-n", "2", "--max-restarts", "1", "--spares", "0") as run:
+        assert run.end() == 0
+        clusters = [json.loads(line) for line in run.log("worker:0").splitlines() if line.startswith("{")]
+        assert len(clusters) == 2
+        first, second = (set(c["cluster"]["worker"]) for c in clusters)
+        assert not first & second
+        assert re.findall(r"generation (\d) \d", run.log("worker:1")) == ["0", "1"]
+        assert run.history("failed")[0]["detail"].startswith("was killed by SIGKILL")
+        assert (run.logs / "fence").read_text() == "1\n"
+
+
+def test_the_first_error_is_raised_when_restarts_are_used_up(tmp_path):
+    script = "if me == 'worker:0': raise KeyError(f'in generation {generation}')\ntime.sleep(600)\n"
+    with launched(tmp_path, script, "-n", "2", "--max-restarts", "2", "--spares", "0") as run:
+        assert run.end() == 1
+        assert run.err.rstrip().endswith("KeyError: 'in generation 2'")
+        assert "2 restarts in 10 minutes are used up" in run.err
+        assert len(run.history("restart")) == 2
+
+
+def test_stopped_tasks_of_the_old_generation_are_killed(tmp_path):
+    script = """
+if generation == 0:
+    if me == "worker:1":
+        print("ready", flush=True)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+        sys.exit(5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+print("gone", os.path.exists("/proc/" + open(sys.argv[1]).read()), flush=True)
+"""
+    go = tmp_path / "go"
+    flags = ("-n", "2", "--max-restarts", "1", "--spares", "0", "--grace", "0.2")
+    with launched(tmp_path, script, *flags, args=[str(go)]) as run:
+        pid = run.wait_for("stopped")["pid"]
+        aside = tmp_path / "aside"
+        aside.write_text(str(pid))
+        aside.replace(go)
+        assert run.end() == 0
+        assert "gone False" in run.log("worker:0")
+        assert run.history("ended", pid=pid)[0]["exit_code"] == 137
+
+
+def test_warm_spares_become_the_next_generation(tmp_path):
+    script = """
+progress(1)
+print("jax" in sys.modules, "keras" in sys.modules, os.getpid(), flush=True)
+if generation == 0:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    sys.exit(1 if me == "worker:1" else 0)
+# As at the top of many programs, before they import JAX.
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ["TF_CONFIG"]
+import jax
+# Only before the backend starts.
+jax.config.update("jax_num_cpu_devices", 3)
+print("devices", len(jax.devices()), jax.numpy.ones(1).dtype, os.getpriority(os.PRIO_PROCESS, 0), flush=True)
+print("argv", sys.argv[0], sys.path[0], sys.stdin.read() == "", flush=True)
+"""
+    go = tmp_path / "go"
+    with launched(tmp_path, script, "-n", "2", "--max-restarts", "1", args=[str(go)]) as run:
+        run.wait_for("spare", count=2)
+        spares = {e["pid"] for e in run.history("spare")}
+        go.write_text("")
+        assert run.end() == 0
+        assert {e["pid"] for e in run.history("started", generation=1)} == spares
+        for task in ("worker:0", "worker:1"):
+            log = run.log(task)
+            assert re.findall(r"(True|False) \1 (\d+)", log)[0][0] == "False"
+            assert int(re.search(r"True True (\d+)", log).group(1)) in spares
+            # The priority that tasks have that never waited.
+            assert f"devices 3 float64 {os.getpriority(os.PRIO_PROCESS, 0)}" in log
+            assert f"argv {tmp_path / 'train.py'} {tmp_path} True" in log
+        assert not any(is_alive(pid) for pid in run.everyone())
+
+
+def test_spares_that_died_are_not_used(tmp_path):
+    script = """
+progress(1)
+if generation == 0:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    sys.exit(1)
+"""
+    go = tmp_path / "go"
+    flags = ("-n", "1", "--max-restarts", "1", "--spares", "1")
+    with launched(tmp_path, script, *flags, args=[str(go)]) as run:
+        pid = run.wait_for("spare")["pid"]
+        os.kill(pid, signal.SIGKILL)
+        go.write_text("")
+        assert run.end() == 0
+        assert pid not in {e["pid"] for e in run.history("started")}
+
+
+def test_exit_code_42_asks_for_a_restart(tmp_path):
+    script = """
+def save(number, frame):
+    sys.exit(42)
+signal.signal(signal.SIGTERM, save)
+if generation == 0:
+    if me == "worker:0":
+        sys.exit(42)
+    time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "2", "--max-restarts", "1", "--spares", "0") as run:
+        assert run.end() == 0
+        assert run.history("failed") == []
+        assert run.history("ending")[0]["detail"] == "restart wanted"
+
+
+def test_a_worker_that_fails_twice_is_dropped(tmp_path):
+    script = """
+count = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+print("workers", count, flush=True)
+if count == 3:
+    if me == "worker:2":
+        sys.exit(9)
+    time.sleep(600)
+"""
+    with launched(tmp_path, script, "--elastic", "2:3", "--spares", "0") as run:
+        assert run.end() == 0
+        assert re.findall(r"workers (\d)", run.log("worker:0")) == ["3", "3", "2"]
+
+
+def test_fewer_workers_than_allowed_end_the_launch(tmp_path):
+    script = "if me == 'worker:1': sys.exit(9)\ntime.sleep(600)\n"
+    with launched(tmp_path, script, "--elastic", "2:2", "--max-restarts", "1", "--spares", "0") as run:
+        assert run.end() == 9
+
+
+def test_workers_follow_the_capacity_file(tmp_path):
+    script = """
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(42))
+count = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+print("workers", count, flush=True)
+if generation < 2:
+    time.sleep(600)
+"""
+    flags = ("--elastic", "1:2", "--spares", "0", "--cool-down", "0.1")
+    with launched(tmp_path, script, *flags) as run:
+        run.wait_for_log("worker:1", "workers 2")
+        (run.logs / "capacity").write_text("1\n")
+        run.wait_for_log("worker:0", "workers 1")
+        (run.logs / "capacity").write_text("2\n")
+        assert run.end() == 0
+        assert re.findall(r"workers (\d)", run.log("worker:0")) == ["2", "1", "2"]
+        assert [e["detail"] for e in run.history("ending")] == ["resize", "resize"]
+
+
+def test_a_signal_ends_the_wait_before_a_restart(tmp_path):
+    flags = ("-n", "1", "--max-restarts", "50", "--spares", "0")
+    with launched(tmp_path, "sys.exit(3)", *flags) as run:
+        run.wait_for("restart", count=4)
+        run.send(signal.SIGTERM)
+        assert run.end() == 143
+        until(lambda: not any(is_alive(pid) for pid in run.everyone()), "the end of all")

@@ -1,0 +1,121 @@
+"""The tasks of a generation and their environment."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from unisono.cli._options import Options, Program
+from unisono.cli._plan import Place, base_environment, make_plan, shell_lines, start_up_block, tasks_of
+from unisono.cluster._resolvers import TFConfigClusterResolver
+from unisono.cluster._spec import Task
+
+PLACE = Place(Path("/logs"))
+
+
+def plan_of(generation=0, **arguments):
+    options = Options(**arguments)
+    workers = options.worker_range[1]
+    ports = range(2222, 2222 + len(tasks_of(options, workers)))
+    return make_plan(options, generation, workers, list(ports), PLACE)
+
+
+def test_every_task_knows_all_and_itself():
+    plan = plan_of(workers=2, ps=1, chief=True, evaluator=True)
+    assert [str(t) for t in plan.tasks] == ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
+    for task in plan.tasks:
+        resolver = TFConfigClusterResolver(environ=plan.environment(task))
+        assert resolver.task == task
+        assert resolver.cluster_spec() == {
+            "chief": ["127.0.0.1:2222"],
+            "worker": ["127.0.0.1:2223", "127.0.0.1:2224"],
+            "ps": ["127.0.0.1:2225"],
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [({"workers": 2}, "worker:0"), ({"workers": 2, "chief": True}, "chief:0"), ({"ps": 1}, "worker:0")],
+)
+def test_the_chief_is_shown(arguments, shown):
+    assert str(plan_of(**arguments).shown) == shown
+
+
+def test_a_task_knows_its_generation_and_files():
+    variables = plan_of(generation=3, workers=2, grace=5.0).environment(Task("worker", 1))
+    assert variables["UNISONO_GENERATION"] == "3"
+    assert variables["UNISONO_FENCE"] == "/logs/fence"
+    assert variables["UNISONO_PROGRESS"] == "/logs/progress/g3-worker-1"
+    assert variables["UNISONO_GRACE"] == "5"
+    assert "UNISONO_DEVICES_PER_WORKER" not in variables
+
+
+def test_devices_are_for_those_that_compute():
+    plan = plan_of(workers=1, ps=1, devices_per_worker=3)
+    assert plan.environment(Task("worker", 0))["UNISONO_DEVICES_PER_WORKER"] == "3"
+    assert "UNISONO_DEVICES_PER_WORKER" not in plan.environment(Task("ps", 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "cores", "threads", "pool"),
+    [
+        (Options(workers=2), 2, 8, "4", "4"),
+        (Options(workers=4), 4, 2, "1", "2"),
+        (Options(workers=2, devices_per_worker=4), 2, 2, "1", "8"),
+    ],
+)
+def test_threads_are_divided(options, tasks, cores, threads, pool):
+    base = base_environment({}, options, tasks, cores, PLACE)
+    assert base["OMP_NUM_THREADS"] == base["OPENBLAS_NUM_THREADS"] == threads
+    assert base["PJRT_NPROC"] == pool
+    assert base["PYTHONUNBUFFERED"] == "1"
+
+
+def test_what_the_user_set_stays_and_other_clusters_do_not():
+    environ = {
+        "OMP_NUM_THREADS": "7",
+        "TF_CONFIG": "x",
+        "JAX_PROCESS_ID": "1",
+        "UNISONO_GENERATION": "4",
+        "JAX_COMPILATION_CACHE_DIR": "/mine",
+    }
+    base = base_environment(environ, Options(workers=2, max_restarts=1), 2, 2, PLACE)
+    assert base["OMP_NUM_THREADS"] == "7"
+    assert base["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+    assert not {"TF_CONFIG", "JAX_PROCESS_ID", "UNISONO_GENERATION"} & set(base)
+
+
+def test_only_restarts_need_a_cache_of_compilations():
+    assert "JAX_COMPILATION_CACHE_DIR" not in base_environment({}, Options(workers=2), 2, 2, PLACE)
+    base = base_environment({}, Options(workers=2, max_restarts=1), 2, 2, PLACE)
+    assert base["JAX_COMPILATION_CACHE_DIR"] == "/logs/compilation_cache"
+
+
+def test_shell_lines_can_be_pasted():
+    plan = plan_of(workers=2)
+    base = {"OMP_NUM_THREADS": "1", "HOME": "/h"}
+    text = shell_lines(plan, base, {"HOME": "/h"}, Program("my train.py", ("--x", "a b")))
+    blocks = text.split("\n\n")
+    assert len(blocks) == 2
+    for index, block in enumerate(blocks):
+        lines = block.strip().split("\n")
+        assert lines[0] == f"# worker:{index}"
+        exports = dict(shlex.split(line)[1].split("=", 1) for line in lines[1:-1])
+        assert json.loads(exports["TF_CONFIG"])["task"] == {"type": "worker", "index": index}
+        assert exports["OMP_NUM_THREADS"] == "1"
+        assert not {"HOME", "UNISONO_FENCE"} & set(exports)
+        assert shlex.split(lines[-1]) == ["python", "my train.py", "--x", "a b"]
+
+
+def test_the_start_up_block_says_what_runs_where():
+    plan = plan_of(workers=2, ps=1, devices_per_worker=2, max_restarts=3)
+    text = start_up_block(plan, {"OMP_NUM_THREADS": "4"}, Program("train.py", ("--lr", "1")))
+    assert text == (
+        "unisono: 3 tasks run train.py --lr 1\n"
+        "  worker:0  127.0.0.1:2222  2 virtual devices  worker-0.log  shown here\n"
+        "  worker:1  127.0.0.1:2223  2 virtual devices  worker-1.log\n"
+        "  ps:0      127.0.0.1:2224                     ps-0.log\n"
+        "  threads per task: 4; logs and history: /logs\n"
+        "  at most 3 restarts in 10 minutes, 3 warm spares"
+    )
