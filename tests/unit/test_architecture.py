@@ -97,6 +97,7 @@ FLOORS = {
     "summary": 7,
     "tpu": 5,
     "training._bind": 11,
+    "training._clock": 1,
     "training._companion": 1,
     "training._fit": 10,
     "training._losses": 4,

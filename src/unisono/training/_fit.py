@@ -26,6 +26,7 @@ from unisono._values import ReduceOp
 from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.training._clock import StepClock
 from unisono.training._placing import BatchPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
 
@@ -253,13 +254,15 @@ class TrainerFunction:
         self._returned: tuple[StatePart, ...] | None = None
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
+        #: Where the host's time goes.
+        self.clock = StepClock()
         mesh, is_cpu = strategy.mesh, strategy.mesh.platform == "cpu"
-        split = BatchPlacer(mesh.sharded, is_cpu)
+        split = self.clock.timing(BatchPlacer(mesh.sharded, is_cpu))
         self._place = {
             Mode.SPLIT: split,
             Mode.PADDED: split,
-            Mode.WHOLE: BatchPlacer(mesh.replicated, is_cpu),
-            Mode.SCAN: BatchPlacer(mesh.scanned, is_cpu),
+            Mode.WHOLE: self.clock.timing(BatchPlacer(mesh.replicated, is_cpu)),
+            Mode.SCAN: self.clock.timing(BatchPlacer(mesh.scanned, is_cpu)),
         }
 
     @property
@@ -277,11 +280,15 @@ class TrainerFunction:
         except BaseException:
             self._give_back(state)
             raise
+        finally:
+            self.clock.ended()
 
     def _take(self, iterator: Iterator[Any]) -> list[Any]:
         wanted = max(1, self._model.steps_per_execution)
+        self.clock.begin()
         batches = [next(iterator)]
         batches.extend(itertools.islice(iterator, wanted - 1))
+        self.clock.took(batches)
         return batches
 
     def _eagerly(self, state: State, batches: list[Any]) -> tuple[Any, State]:
