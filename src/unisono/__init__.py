@@ -45,7 +45,17 @@ _HOMES = {
     "strategies._tpu": ["TPUStrategy"],
 }  # fmt: skip
 
-_MODULES = ["callbacks", "checkpoint", "cluster_resolver", "data", "experimental", "export", "nn", "summary", "tpu"]
+_MODULES = [
+    "callbacks",
+    "checkpoint",
+    "cluster_resolver",
+    "data",
+    "experimental",
+    "export",
+    "nn",
+    "summary",
+    "tpu",
+]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

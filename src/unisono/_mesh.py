@@ -55,6 +55,22 @@ class ReplicaMesh:
         return str(self.devices[0].platform)
 
     @functools.cached_property
+    def is_spread(self) -> bool:
+        """Whether devices of other processes are among them."""
+        return len({d.process_index for d in self.devices}) > 1
+
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        """The numbers of the replicas on this process' devices."""
+        own = jax.process_index()
+        return tuple(i for i, d in enumerate(self.devices) if d.process_index == own)
+
+    @functools.cached_property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        """This process' devices among them, in replica order."""
+        return tuple(self.devices[i] for i in self.local_replicas)
+
+    @functools.cached_property
     def replicated(self) -> NamedSharding:
         """The same array on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
@@ -68,6 +84,49 @@ class ReplicaMesh:
     def scanned(self) -> NamedSharding:
         """An array of several steps' batches, split along its second axis."""
         return NamedSharding(self.mesh, PartitionSpec(None, AXIS))
+
+    def put(self, tree: Any, sharding: NamedSharding) -> Any:
+        """Return host or local arrays as arrays on all the devices, without any communication.
+
+        Args:
+            tree: pytree of arrays; every process holds the same *global* arrays.
+            sharding: one of this mesh.
+        """
+        if not self.is_spread:
+            return jax.device_put(tree, sharding)
+        # `device_put` would compare the values of all processes: a collective for every array.
+        return jax.tree.map(lambda x: self._put_spread(x, sharding), tree)
+
+    def _put_spread(self, value: Any, sharding: NamedSharding) -> Any:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            if value.sharding.is_equivalent_to(sharding, value.ndim):
+                return value
+            return _resharded(sharding)(value)
+        if sharding.is_fully_replicated and isinstance(value, jax.Array):
+            copies = [jax.device_put(value, d) for d in self.local_devices]
+            return jax.make_array_from_single_device_arrays(value.shape, sharding, copies)
+        array = np.asarray(value)
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def local(self, array: Any) -> Any:
+        """Return this process' copy of an array that is the same on all devices.
+
+        Between steps every process holds arrays of its own: an operation on an array of all
+        processes would wait for the others.
+
+        Args:
+            array: any; what is not such an array is returned as it is.
+        """
+        if not self.is_spread or not isinstance(array, jax.Array) or array.is_fully_addressable:
+            return array
+        return array.addressable_data(0) if array.is_fully_replicated else array
+
+
+@functools.cache
+def _resharded(sharding: NamedSharding) -> Any:
+    """The identity, with its result laid out anew by all processes together."""
+    return jax.jit(lambda x: x, out_shardings=sharding)
 
 
 def resolve_devices(
@@ -219,7 +278,7 @@ def ensure_collectives_can_run(devices: Sequence[jax.Device]) -> None:
         BackendError: when several CPU devices share a thread pool that is too small. XLA aborts
             the process 40 seconds after such a hang.
     """
-    count = len(devices)
+    count = sum(d.process_index == devices[0].process_index for d in devices)
     if count == 1 or devices[0].platform != "cpu" or _threads() >= 2 * count:
         return
     raise BackendError(

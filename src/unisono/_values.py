@@ -113,7 +113,9 @@ class PerReplica:
 def _shards(stacked: Any) -> tuple[Any, ...] | None:
     """The parts of an array that already lie one on each device, without copying any."""
     shards = getattr(stacked, "addressable_shards", ())
-    if len(shards) != stacked.shape[0] or any(s.data.shape[0] != 1 for s in shards):
+    # Of an array of several processes, those of this process: as in tf.distribute.
+    is_whole = getattr(stacked, "is_fully_addressable", True)
+    if (is_whole and len(shards) != stacked.shape[0]) or any(s.data.shape[0] != 1 for s in shards):
         return None
     ordered = sorted(shards, key=lambda s: s.index[0].start or 0)
     return tuple(s.data[0] for s in ordered)

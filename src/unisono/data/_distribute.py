@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,8 +72,11 @@ def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
         return jax.device_put(_owned(array), mesh.devices[0])
     if rows % replicas == 0 and rows:
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
-        return PerReplica.from_stacked(jax.device_put(_owned(parts), mesh.sharded))
+        return PerReplica.from_stacked(mesh.put(_owned(parts), mesh.sharded))
     parts = [array[a:b] for a, b in split_points(rows, replicas)]
+    if mesh.is_spread:
+        # Replicas of unequal size are traced in turn, and every device computes all of them.
+        return PerReplica(_owned(p) for p in parts)
     return PerReplica(jax.device_put(_owned(p), d) for p, d in zip(parts, mesh.devices, strict=True))
 
 
@@ -99,6 +103,21 @@ def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator
             yield jax.tree.map(lambda x: jax.device_put(_as_array(x), mesh.devices[0]), first)
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
+
+
+def from_function(options: InputOptions, check_iterable_here: Callable[[], None]) -> Callable[..., Any]:
+    """Return what makes an iterator over all replicas from one over the batches of single ones.
+
+    Args:
+        options: how many rounds of batches are put ahead.
+        check_iterable_here: raises where iteration is not allowed.
+    """
+
+    def join(iterator: Iterator[Any], mesh: ReplicaMesh) -> DistributedIterator:
+        elements = per_replica_elements(iterator, mesh)
+        return DistributedIterator(elements, lambda placed: placed, options, check_iterable_here)
+
+    return join
 
 
 _END = object()
@@ -162,7 +181,10 @@ class DistributedDataset:
                     "`distribute_dataset(lambda: generator())`."
                 )
             self._is_used = True
-        return DistributedIterator(_batches(self._dataset), self._mesh, self._options, self._check)
+        mesh = self._mesh
+        return DistributedIterator(
+            _batches(self._dataset), lambda batch: split_batch(batch, mesh), self._options, self._check
+        )
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -196,9 +218,13 @@ class DistributedDataset:
 class DistributedIterator:
     """One pass over a distributed dataset; the next batches are put onto the devices ahead.
 
+    The look-ahead cannot be seen, but in the source: an error is raised where its batch would
+    have been, nothing is read after the end or after an error that nobody has seen, and the state
+    is that of the last batch given.
+
     Args:
         batches: host batches.
-        mesh: the replicas.
+        place: from a host batch to a batch on the devices.
         options: how many batches are put ahead.
         check_iterable_here: raises where iteration is not allowed.
     """
@@ -206,28 +232,86 @@ class DistributedIterator:
     def __init__(
         self,
         batches: Iterator[Any],
-        mesh: ReplicaMesh,
+        place: Callable[[Any], Any],
         options: InputOptions,
         check_iterable_here: Callable[[], None],
     ) -> None:
-        self._batches, self._mesh, self._check = batches, mesh, check_iterable_here
+        self._batches, self._place, self._check = batches, place, check_iterable_here
         fetch = options.experimental_fetch_to_device
         self._ahead = options.experimental_per_replica_buffer_size if fetch else 0
-        self._ready: list[Any] = []
+        self._source_state = getattr(batches, "get_state", None)
+        #: Batches on the devices, each with the state of the source after it.
+        self._ready: deque[tuple[Any, Any]] = deque()
+        self._error: Exception | None = None
+        self._is_ended = False
+        self._state: Any = None
 
     def __iter__(self) -> DistributedIterator:
         return self
 
     def __next__(self) -> Any:
         self._check()
-        while len(self._ready) <= self._ahead:
+        if self._source_state is not None and self._state is None:
+            self._state = self._source_state()
+        while len(self._ready) <= self._ahead and not self._is_ended and self._error is None:
+            self._read()
+        if self._ready:
+            batch, self._state = self._ready.popleft()
+            return batch
+        error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            # An error holds this frame: without the name there is no circle.
+            del error
+
+    def _read(self) -> None:
+        try:
             batch = next(self._batches, _END)
             if batch is _END:
-                break
-            self._ready.append(split_batch(batch, self._mesh))
-        if not self._ready:
-            raise StopIteration
-        return self._ready.pop(0)
+                self._is_ended = True
+                return
+            state = None if self._source_state is None else self._source_state()
+            self._ready.append((self._place(batch), state))
+        except Exception as error:
+            # The batches before it come first.
+            self._error = error
+
+    def close(self) -> None:
+        """End the pass: drop what was put ahead, and close the source where it can be closed."""
+        self._is_ended = True
+        self._ready.clear()
+        self._error = None
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    def get_state(self) -> Any:
+        """Return where the source stood after the last batch that was given.
+
+        Raises:
+            InvalidArgumentError: when the source has no state.
+        """
+        if self._source_state is None:
+            raise _no_state(self._batches)
+        return self._source_state() if self._state is None else self._state
+
+    def set_state(self, state: Any) -> None:
+        """Go on from a state.
+
+        Args:
+            state: from `get_state`, of an iterator over the same source.
+
+        Raises:
+            InvalidArgumentError: when the source has no state.
+        """
+        if self._source_state is None:
+            raise _no_state(self._batches)
+        self._batches.set_state(state)  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._error, self._is_ended, self._state = None, False, None
 
     def get_next(self) -> Any:
         """Return the next batch.
@@ -244,6 +328,13 @@ class DistributedIterator:
         """Return the next batch, if there is one."""
         batch = next(self, _END)
         return OptionalBatch(None if batch is _END else (batch,))
+
+
+def _no_state(batches: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "The place in an input is known where its source has `get_state` and `set_state`. Received: "
+        f"{type(batches).__name__}. Distribute a `unisono.data.Dataset`."
+    )
 
 
 class OptionalBatch:

@@ -151,7 +151,8 @@ class Entry:
         self.plan = plan
         self._strategy = strategy
         self._results: list[Result] = []
-        self._last: dict[int, Any] = {}
+        # Variable -> what it holds between steps, and the array on all devices that stands for it.
+        self._last: dict[int, tuple[Any, Any]] = {}
         mesh = strategy.mesh
         written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
@@ -179,20 +180,24 @@ class Entry:
     def __call__(self, call: Call) -> Any:
         outputs, new = self.step(*self.arguments(call))
         slots = [s for s in self.plan.slots if s.written]
+        mesh = self._strategy.mesh
         for slot, value in zip(slots, self._strategy.store_state(new), strict=True):
-            _store(slot, value)
-            self._last[id(slot.variable)] = value
+            held = mesh.local(value)
+            _store(slot, held)
+            self._last[id(slot.variable)] = held, value
         return self._results[-1].rebuild(outputs)
 
     def _placed(self, slot: Slot) -> Any:
         value = _stored(slot)
-        if self._last.get(id(slot.variable)) is value:
-            return value
+        held, placed = self._last.get(id(slot.variable), (None, None))
+        if held is value:
+            return placed
         mesh = self._strategy.mesh
-        placed = jax.device_put(value, mesh.sharded if slot.is_stacked else mesh.replicated)
+        placed = mesh.put(value, mesh.sharded if slot.is_stacked else mesh.replicated)
         if not slot.written:
-            _store(slot, placed)
-            self._last[id(slot.variable)] = placed
+            held = value if mesh.is_spread else placed
+            _store(slot, held)
+            self._last[id(slot.variable)] = held, placed
         return placed
 
     def _place_arrays(self, call: Call) -> list[Any]:
@@ -200,7 +205,7 @@ class Entry:
         return [
             x
             if split and getattr(x, "sharding", None) == mesh.sharded
-            else jax.device_put(x, mesh.sharded if split else mesh.replicated)
+            else mesh.put(x, mesh.sharded if split else mesh.replicated)
             for x, split in zip(call.arrays, call.split, strict=True)
         ]
 

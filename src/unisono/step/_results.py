@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
@@ -24,6 +25,9 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
         return _reduce_single(op, value, axis, mesh.num_replicas)
     axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if value.stacked is not None:
+        if mesh.is_spread and not isinstance(value.stacked, jax.core.Tracer):
+            reducer = jax.jit(_reduce_stacked, static_argnums=(1, 2), out_shardings=mesh.replicated)
+            return mesh.local(_bounded(reducer(value.stacked, op, axes), mesh))
         return _bounded(_reduce_stacked(value.stacked, op, axes), mesh)
     values = [jnp.asarray(v) for v in value.values]
     if axes is None and len({v.shape for v in values}) > 1:
@@ -33,8 +37,8 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
         )
     values = _together(values, mesh)
     if axes is None:
-        return _bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh)
-    return _bounded(_reduce_ragged(values, op, axes), mesh)
+        return mesh.local(_bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh))
+    return mesh.local(_bounded(_reduce_ragged(values, op, axes), mesh))
 
 
 def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
@@ -71,6 +75,10 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
     """Concatenate one per-replica value; see `Strategy.gather`."""
     if not isinstance(value, PerReplica):
         return value
+    stacked = value.stacked
+    if mesh.is_spread and stacked is not None and not isinstance(stacked, jax.core.Tracer):
+        # Every process gets the values of all replicas, not of its own alone.
+        value = PerReplica(np.asarray(mesh.put(stacked, mesh.replicated)))
     values = [jnp.asarray(v) for v in value.values]
     shapes = [v.shape for v in values]
     if not shapes[0]:
@@ -84,7 +92,7 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
             f"Shapes must be equal on all dimensions but axis={axis} to be joined. Received: {shapes}. "
             "Gather along the dimension in which they differ."
         )
-    return _bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh)
+    return mesh.local(_bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh))
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
@@ -93,9 +101,8 @@ def local_results(value: Any) -> tuple[Any, ...]:
     split = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
     if not split:
         return (value,)
-    parts = [
-        leaf.values if isinstance(leaf, PerReplica) else (leaf,) * split[0].num_replicas for leaf in leaves
-    ]
+    count = len(split[0].values)
+    parts = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) * count for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, row) for row in zip(*parts, strict=True))
 
 
@@ -103,7 +110,7 @@ def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
     """Values of several devices where one program can see them all."""
     if any(isinstance(v, jax.core.Tracer) for v in values):
         return values
-    return [jax.device_put(v, mesh.replicated) for v in values]
+    return [mesh.put(v, mesh.replicated) for v in values]
 
 
 def _bounded(result: Any, mesh: ReplicaMesh) -> Any:

@@ -15,7 +15,7 @@ from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.data._distribute import DistributedDataset, per_replica_elements
+from unisono.data._distribute import DistributedDataset, from_function
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
@@ -56,6 +56,15 @@ class Strategy(abc.ABC):
 
     def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
         """Bring the new state of a step to where variables live."""
+        return values
+
+    def same_on_all(self, values: Any, what: str) -> Any:
+        """Return the first worker's values on every worker; as they are where there is one.
+
+        Args:
+            values: pytree of arrays that a step is about to begin with.
+            what: the step: one may begin with what it ended with the last time.
+        """
         return values
 
     @property
@@ -211,9 +220,9 @@ class Strategy(abc.ABC):
                 successive replicas.
             options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
         """
-        return results.FunctionDataset(
-            dataset_fn, self._mesh, options or InputOptions(), per_replica_elements, _not_in_replica
-        )
+        options = options or InputOptions()
+        join = from_function(options, _not_in_replica)
+        return results.FunctionDataset(dataset_fn, self._mesh, options, join, _not_in_replica)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Return the `PerReplica` of what `value_fn` gives for each replica.

@@ -39,16 +39,22 @@ class StatePart(Sequence[Any]):
     """One list of a step's state, as Keras' loop carries it from step to step.
 
     Not a list, because Keras looks into every list that it stores on a model: 0.2 ms a step.
+
+    Args:
+        values: arrays, where the next step wants them.
+        view: gives the array that Keras and callbacks see.
     """
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[Any], view: Callable[[Any], Any] = lambda value: value) -> None:
         self.values = values
+        self._view = view
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.values[index]
+        value = self.values[index]
+        return [self._view(v) for v in value] if isinstance(index, slice) else self._view(value)
 
 
 class Task(enum.Enum):
@@ -111,6 +117,9 @@ class TrainerStep:
         with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
             logs, new = self.one_device(local, batch)
         merged = _merge_state(rules, local, new, engine)
+        if self.task is Task.PREDICT and self.strategy.mesh.is_spread:
+            # Every process gets all rows, as in tf.distribute.
+            logs = jax.tree.map(lambda x: engine.all_gather(x, 0), logs)
         return self._merged_logs(logs, merged, engine), merged
 
     def padded(self, true_rows: int, state: State, batch: Any) -> tuple[Any, State]:
@@ -256,13 +265,13 @@ class TrainerFunction:
         self._can_pad: bool | None = None
         #: Where the host's time goes.
         self.clock = StepClock()
-        mesh, is_cpu = strategy.mesh, strategy.mesh.platform == "cpu"
-        split = self.clock.timing(BatchPlacer(mesh.sharded, is_cpu))
+        mesh = strategy.mesh
+        split = self.clock.timing(BatchPlacer(mesh, mesh.sharded))
         self._place = {
             Mode.SPLIT: split,
             Mode.PADDED: split,
-            Mode.WHOLE: self.clock.timing(BatchPlacer(mesh.replicated, is_cpu)),
-            Mode.SCAN: self.clock.timing(BatchPlacer(mesh.scanned, is_cpu)),
+            Mode.WHOLE: self.clock.timing(BatchPlacer(mesh, mesh.replicated)),
+            Mode.SCAN: self.clock.timing(BatchPlacer(mesh, mesh.scanned)),
         }
 
     @property
@@ -310,16 +319,15 @@ class TrainerFunction:
                 logs, state = self._one(state, batch)
                 collected.append(logs)
             outputs = self._joined(collected)
-        self._returned = tuple(StatePart(list(self._strategy.store_state(part))) for part in state)
-        return outputs, self._returned
+        view = self._strategy.mesh.local
+        self._returned = tuple(StatePart(list(self._strategy.store_state(part)), view) for part in state)
+        return jax.tree.map(view, outputs), self._returned
 
     def _placed(self, state: State) -> State:
-        parts: State = tuple(list(part) for part in state)
-        is_ours = self._returned is not None and all(
-            a is b for a, b in zip(state, self._returned, strict=True)
-        )
-        if not is_ours:
-            parts = jax.device_put(parts, self._strategy.mesh.replicated)
+        if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
+            return tuple(list(self._strategy.fetch_state(part.values)) for part in self._returned)
+        parts = self._strategy.same_on_all(tuple(list(part) for part in state), self._task.name)
+        parts = self._strategy.mesh.put(parts, self._strategy.mesh.replicated)
         return tuple(list(self._strategy.fetch_state(part)) for part in parts)
 
     def _one(self, state: State, batch: Any) -> tuple[Any, State]:
@@ -377,7 +385,7 @@ class TrainerFunction:
         return self._programs[mode, detail]
 
     def _compile(self, mode: Mode, detail: Any) -> CompiledStep:
-        predicts = self._task is Task.PREDICT
+        predicts = self._task is Task.PREDICT and not self._strategy.mesh.is_spread
         step: Callable[..., Any]
         outputs = UNSHARDED
         if mode is Mode.WHOLE:
@@ -423,7 +431,7 @@ class TrainerFunction:
         for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 if not value.is_deleted():
-                    variable.assign(value)
+                    variable.assign(self._strategy.mesh.local(value))
 
 
 def _rows(batch: Any) -> int:

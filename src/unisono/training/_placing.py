@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from unisono._mesh import ReplicaMesh
 from unisono.step._compiler import RUN_AHEAD
 
 #: XLA takes a NumPy buffer over without a copy when it is aligned to this many bytes.
@@ -28,14 +29,18 @@ class BatchPlacer:
     batch cannot harm a step in flight. A buffer is written again only after `RUN_AHEAD` later
     steps were started, so after its own step is done.
 
+    Where devices of several processes compute, every process holds the global batch and places
+    its own devices' part.
+
     Args:
-        sharding: how the arrays lie on the devices.
-        is_cpu: whether the devices are CPU devices.
+        mesh: the devices.
+        sharding: how the arrays lie on them.
     """
 
-    def __init__(self, sharding: jax.sharding.NamedSharding, is_cpu: bool) -> None:
+    def __init__(self, mesh: ReplicaMesh, sharding: jax.sharding.NamedSharding) -> None:
+        self._mesh = mesh
         self._sharding = sharding
-        self._is_cpu = is_cpu
+        self._is_cpu = mesh.platform == "cpu"
         self._rings: dict[Any, itertools.cycle[np.ndarray]] = {}
 
     def __call__(self, batch: Any) -> Any:
@@ -45,7 +50,7 @@ class BatchPlacer:
             batch: pytree of arrays.
         """
         if not self._is_cpu:
-            return jax.device_put(batch, self._sharding)
+            return self._mesh.put(batch, self._sharding)
         if self._sharding.num_devices == 1:
             return batch  # `jax.jit` takes NumPy arrays itself, and to one device it does so fastest
         leaves, structure = jax.tree.flatten(batch)
@@ -53,7 +58,7 @@ class BatchPlacer:
 
     def _place(self, position: int, array: Any) -> Any:
         if isinstance(array, jax.Array) or not 0 < array.nbytes <= _LARGEST:
-            return jax.device_put(array, self._sharding)
+            return self._mesh.put(array, self._sharding)
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         key = (position, array.shape, dtype)
         if key not in self._rings:
