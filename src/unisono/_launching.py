@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cli._files import read_error
-from unisono.cli._launch import cores, environ
+from unisono.cli._launch import cores, environ, visible_gpus
 from unisono.cli._options import Options
 from unisono.cli._plan import Place, Plan, base_environment
 from unisono.cli._screen import Screen
@@ -106,6 +106,7 @@ def _description(options: Options, place: Place, timeout: float | None) -> Launc
         _job,
         Screen(None, sys.stdout),
         asked,
+        gpus=visible_gpus(own),
     )
 
 

@@ -61,6 +61,28 @@ raise OSError("connection closed by peer")
         # The program's frames, and none of the launcher's.
         assert re.findall(r'File "(.*?)"', traceback) == [str(tmp_path / "train.py")]
         assert "worker:1 failed: ValueError: this one" in run.err
+        assert re.findall(r'File "(.*?)"', run.log("worker:1")) == [str(tmp_path / "train.py")]
+
+
+def test_a_killed_task_is_the_cause_of_what_its_peers_say(tmp_path):
+    script = """
+if me == "worker:1":
+    time.sleep(600)
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+raise OSError("Connection closed by peer")
+"""
+    with launched(tmp_path, script, "-n", "2", args=[str(tmp_path / "go")]) as run:
+        run.wait_for_log("worker:0", "ready")
+        pid = run.history("started", task="worker:1")[0]["pid"]
+        # It dies after worker 0 raised, but nobody else had a reason to kill it.
+        os.kill(pid, signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        run.wait_for("failed", task="worker:0")
+        os.kill(pid, signal.SIGKILL)
+        assert run.end() == 137
+        assert "worker:1 was killed by SIGKILL" in run.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import signal
+from collections.abc import Iterable
 
 from unisono.cli._options import Options
 from unisono.cluster._spec import Task
@@ -20,7 +22,16 @@ STALLED = 124
 
 #: After a failure the others' collectives are broken: there is less to wait for than on request.
 _FAILURE_GRACE = 3.0
+#: And nothing where they have all raised errors, and hang at most in saying good-bye to each other.
+_RAISED_GRACE = 0.5
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+
+_ABORTED = 128 + signal.SIGABRT
+#: What a task says whose peer has gone: its words, and JAX's, Gloo's, gRPC's and NCCL's.
+_LOST_PEER = re.compile(
+    "closed by peer|reset by peer|broken pipe|connection refused|gloo|nccl|coordination service|heartbeat",
+    re.I,
+)
 
 
 class Reason(enum.Enum):
@@ -57,12 +68,14 @@ class TaskState:
     Args:
         task: the task.
         code: its exit code as a shell sees it, None while it runs.
-        failure: how it failed; it may still be ending.
+        failure: how it failed, where that was before or at the end of the generation.
+        raised: whether its program has raised an exception; it may still run.
     """
 
     task: Task
     code: int | None = None
     failure: Failure | None = None
+    raised: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +84,14 @@ class Ending:
 
     Args:
         reason: why.
-        kill_at: when what is left gets SIGKILL, in seconds of the monotonic clock.
-        first: the first failure, where one is the reason.
+        since: when that was decided, in seconds of the monotonic clock.
+        kill_at: when what is left gets SIGKILL, of the same clock.
+        first: the failure that is the reason.
         signal: what the launcher was sent, where that is the reason.
     """
 
     reason: Reason
+    since: float
     kill_at: float
     first: Failure | None = None
     signal: int = 0
@@ -135,25 +150,56 @@ def watch(state: Generation, options: Options, now: float) -> Go | End | Kill | 
             return Go()
         return Over(ending) if _all_ended(state) else End(ending)
     if _all_ended(state):
-        return Over(state.ending)
-    impatient = len(state.signals) > 1
-    return Kill() if now >= state.ending.kill_at or impatient else Go()
+        return Over(_explained(state, state.ending))
+    return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else Go()
+
+
+def _kill_time(state: Generation, ending: Ending) -> float:
+    raised = all(t.raised for t in state.tasks if t.code is None)
+    quick = raised and ending.reason is Reason.FAILED
+    return min(ending.kill_at, ending.since + _RAISED_GRACE) if quick else ending.kill_at
+
+
+def _explained(state: Generation, ending: Ending) -> Ending:
+    """A killed process is seen to be dead only after its peers have noticed: look again at the end."""
+    failures = [t.failure for t in state.tasks if t.failure is not None]
+    if ending.reason is not Reason.FAILED or not failures:
+        return ending
+    return dataclasses.replace(ending, first=root_cause(failures))
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that caused the others.
+
+    It is the first; but a task that lost a peer is a consequence, and an abort mostly is: JAX ends its
+    process so when others have gone.
+
+    Args:
+        failures: at least one.
+    """
+    return min(failures, key=lambda f: (_rank(f), f.at))
+
+
+def _rank(failure: Failure) -> int:
+    if failure.code == _ABORTED:
+        return 1
+    return 2 if _LOST_PEER.search(failure.detail) else 0
 
 
 def _why_end(state: Generation, options: Options, now: float) -> Ending | None:
     patient = now + options.grace
     if state.signals:
         # Whoever stops us may have stopped the tasks, too: those did not fail.
-        return Ending(Reason.STOPPED, patient, signal=state.signals[0])
+        return Ending(Reason.STOPPED, now, patient, signal=state.signals[0])
     failures = [t.failure for t in state.tasks if t.failure is not None]
     if failures:
-        first = min(failures, key=lambda f: f.at)
-        return Ending(Reason.FAILED, now + min(options.grace, _FAILURE_GRACE), first)
+        kill_at = now + min(options.grace, _FAILURE_GRACE)
+        return Ending(Reason.FAILED, now, kill_at, root_cause(failures))
     if any(t.code == RESTART_WANTED for t in state.tasks):
-        return Ending(Reason.WANTED, patient)
+        return Ending(Reason.WANTED, now, patient)
     if _is_done(state.tasks):
-        return Ending(Reason.DONE, patient)
-    return Ending(Reason.RESIZE, patient) if state.resize else None
+        return Ending(Reason.DONE, now, patient)
+    return Ending(Reason.RESIZE, now, patient) if state.resize else None
 
 
 def _is_done(tasks: tuple[TaskState, ...]) -> bool:

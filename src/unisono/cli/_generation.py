@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from unisono.cluster._spec import Task
 
 #: The code of a shell where a program cannot be started.
 _NOT_STARTED = 126
+_KILLED = 128 + signal.SIGKILL
 #: How long a task may take to write its stack into its log, in seconds.
 _STACK_WAIT = 1.0
 
@@ -54,6 +56,10 @@ class Tasks:
         self._starts = {task: _open_log(plan, task) for task in plan.tasks}
         self._watcher = Watcher({t: plan.place.progress(t, plan.generation) for t in plan.tasks})
         self._ending: decide.Ending | None = None
+        self._raised: set[Task] = set()
+        #: Until when what fails is a cause, in seconds since the epoch; later, it is what we did.
+        self._until = math.inf
+        self._killed = False
         for task in plan.tasks:
             self._start(task, starter)
 
@@ -97,27 +103,36 @@ class Tasks:
             if code is not None and task not in self._codes:
                 self._note_end(task, process, code)
         states = tuple(
-            decide.TaskState(t, self._codes.get(t), self._failures.get(t)) for t in self.plan.tasks
+            decide.TaskState(t, self._codes.get(t), self._failures.get(t), t in self._raised)
+            for t in self.plan.tasks
         )
         return decide.Generation(states, self._ending, signals, resize)
 
     def _note_error(self, task: Task, process: Process) -> None:
         """An exception counts from when it was raised: the task may take long to end."""
-        if task in self._failures or self._ending is not None:
+        if task in self._raised:
             return
         record = read_error(self.plan.place.error(task, self.plan.generation))
-        if record is not None:
-            self._failures[task] = decide.Failure(task, record["at"], 1, f"failed: {record['summary']}")
-            self._history.write("failed", task, process.pid, detail=record["summary"])
+        if record is None:
+            return
+        self._raised.add(task)
+        if record["at"] <= self._until:
+            failure = decide.Failure(task, record["at"], record["code"], record["summary"])
+            self._fail(failure, process.pid)
 
     def _note_end(self, task: Task, process: Process, code: int) -> None:
         self._codes[task] = code
         self._history.write("ended", task, process.pid, code)
-        ours = self._ending is not None or task in self._failures
-        if not ours and code not in (0, decide.RESTART_WANTED):
-            at = process.ended_at or time.time()
-            self._failures[task] = decide.Failure(task, at, code, decide.exit_text(code))
-            self._history.write("failed", task, process.pid, code, decide.exit_text(code))
+        at = process.ended_at or time.time()
+        # Nobody else in a cluster kills a process: it is a cause also when it is seen late.
+        cause = at <= self._until or (code == _KILLED and not self._killed)
+        if cause and code not in (0, decide.RESTART_WANTED):
+            self._fail(decide.Failure(task, at, code, decide.exit_text(code)), process.pid)
+
+    def _fail(self, failure: decide.Failure, pid: int) -> None:
+        if failure.task not in self._failures:
+            self._failures[failure.task] = failure
+            self._history.write("failed", failure.task, pid, failure.code, failure.detail)
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -141,7 +156,8 @@ class Tasks:
         self._history.write("stalled", stall.task, process.pid, detail=stall.detail)
         if not stall.stopped:
             self._ask_for_stack(stall.task, process)
-        self._failures[stall.task] = decide.Failure(stall.task, time.time(), decide.STALLED, stall.detail)
+        failure = decide.Failure(stall.task, time.time(), decide.STALLED, stall.detail)
+        self._fail(failure, process.pid)
         return stall
 
     def _ask_for_stack(self, task: Task, process: Process) -> None:
@@ -154,7 +170,7 @@ class Tasks:
 
     def end(self, ending: decide.Ending) -> None:
         """Ask every task to end; this is decided once."""
-        self._ending = ending
+        self._ending, self._until = ending, time.time()
         self._history.write("ending", detail=ending.reason.value)
         for process in self._processes.values():
             if process.poll() is None:
@@ -162,12 +178,13 @@ class Tasks:
 
     def kill(self) -> None:
         """End every task at once, by its number, also those that are stopped."""
+        self._killed = True
         end_all(list(self._processes.values()))
 
     def report(self, failure: decide.Failure) -> str:
         """Return what a task that failed left behind: its traceback, or its last lines."""
         record = read_error(self.plan.place.error(failure.task, self.plan.generation))
-        if record is not None and failure.code == 1:
+        if record is not None and record["traceback"] and failure.code == record["code"]:
             return str(record["traceback"]).rstrip()
         log = self.plan.place.log(failure.task)
         return last_lines(log, self._starts[failure.task])

@@ -30,20 +30,24 @@ def run_program(options: Options, program: Program, log_dir: Path | None) -> int
     """
     check_program(program)
     place = make_place(log_dir)
-    environ = base_environment(os.environ, options, _count(options), cores(), place)
+    base = base_environment(environ(), options, _count(options), cores(), place)
+    screen = Screen(sys.stderr, sys.stdout)
     with stop_signals() as asked:
         outcome = Supervisor(
             Launch(
                 options,
                 place,
-                environ,
+                base,
                 lambda plan, task: job_of(plan, task, program),
-                Screen(sys.stderr, sys.stdout),
+                screen,
                 lambda: tuple(asked),
-                lambda plan: start_up_block(plan, environ, program),
+                lambda plan: start_up_block(plan, base, program),
+                visible_gpus(environ()),
             )
         ).run()
-    print_report(outcome)
+    text = report(outcome)
+    if text:
+        screen.say(text)
     return outcome.code
 
 
@@ -53,9 +57,9 @@ def dry_run(options: Options, program: Program, log_dir: Path | None) -> str:
     place = Place((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
     workers = options.worker_range[1]
     tasks = tasks_of(options, workers)
-    plan = make_plan(options, 0, workers, free_ports(len(tasks)), place)
-    environ = base_environment(os.environ, options, len(tasks), cores(), place)
-    return shell_lines(plan, environ, os.environ, program)
+    plan = make_plan(options, 0, workers, free_ports(len(tasks)), place, visible_gpus(environ()))
+    base = base_environment(environ(), options, len(tasks), cores(), place)
+    return shell_lines(plan, base, environ(), program)
 
 
 def check_program(program: Program) -> None:
@@ -92,6 +96,19 @@ def make_place(log_dir: Path | None) -> Place:
 def environ() -> Mapping[str, str]:
     """Return the environment of this process."""
     return os.environ
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return what the tasks may share: the user's choice, or all GPUs of NVIDIA.
+
+    Args:
+        environ: the environment.
+        devices: where the system's device files are.
+    """
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return tuple(name for name in environ["CUDA_VISIBLE_DEVICES"].split(",") if name)
+    files = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    return tuple(sorted((name for name in files if name.isdigit()), key=int))
 
 
 def cores() -> int:
@@ -133,8 +150,8 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def print_report(outcome: Outcome) -> None:
-    """Print how a launch ended; the traceback of what failed first comes last."""
+def report(outcome: Outcome) -> str:
+    """Return how a launch ended; the traceback of what failed first comes last."""
     lines = []
     if outcome.detail:
         lines.append(f"unisono: {outcome.detail}")
@@ -146,5 +163,4 @@ def print_report(outcome: Outcome) -> None:
         )
     if outcome.report:
         lines.append(outcome.report)
-    if lines:
-        print("\n".join(lines), file=sys.stderr, flush=True)
+    return "\n".join(lines)

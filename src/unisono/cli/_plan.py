@@ -79,12 +79,14 @@ class Plan:
         addresses: each task's `"host:port"`; the order is that of the start-up block.
         place: the launch's files.
         options: what was asked for.
+        gpus: what CUDA_VISIBLE_DEVICES may name, to be divided; empty where there are none.
     """
 
     generation: int
     addresses: Mapping[Task, str]
     place: Place
     options: Options
+    gpus: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -107,7 +109,14 @@ class Plan:
         }
         if self.options.devices_per_worker is not None and task.type != "ps":
             variables["UNISONO_DEVICES_PER_WORKER"] = str(self.options.devices_per_worker)
+        if self.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus_of(task))
         return variables
+
+    def gpus_of(self, task: Task) -> tuple[str, ...]:
+        """The GPUs of a task: JAX takes the memory of every GPU that it sees. Servers have none."""
+        computing = [each for each in self.tasks if each.type != "ps"]
+        return gpu_share(self.gpus, computing.index(task), len(computing)) if task in computing else ()
 
 
 def tasks_of(options: Options, workers: int) -> tuple[Task, ...]:
@@ -121,11 +130,30 @@ def tasks_of(options: Options, workers: int) -> tuple[Task, ...]:
     return tuple(Task(job, index) for job, count in counts.items() for index in range(count))
 
 
-def make_plan(options: Options, generation: int, workers: int, ports: Sequence[int], place: Place) -> Plan:
+def gpu_share(gpus: Sequence[str], index: int, tasks: int) -> tuple[str, ...]:
+    """Return the GPUs of one of `tasks` tasks: an even part, or one that others have, too.
+
+    >>> gpu_share("0123", 1, 2), gpu_share("01", 2, 3), gpu_share("", 0, 2)
+    (('2', '3'), ('0',), ())
+    """
+    if not gpus:
+        return ()
+    part = len(gpus) // tasks
+    return tuple(gpus[index * part : (index + 1) * part]) if part else (gpus[index % len(gpus)],)
+
+
+def make_plan(
+    options: Options,
+    generation: int,
+    workers: int,
+    ports: Sequence[int],
+    place: Place,
+    gpus: tuple[str, ...] = (),
+) -> Plan:
     """Return the plan of a generation; `ports` has one for each of `tasks_of(options, workers)`."""
     tasks = tasks_of(options, workers)
     addresses = {task: with_port(HOST, port) for task, port in zip(tasks, ports, strict=True)}
-    return Plan(generation, addresses, place, options)
+    return Plan(generation, addresses, place, options, gpus)
 
 
 def tf_config(addresses: Mapping[Task, str], task: Task) -> str:
@@ -176,6 +204,8 @@ def base_environment(
     ours["PYTHONUNBUFFERED"] = "1"
     if options.restarts:
         ours["JAX_COMPILATION_CACHE_DIR"] = str(place.compilation_cache)
+        # A second's, by default: most models of tests and tutorials take less, several times.
+        ours["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     return ours | kept
 
 
@@ -202,7 +232,9 @@ def start_up_block(plan: Plan, base: Mapping[str, str], program: Program) -> str
     devices = options.devices_per_worker
     rows = []
     for task, address in plan.addresses.items():
+        gpus = ",".join(plan.gpus_of(task))
         own = f"{devices} virtual device{'s' * (devices > 1)}" if devices and task.type != "ps" else ""
+        own = own or (f"GPU {gpus}" if gpus else "")
         shown = "shown here" if task == plan.shown else ""
         rows.append([str(task), address, own, plan.place.log(task).name, shown])
     head = f"unisono: {len(plan.tasks)} tasks run {program.text}"

@@ -140,8 +140,11 @@ class Process:
         threading.Thread(target=self._wait, name=f"wait for {self.pid}", daemon=True).start()
 
     def _wait(self) -> None:
-        # It stays a zombie: until `poll` its number cannot become another process'.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if hasattr(os, "waitid"):
+            # It stays a zombie: until `poll` its number cannot become another process'.
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        else:  # macOS, before Python 3.13
+            self._popen.wait()
         self.ended_at = time.time()
         self._wake()
 
@@ -179,9 +182,8 @@ class Process:
     def _signal_group(self, number: int) -> None:
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            # Between the fork and the new session there is no group yet.
-            os.kill(self.pid, number)
+        except ProcessLookupError:  # nobody is left in it
+            return
 
 
 def end_all(processes: Collection[Process], seconds: float = 10.0) -> None:

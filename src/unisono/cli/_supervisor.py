@@ -44,6 +44,7 @@ class Launch:
         screen: where the chief's output goes.
         asked: returns the signals by which the launcher was asked to stop, so far.
         describe: returns the start-up block of the first generation.
+        gpus: what CUDA_VISIBLE_DEVICES may name, to be divided among the tasks.
     """
 
     options: Options
@@ -53,6 +54,7 @@ class Launch:
     screen: Screen
     asked: Callable[[], tuple[int, ...]] = tuple
     describe: Callable[[Plan], str] = dataclasses.field(default=lambda plan: "")
+    gpus: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Supervisor:
         # New ports: what is left of the old generation must not be taken for the new one.
         self._ports = free_ports(count, avoid=self._ports)
         self._spares.resize(self._options.spare_count(count))
-        plan = make_plan(self._options, generation, workers, self._ports, self._launch.place)
+        launch = self._launch
+        plan = make_plan(self._options, generation, workers, self._ports, launch.place, launch.gpus)
         self._history.generation = generation
         write_aside(plan.place.fence, f"{generation}\n")
         return plan

@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1
 #: What takes seconds to import. None of these starts JAX, or reads who this task is.
 _WARM_MODULES = ("unisono", "numpy", "jax", "jax.numpy", "keras", "unisono.data", "unisono.cluster_resolver")
 _JAX_VARIABLE = b"JAX_"
+#: As in `_decide`: no failure.
+_RESTART_WANTED = 42
 
 
 def die_with(parent: int) -> None:
@@ -122,11 +124,31 @@ def run(job: dict[str, Any]) -> None:
             runpy.run_module(job["target"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(job["target"], run_name="__main__")
+    except SystemExit as error:
+        code = exit_code(error)
+        if code not in (0, _RESTART_WANTED):
+            _write(
+                Path(job["error"]),
+                {"code": code, "summary": f"failed with exit code {code}", "traceback": ""},
+            )
+        raise
     except Exception as error:
-        seen = without_own_frames(error.__traceback__)
-        _report(error, seen, Path(job["error"]), pickled=job["kind"] == "call")
-        sys.excepthook(type(error), error, seen)
+        error = error.with_traceback(without_own_frames(error.__traceback__))
+        _report(error, Path(job["error"]), pickled=job["kind"] == "call")
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the code with which Python ends.
+
+    >>> exit_code(SystemExit()), exit_code(SystemExit(3)), exit_code(SystemExit("no data"))
+    (0, 3, 1)
+    """
+    if error.code is None:
+        return 0
+    # As the system keeps it: -1 becomes 255.
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _call(target: Path, result: Path) -> None:
@@ -149,16 +171,21 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
-def _report(error: Exception, seen: TracebackType | None, path: Path, pickled: bool) -> None:
-    record = {
-        "at": time.time(),
-        "summary": traceback.format_exception_only(error)[-1].strip(),
-        "traceback": "".join(traceback.format_exception(type(error), error, seen)),
+def _report(error: Exception, path: Path, pickled: bool) -> None:
+    record: dict[str, Any] = {
+        "code": 1,
+        "summary": "failed: " + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1],
+        "traceback": "".join(traceback.format_exception(error)),
     }
     if pickled:
         record["pickle"] = _pickled(error)
+    _write(path, record)
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    """The time tells the launcher who failed first."""
     aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(record))
+    aside.write_text(json.dumps({"at": time.time(), **record}))
     aside.replace(path)
 
 

@@ -20,6 +20,7 @@ from unisono.cli._decide import (
     TaskState,
     after,
     exit_text,
+    root_cause,
     wants_resize,
     watch,
     worker_target,
@@ -31,20 +32,21 @@ OPTIONS = Options(workers=2, grace=10.0)
 NOW = 100.0
 
 
-def state(*codes, jobs=None, failures=(), **more):
+def state(*codes, jobs=None, failures=(), raised=(), **more):
     tasks = jobs or [Task("worker", i) for i in range(len(codes))]
     failed = {f.task: f for f in failures}
     return Generation(
-        tuple(TaskState(t, c, failed.get(t)) for t, c in zip(tasks, codes, strict=True)), **more
+        tuple(TaskState(t, c, failed.get(t), t.index in raised) for t, c in zip(tasks, codes, strict=True)),
+        **more,
     )
 
 
-def failure(index, at, code=1):
-    return Failure(Task("worker", index), at, code, "failed")
+def failure(index, at, code=1, detail="failed"):
+    return Failure(Task("worker", index), at, code, detail)
 
 
 PS = [Task("chief", 0), Task("worker", 0), Task("ps", 0)]
-ENDING = Ending(Reason.FAILED, kill_at=103.0)
+ENDING = Ending(Reason.FAILED, since=100.0, kill_at=103.0)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,45 @@ def test_the_first_failure_is_the_cause():
     assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 6.0, 137)
 
 
+LOST = "failed: jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [failure(0, 6.0), failure(1, 7.0)],
+        # A killed process is seen to be dead after its peers have noticed.
+        [failure(0, 7.0, 137), failure(1, 6.0, detail=LOST)],
+        [failure(0, 7.0, 139), failure(1, 6.0, 134)],
+        [failure(0, 7.0, 134), failure(1, 6.0, detail=LOST)],
+        [failure(0, 6.0, detail=LOST), failure(1, 7.0, detail=LOST)],
+    ],
+)
+def test_the_cause_of_the_others(failures):
+    assert root_cause(failures) == root_cause(failures[::-1]) == failures[0]
+
+
+def test_the_cause_is_looked_for_again_at_the_end():
+    first = failure(0, 6.0, detail=LOST)
+    ending = Ending(Reason.FAILED, 100.0, 103.0, first)
+    seen = state(1, 137, failures=[first, failure(1, 7.0, 137)], ending=ending)
+    assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 7.0, 137)
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised", "now", "action"),
+    [
+        (Reason.FAILED, (1,), 100.4, Go),
+        (Reason.FAILED, (1,), 100.5, Kill),
+        (Reason.FAILED, (), 100.5, Go),
+        (Reason.STOPPED, (1,), 100.5, Go),
+    ],
+)
+def test_tasks_that_raised_have_nothing_left_to_do(reason, raised, now, action):
+    ending = Ending(reason, since=100.0, kill_at=103.0)
+    assert isinstance(watch(state(137, None, raised=raised, ending=ending), OPTIONS, now), action)
+
+
 def test_an_exception_counts_before_its_task_has_ended():
     assert isinstance(watch(state(None, None, failures=[failure(1, 6.0)]), OPTIONS, NOW), End)
 
@@ -113,7 +154,7 @@ def test_an_ended_generation_is_over():
 
 
 def ended(reason, **more):
-    return Ending(reason, kill_at=0.0, **more)
+    return Ending(reason, since=0.0, kill_at=0.0, **more)
 
 
 FAILED = ended(Reason.FAILED, first=failure(1, 5.0, 3))

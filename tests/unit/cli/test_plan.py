@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.cli._launch import visible_gpus
 from unisono.cli._options import Options, Program
 from unisono.cli._plan import Place, base_environment, make_plan, shell_lines, start_up_block, tasks_of
 from unisono.cluster._resolvers import TFConfigClusterResolver
@@ -55,6 +56,23 @@ def test_devices_are_for_those_that_compute():
     plan = plan_of(workers=1, ps=1, devices_per_worker=3)
     assert plan.environment(Task("worker", 0))["UNISONO_DEVICES_PER_WORKER"] == "3"
     assert "UNISONO_DEVICES_PER_WORKER" not in plan.environment(Task("ps", 0))
+
+
+def test_gpus_are_divided_among_those_that_compute(tmp_path):
+    options = Options(workers=2, ps=1)
+    plan = make_plan(options, 0, 2, [1, 2, 3], PLACE, gpus=("4", "5", "6", "7"))
+    shares = [plan.environment(task)["CUDA_VISIBLE_DEVICES"] for task in plan.tasks]
+    assert shares == ["4,5", "6,7", ""]
+    assert "worker:1  127.0.0.1:2  GPU 6,7" in start_up_block(plan, {}, Program("t.py"))
+    assert "CUDA_VISIBLE_DEVICES" not in plan_of(workers=2).environment(Task("worker", 0))
+
+
+def test_the_gpus_of_a_machine(tmp_path):
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("2", "10")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,0"}, tmp_path) == ("1", "0")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
 
 
 @pytest.mark.parametrize(
