@@ -41,6 +41,7 @@ _HOMES = {
     "strategies._base": ["Strategy"],
     "strategies._central_storage": ["CentralStorageStrategy"],
     "strategies._mirrored": ["MirroredStrategy"],
+    "strategies._multi_worker": ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"],
     "strategies._one_device": ["OneDeviceStrategy"],
     "strategies._tpu": ["TPUStrategy"],
 }  # fmt: skip

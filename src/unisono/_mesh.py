@@ -155,7 +155,7 @@ def resolve_devices(
     parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
     if wanted:
-        _make_cpu_devices(max(wanted) + 1)
+        make_cpu_devices(max(wanted) + 1)
     found = tuple(_find(*p) if isinstance(p, tuple) else p for p in parsed)
     for device in found:
         if found.count(device) > 1:
@@ -167,7 +167,7 @@ def resolve_devices(
 
 
 def _first(num: int | None) -> tuple[jax.Device, ...]:
-    _make_cpu_devices(1)
+    make_cpu_devices(1)
     available = tuple(jax.devices())
     if num is None:
         return available
@@ -224,9 +224,9 @@ def list_devices() -> str:
     return ", ".join(names)
 
 
-def _make_cpu_devices(count: int) -> None:
+def make_cpu_devices(count: int) -> None:
     """Make `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
-    if _jax_runs():
+    if jax_runs():
         return  # `_find` says what to do where a device is absent
     known = max(int(_config("jax_num_cpu_devices")), _forced_by_flags())
     if count > max(1, known):
@@ -235,7 +235,7 @@ def _make_cpu_devices(count: int) -> None:
         _reserve_threads(max(count, known))
 
 
-def _jax_runs() -> bool:
+def jax_runs() -> bool:
     """Whether a backend has started: then JAX refuses to change the number of CPU devices."""
     number = _config("jax_num_cpu_devices")
     try:

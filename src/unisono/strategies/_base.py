@@ -58,6 +58,11 @@ class Strategy(abc.ABC):
         """Bring the new state of a step to where variables live."""
         return values
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes and prints for all."""
+        return True
+
     def same_on_all(self, values: Any, what: str) -> Any:
         """Return the first worker's values on every worker; as they are where there is one.
 

@@ -185,6 +185,8 @@ def _guarded(name: str) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = _with_pipelines(name, args, kwargs)
+        if name in ("evaluate", "predict") and not strategy.is_chief:
+            kwargs["verbose"] = 0
         with _scope_of(strategy), _weights_kept(self):
             if name == "fit":
                 return _fit(original, self, args, kwargs)
@@ -194,14 +196,17 @@ def _guarded(name: str) -> Callable[..., Any]:
 
 
 def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Keras' `fit`, with the callbacks that take part in it."""
-    if not has_companions(args, kwargs):
+    """Keras' `fit`, with the callbacks that take part in it, and what several workers need."""
+    strategy = _BOUND.get(model)
+    spread = strategy if strategy is not None and strategy.mesh.is_spread else None
+    if spread is None and not has_companions(args, kwargs):
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     arguments.pop("self")
-    with accompanied(model, arguments) as changed:
+    together = contextlib.nullcontext(arguments) if spread is None else spread.together(model, arguments)
+    with together as shared, accompanied(model, shared) as changed:
         return original(model, **changed)
 
 

@@ -1,0 +1,257 @@
+"""`jax.distributed` up and down, and what processes tell each other outside of steps. Its only importer.
+
+A failed `jax.distributed.initialize` ends the process in C++ without an exception, so all that can
+be wrong is found before, in the pre-flight.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import BackendError, ClusterError
+from unisono._mesh import jax_runs, make_cpu_devices
+from unisono.cluster._preflight import meet
+from unisono.cluster._resolvers import ClusterResolver, process_environ
+from unisono.cluster._spec import Timeouts
+
+_LOG = logging.getLogger("unisono")
+
+#: How many CPU devices each worker has, for clusters that are simulated on one machine.
+_DEVICES = "UNISONO_DEVICES_PER_WORKER"
+#: Which start of the cluster this is; a supervisor counts.
+_GENERATION = "UNISONO_GENERATION"
+_PACKAGES = ("jax", "jaxlib", "keras", "numpy", "unisono")
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """This process in its cluster.
+
+    Args:
+        process_id: its number among those that compute together.
+        num_processes: how many there are.
+        generation: which start of the cluster this is.
+    """
+
+    process_id: int
+    num_processes: int
+    generation: int = 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes and prints for all."""
+        return self.process_id == 0
+
+
+_joined: Membership | None = None
+_failed = False
+
+
+def membership() -> Membership:
+    """This process in its cluster; alone where it joined none."""
+    return _joined or Membership(0, 1)
+
+
+def join(resolver: ClusterResolver, timeouts: Timeouts) -> Membership:
+    """Meet the other processes and start JAX with the devices of all.
+
+    Args:
+        resolver: who they are.
+        timeouts: how long to wait for them.
+
+    Returns:
+        This process in the cluster.
+
+    Raises:
+        BackendError: JAX has started already.
+        ClusterError: somebody is missing, or differs; it says who and what.
+    """
+    global _joined
+    process, count = resolver.process_id, resolver.num_processes
+    environ = process_environ()
+    generation = int(environ.get(_GENERATION, "0") or 0)
+    if _joined is not None:
+        if (process, count) == (_joined.process_id, _joined.num_processes):
+            return _joined
+        raise ClusterError(
+            "A process can be in one cluster. Received: a second cluster, of "
+            f"{count} processes. Start another process for it."
+        )
+    devices = int(environ.get(_DEVICES, "0") or 0)
+    if count == 1:
+        if devices and not jax_runs():
+            make_cpu_devices(devices)
+        return Membership(process, 1, generation)
+    if jax_runs():
+        raise BackendError(
+            "A multi-worker strategy must be created before JAX computes anything. Received: JAX has "
+            "started. Create the strategy at the top of the program, before models and arrays."
+        )
+    make_cpu_devices(max(1, devices))
+    facts = _facts(resolver, devices, generation)
+    agreement = meet(process, count, _addresses(resolver, count), facts, timeouts, host_service=True)
+    _start_jax(agreement.coordinator, count, process, timeouts)
+    _joined = Membership(process, count, generation)
+    return _joined
+
+
+def _addresses(resolver: ClusterResolver, count: int) -> list[str]:
+    """The address of each process, the coordinator's first."""
+    spec = resolver.cluster_spec()
+    every = [spec.task_address(job, i) for job in ("chief", "worker") for i in _indices(spec, job)]
+    first = resolver.coordinator_address or ""
+    return every if len(every) == count else [first] * count
+
+
+def _indices(spec: Any, job: str) -> list[int]:
+    return list(spec.task_indices(job)) if job in spec.jobs else []
+
+
+def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:
+    """What must be equal on all processes."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    program = hashlib.sha256(Path(main).read_bytes()).hexdigest()[:16] if main else "interactive"
+    spec = resolver.cluster_spec().as_dict()
+    collective = {job: tasks for job, tasks in spec.items() if job in ("chief", "worker")}
+    return {
+        "generation": generation,
+        "cluster": str(collective),
+        "python": "{}.{}".format(*sys.version_info),
+        **{name: metadata.version(name) for name in _PACKAGES},
+        "devices": devices,
+        "float64": bool(getattr(jax.config, "jax_enable_x64")),  # noqa: B009 (JAX's types lack it)
+        "program": program,
+    }
+
+
+def _start_jax(coordinator: str, count: int, process: int, timeouts: Timeouts) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It swallows SIGTERM, which belongs to the library and its users.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        coordinator,
+        num_processes=count,
+        process_id=process,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(timeouts.start_up),
+        heartbeat_timeout_seconds=int(timeouts.heartbeat),
+        shutdown_timeout_seconds=int(timeouts.shutdown),
+        coordinator_bind_address=coordinator,
+    )
+    _watch_for_failure()
+    # After JAX' own, so that it is called before.
+    atexit.register(_leave)
+
+
+def _watch_for_failure() -> None:
+    """Note an uncaught exception: its process must not wait for the others at a barrier."""
+    before: Callable[..., Any] = sys.excepthook
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _failed
+        _failed = not issubclass(kind, SystemExit)
+        before(kind, error, trace)
+
+    sys.excepthook = note
+
+
+def _leave() -> None:
+    if not _failed:
+        return
+    # The others hear of it at once through their closed connections. JAX would wait for them at a
+    # barrier that they never reach, and end this process with an abort.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+# --- words between processes, outside of steps ------------------------------------------------
+
+#: How many collectives were made on behalf of the host; tests count them.
+host_collectives = 0
+
+
+def broadcast_bytes(data: bytes) -> bytes:
+    """Return the first process' bytes on every process."""
+    from jax.experimental import multihost_utils
+
+    _count(2)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    buffer = np.zeros(size, np.uint8)
+    if membership().is_chief:
+        buffer[:] = np.frombuffer(data, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the bytes of every process, in the order of their numbers."""
+    from jax.experimental import multihost_utils
+
+    _count(2)
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
+    buffer = np.zeros(max(1, int(sizes.max())), np.uint8)
+    buffer[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(buffer)).reshape(len(sizes), -1)
+    return [row[:size].tobytes() for row, size in zip(rows.astype(np.uint8), sizes, strict=True)]
+
+
+def broadcast_arrays(tree: Any) -> Any:
+    """Return the first process' arrays on every process, as host arrays: one collective for all of them.
+
+    Args:
+        tree: pytree of arrays of the same shapes and dtypes on all processes.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    data = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays) if membership().is_chief else b""
+    data = broadcast_bytes(data)
+    found, at = [], 0
+    for array in arrays:
+        found.append(np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape))
+        at += array.nbytes
+    return jax.tree.unflatten(structure, found)
+
+
+def require_same(facts: Mapping[str, Any], what: str) -> None:
+    """Raise on every process when facts differ between them; one small collective where they agree.
+
+    Args:
+        facts: name to number or text.
+        what: what they are about, for the message.
+
+    Raises:
+        ClusterError: it names every difference and who has which value.
+    """
+    import json
+
+    from jax.experimental import multihost_utils
+
+    from unisono.cluster._meeting import differences
+
+    text = json.dumps(dict(facts), sort_keys=True, default=str).encode()
+    _count(1)
+    own = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+    if (every == every[0]).all():
+        return
+    found = {i: json.loads(data) for i, data in enumerate(gather_bytes(text))}
+    raise ClusterError(f"{what} must be the same on all processes. Received: " + " ".join(differences(found)))
+
+
+def _count(number: int) -> None:
+    global host_collectives
+    host_collectives += number

@@ -1,0 +1,188 @@
+"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of several processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import InvalidTypeError
+from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.checkpoint._names import canonical_paths
+from unisono.checkpoint._random import RandomState
+from unisono.cluster import _bootstrap
+from unisono.cluster._resolve import resolve
+from unisono.cluster._resolvers import ClusterResolver
+from unisono.cluster._spec import Timeouts
+from unisono.collectives._cross_device import (
+    CommunicationOptions,
+    CrossDeviceOps,
+    PackedAllReduce,
+)
+from unisono.strategies._base import Strategy
+from unisono.training._callbacks import SharedDecisions, is_chief_only
+from unisono.training._companion import flat_callbacks
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Every device of every worker holds a copy of every variable; gradients are all-reduced.
+
+    The same program runs on every worker, with the same *global* batches: each worker computes its
+    part of them. Initial values come from the first worker. Without a cluster it is a
+    `MirroredStrategy` of this process.
+
+    Args:
+        cluster_resolver: who the workers are. None reads TF_CONFIG, Slurm's, MPI's or JAX's
+            variables.
+        communication_options: how gradients travel, and how long a collective may take.
+        timeouts: how long workers wait for each other.
+
+    Raises:
+        InvalidTypeError: when an argument has another type.
+        BackendError: JAX has started before.
+        ClusterError: a worker is missing, or its program differs.
+
+    >>> MultiWorkerMirroredStrategy().num_workers
+    1
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
+        _check_type("communication_options", communication_options, CommunicationOptions)
+        self._resolver = resolve() if cluster_resolver is None else cluster_resolver
+        self._options = communication_options or CommunicationOptions()
+        self._membership = _bootstrap.Membership(0, 1)
+        if self._resolver is not None:
+            self._membership = _bootstrap.join(self._resolver, timeouts or Timeouts())
+        super().__init__(ReplicaMesh(resolve_devices(None)))
+        spread = self._mesh.is_spread
+        self._ops = (
+            PackedAllReduce(self._options, len(self._mesh.local_replicas)) if spread else CrossDeviceOps()
+        )
+        self._begun: set[str] = set()
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """Few large buckets; replicas of one worker reduce first."""
+        return self._ops
+
+    @property
+    def cluster_resolver(self) -> Any | None:
+        """What describes the cluster."""
+        return self._resolver
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes compute."""
+        return self._membership.num_processes
+
+    @property
+    def worker_index(self) -> int:
+        """This process' number."""
+        return self._membership.process_id
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints and prints for all."""
+        return self._membership.is_chief
+
+    @property
+    def worker_devices(self) -> tuple[Any, ...]:
+        """This process' devices, in replica order."""
+        return self._mesh.local_devices
+
+    def same_on_all(self, values: Any, what: str) -> Any:
+        """Begin with the first worker's values: once for each call of `fit`, and for other steps once."""
+        if not self._mesh.is_spread or what in self._begun:
+            return values
+        self._begun.add(what)
+        leaves, structure = jax.tree.flatten(values)
+        facts = {f"variable {i}": f"{x.shape} {x.dtype}" for i, x in enumerate(leaves)}
+        _bootstrap.require_same(facts, "The variables of the model")
+        return jax.tree.unflatten(structure, _bootstrap.broadcast_arrays(leaves))
+
+    @contextlib.contextmanager
+    def together(self, model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Around `fit`: all workers begin alike, one of them writes, and decisions are shared.
+
+        Args:
+            model: whose `fit`.
+            arguments: of `fit`, by name.
+
+        Yields:
+            The arguments for this worker.
+        """
+        _bootstrap.require_same(_facts_of(model, arguments), "A call of `fit`")
+        self._begun.discard("TRAIN")
+        _same_random_state()
+        changed = dict(arguments)
+        callbacks = flat_callbacks(arguments["callbacks"])
+        if not self.is_chief:
+            changed["verbose"] = 0
+            callbacks = [c for c in callbacks if not is_chief_only(c)]
+        changed["callbacks"] = [*callbacks, SharedDecisions(_bootstrap.broadcast_bytes, callbacks)]
+        yield changed
+
+    def any_worker(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any worker; all must ask at the same step."""
+        return any(b == b"1" for b in _bootstrap.gather_bytes(b"1" if flag else b"0"))
+
+
+def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a call of `fit` must have in common on all workers."""
+    names = (
+        "batch_size",
+        "epochs",
+        "initial_epoch",
+        "steps_per_epoch",
+        "validation_steps",
+        "validation_freq",
+    )
+    facts = {name: repr(arguments[name]) for name in (*names, "shuffle", "class_weight", "validation_split")}
+    for name in ("x", "y", "sample_weight", "validation_data"):
+        leaves = jax.tree.leaves(arguments[name])
+        shapes = [str(np.shape(a)) if hasattr(a, "shape") else type(a).__name__ for a in leaves]
+        facts[name] = f"{type(arguments[name]).__name__} {' '.join(shapes)}"
+    paths = canonical_paths(v.path for v in model.variables)
+    rows = zip(paths, model.variables, strict=True)
+    facts["model"] = "\n".join(f"{path} {tuple(v.shape)} {v.dtype}" for path, v in rows)
+    facts["callbacks"] = "\n".join(type(c).__name__ for c in flat_callbacks(arguments["callbacks"]))
+    return facts
+
+
+def _same_random_state() -> None:
+    """Shuffle alike: the first worker's random state on all."""
+    import json
+
+    from unisono.checkpoint._facts import decode, encode
+
+    arrays: dict[str, Any] = {}
+    state = RandomState()
+    facts = encode(state.get_state(), arrays, "random")
+    facts = json.loads(_bootstrap.broadcast_bytes(json.dumps(facts).encode()))
+    names = sorted(arrays)
+    values = _bootstrap.broadcast_arrays([arrays[n] for n in names])
+    state.set_state(decode(facts, dict(zip(names, values, strict=True))))
+
+
+def _check_type(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidTypeError(
+            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out to read the "
+            "environment, or pass an object of that class."
+        )
+
+
+#: TensorFlow's first name for it.
+CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy
+
+__all__: Sequence[str] = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]

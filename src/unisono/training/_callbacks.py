@@ -1,0 +1,91 @@
+"""Callbacks when several workers train together: who writes and prints, and how decisions are shared."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+_LOG = logging.getLogger("unisono")
+
+#: What writes files or sends messages: once is enough, and twice does harm (HDF5 locks, torn lines).
+_CHIEF_ONLY = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+#: Decide from logs alone, which are equal on all workers: they may end an epoch in its middle.
+_DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
+
+
+def is_chief_only(callback: Any) -> bool:
+    """Whether a callback acts on the chief alone: Keras' own that write, and those with `chief_only = True`.
+
+    Args:
+        callback: any.
+
+    >>> is_chief_only(keras.callbacks.CSVLogger("log.csv"))
+    True
+    """
+    return isinstance(callback, _CHIEF_ONLY) or bool(getattr(callback, "chief_only", False))
+
+
+class SharedDecisions(keras.callbacks.Callback):
+    """The last callback on every worker: at an epoch's end all take over what the chief has decided.
+
+    Whether to stop, and the learning rate, may come from clocks or files, which differ between
+    workers. A stop in the middle of an epoch waits for its end, where all hear of it.
+
+    Args:
+        broadcast: gives the chief's bytes on every worker.
+        others: the callbacks before this one.
+    """
+
+    def __init__(self, broadcast: Callable[[bytes], bytes], others: list[Any]) -> None:
+        super().__init__()
+        self._broadcast = broadcast
+        self._at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)
+        self._stops_later = False
+        # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
+        # needs no logs.
+        self.async_safe = True
+        self._hears_batches = any(_hears_of_batches(c) for c in others)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Forget the epoch before."""
+        self._stops_later = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Put a stop off to the end of the epoch."""
+        if self._hears_batches and not self._at_once and self.model.stop_training:
+            self.model.stop_training = False
+            if not self._stops_later:
+                _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
+            self._stops_later = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Take over the chief's decisions."""
+        optimizer = self.model.optimizer
+        rate: Any = getattr(optimizer, "learning_rate", None)
+        own: dict[str, Any] = {"stop": bool(self.model.stop_training or self._stops_later)}
+        is_variable = isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+        if is_variable:
+            own["rate"] = float(rate)
+        chiefs = json.loads(self._broadcast(json.dumps(own).encode()))
+        self.model.stop_training = chiefs["stop"]
+        if is_variable and own["rate"] != chiefs["rate"]:
+            optimizer.learning_rate = chiefs["rate"]
+
+
+def _hears_of_batches(callback: Any) -> bool:
+    """Whether a callback overrides a hook of batches."""
+    base = keras.callbacks.Callback
+    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(getattr(type(callback), n, None) is not getattr(base, n) for n in names)
