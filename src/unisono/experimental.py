@@ -1,5 +1,6 @@
 """Names that tf.distribute keeps under `experimental`, for old programs."""
 
+from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
 from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
@@ -13,7 +14,9 @@ __all__ = [
     "CollectiveCommunication",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "PreemptionCheckpointHandler",
     "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
     "export_saved_model",
     "load_from_saved_model",

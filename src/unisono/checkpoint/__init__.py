@@ -4,5 +4,13 @@ from __future__ import annotations
 
 from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
+from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointManager", "CheckpointMismatchError"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointManager",
+    "CheckpointMismatchError",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
+]

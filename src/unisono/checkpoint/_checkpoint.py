@@ -71,6 +71,22 @@ class Checkpoint:
             )
         self._objects = objects
 
+    def include(self, **objects: Any) -> None:
+        """Save and restore these too.
+
+        Args:
+            **objects: as for the constructor.
+
+        Raises:
+            InvalidArgumentError: a name is taken.
+        """
+        taken = sorted(set(objects) & set(self._objects))
+        if taken:
+            raise InvalidArgumentError(
+                f"Names in a checkpoint must differ. Received: {taken[0]!r} twice. Use another name."
+            )
+        self._objects = {**self._objects, **objects}
+
     def parts(self) -> Parts:
         """The variables and states of the objects as they are now."""
         return Parts(self._objects)
