@@ -120,10 +120,16 @@ def test_a_module_runs_as_with_python_m(tmp_path):
 
 
 def test_tasks_that_hang_are_killed_after_the_grace(tmp_path):
-    script = (
-        "if me == 'worker:1': raise ValueError('x')\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + FOREVER
-    )
-    with launched(tmp_path, script, "-n", "2", "--grace", "0.2") as run:
+    script = """
+if me == "worker:1":
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    raise ValueError("x")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "2", "--grace", "0.2", args=[str(tmp_path / "go")]) as run:
         assert run.end() == 1
         assert run.history("ended", task="worker:0")[0]["exit_code"] == 137
 

@@ -75,7 +75,6 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            text=True,
         )
 
     def add(self, group: int) -> None:
@@ -87,9 +86,13 @@ class Guard:
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
-        if self._process.stdin is not None and self._process.poll() is None:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+        pipe = self._process.stdin
+        if pipe is None or self._process.poll() is not None:
+            return
+        try:
+            os.write(pipe.fileno(), line.encode())
+        except BrokenPipeError:  # somebody killed it: the tasks still die with the launcher
+            return
 
     def close(self) -> None:
         """End it; groups that were not removed are killed."""
