@@ -1,11 +1,17 @@
-"""Eight virtual CPU devices for all tests and doctests, before JAX starts."""
+"""Eight virtual CPU devices for all tests and doctests, before JAX starts.
+
+In a worker of a cluster (`tests/cluster/test_contract.py` runs the contract in several processes)
+the strategy makes the devices.
+"""
 
 import os
 
 os.environ["KERAS_BACKEND"] = "jax"
-# Room for the collectives of eight devices: see `unisono/_mesh.py`.
-os.environ["PJRT_NPROC"] = "16"
 
-import jax
+if "TF_CONFIG" not in os.environ:
+    # Room for the collectives of eight devices: see `unisono/_mesh.py`.
+    os.environ["PJRT_NPROC"] = "16"
 
-jax.config.update("jax_num_cpu_devices", 8)
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)

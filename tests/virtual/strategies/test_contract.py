@@ -1,6 +1,11 @@
-"""One contract for all strategies: whatever holds the variables, user code means the same."""
+"""One contract for all strategies: whatever holds the variables, user code means the same.
+
+In a process of a cluster the table has one entry, the strategy of all its workers; every worker
+runs the same tests at the same time (`tests/cluster/test_contract.py`).
+"""
 
 import copy
+import os
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +37,8 @@ STRATEGIES = {
     "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
     "tpu": lambda: tpu(2),
 }
+if "TF_CONFIG" in os.environ:
+    STRATEGIES = {"multi-worker": unisono.MultiWorkerMirroredStrategy}
 
 
 @pytest.fixture(params=STRATEGIES, scope="module")
@@ -40,7 +47,8 @@ def strategy(request):
 
 
 def ids(strategy):
-    return list(range(strategy.num_replicas_in_sync))
+    """The replicas of this process."""
+    return list(strategy.mesh.local_replicas)
 
 
 def locals_of(strategy, value):
@@ -78,7 +86,7 @@ def test_run_takes_structures_apart_and_regroups_results(strategy):
     kwargs = {"flag": True, "nothing": None, "scale": np.float32(1)}
     result = strategy.run(step, args=({"x": value},), kwargs=kwargs)
     assert (result["same"], result["none"], result["tuple"][0]) == ("text", None, 3)
-    assert locals_of(strategy, result["sum"]) == [i + 1.0 for i in range(n)]
+    assert locals_of(strategy, result["sum"]) == [i + 1.0 for i in ids(strategy)]
     assert isinstance(result["sum"], unisono.PerReplica) is (n > 1)
 
 
@@ -109,8 +117,7 @@ def test_means_count_true_elements(strategy):
 def test_rows_are_split_evenly_and_none_is_lost(strategy):
     batches = [np.arange(5, dtype="f4"), np.arange(1, dtype="f4")]
     for batch, rows in zip(strategy.distribute_dataset(batches), (5, 1), strict=True):
-        sizes = strategy.run(lambda x: x.shape[0], args=(batch,))
-        sizes = [int(s) for s in strategy.local_results(sizes)]
+        sizes = np.ravel(strategy.gather(strategy.run(lambda x: jnp.full(1, x.shape[0]), args=(batch,)), 0))
         assert sum(sizes) == rows
         assert max(sizes) - min(sizes) <= 1
         total = strategy.reduce("SUM", strategy.run(jnp.sum, args=(batch,)), axis=None)
@@ -127,8 +134,9 @@ def test_collectives_in_a_replica(strategy):
         return replica.all_reduce("SUM", {"a": i, "b": None}), replica.all_gather(i[None], 0), merged
 
     summed, gathered, merged = strategy.run(step)
-    assert locals_of(strategy, summed["a"]) == locals_of(strategy, merged) == [sum(range(n))] * n
-    assert locals_of(strategy, gathered) == [ids(strategy)] * n
+    here = len(ids(strategy))
+    assert locals_of(strategy, summed["a"]) == locals_of(strategy, merged) == [sum(range(n))] * here
+    assert locals_of(strategy, gathered) == [list(range(n))] * here
 
 
 def make_loop(strategy, loss_scaled):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 
 import keras
 import numpy as np
@@ -44,7 +45,13 @@ def crossentropy(**kwargs):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
 
 
+#: In a process of a cluster its strategy stands for all numbers of replicas.
+IN_CLUSTER = "TF_CONFIG" in os.environ
+
+
 def mirrored(replicas):
+    if IN_CLUSTER:
+        return unisono.MultiWorkerMirroredStrategy()
     return unisono.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
 
