@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures.thread  # noqa: F401 (registers its end before ours, so that ours comes first)
+import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 from unisono._errors import CheckpointError
 
+_LOG = logging.getLogger("unisono")
 _END = None
 
 
@@ -37,9 +42,10 @@ class BackgroundWriter:
         with self._idle:
             self._unfinished += 1
         if self._thread is None:
-            # Not a daemon: a program that ends lets the last checkpoint become complete.
+            # Not a daemon: what is being written becomes complete.
             self._thread = threading.Thread(target=self._work, name=self._name)
             self._thread.start()
+            _WORKING.add(self)
         self._jobs.put(job)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -80,3 +86,21 @@ class BackgroundWriter:
                 self._unfinished -= 1
                 self._error = self._error or error
                 self._idle.notify_all()
+
+
+_WORKING: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
+
+
+def _finish() -> None:
+    """A program that ends without `close` ends when all is written."""
+    for writer in list(_WORKING):
+        writer.close()
+        try:
+            writer.wait()
+        except Exception as error:
+            _LOG.error("The last checkpoint of this program could not be written: %s", error)
+
+
+# Python calls `atexit` functions when no pool of threads works any more, and Orbax writes with one:
+# https://github.com/python/cpython/issues/86813
+getattr(threading, "_register_atexit", atexit.register)(_finish)
