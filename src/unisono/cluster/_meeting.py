@@ -10,7 +10,6 @@ import dataclasses
 import ipaddress
 import json
 import math
-import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -151,6 +150,18 @@ def read_hello(message: Mapping[str, Any], address: str) -> Member:
     if not (numbers and names) or facts_problem(message["facts"]):
         raise StrangerError(f"its greeting cannot be used: {shortened(str(dict(message)), _CHARACTERS)}")
     return Member(**{key: message[key] for key in keys}, address=address)
+
+
+def lines_of(message: Mapping[str, Any], key: str) -> list[str]:
+    """Return a field of a message that is a list of texts.
+
+    Raises:
+        StrangerError: when it is something else.
+    """
+    lines = message.get(key)
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise StrangerError(f"its message has no {key}")
+    return lines
 
 
 def _is_name(value: object) -> bool:
@@ -433,9 +444,10 @@ def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tu
     """
     if host == "localhost" or host.endswith(".localhost") or is_ip(host):
         return tuple(resolved)
+    if all(other == host for other in hosts):
+        return tuple(resolved)
     # Debian gives the machine's own name a loopback address, at which no other machine comes.
-    own = all(ipaddress.ip_address(re.sub("%.*", "", ip)).is_loopback for ip in resolved)
-    return () if own and any(other != host for other in hosts) else tuple(resolved)
+    return tuple(ip for ip in resolved if not ipaddress.ip_address(ip.partition("%")[0]).is_loopback)
 
 
 def is_ip(host: str) -> bool:

@@ -26,8 +26,10 @@ from unisono.cluster._spec import Timeouts, address_problem, with_port
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for one attempt to connect, and for process 0's first answer.
+#: Seconds for one attempt to connect, and for process 0's first answer, at most.
 _HELLO_SECONDS = 5.0
+#: Seconds that an attempt has also when the time is over, so that its own haste is not the trouble.
+_LEAST_SECONDS = 0.5
 #: Seconds in which a port that an earlier run holds may become free.
 _BIND_SECONDS = 2.0
 
@@ -252,25 +254,30 @@ class _Guest:
 
     def _sit(self) -> Agreement:
         self._roster = None
-        answered_until = time.monotonic() + _HELLO_SECONDS
         with self._connected() as sock:
+            answered_until = time.monotonic() + min(_HELLO_SECONDS, max(_LEAST_SECONDS, self._left()))
             inbox = bytearray()
             while True:
                 patience = self._left()
                 if self._roster is None:
-                    patience = min(patience, answered_until - time.monotonic())
+                    patience = answered_until - time.monotonic()
                 message = self._next(sock, inbox, patience)
-                if message["kind"] == "go":
-                    return _read_agreement(message)
                 if message["kind"] == "stop":
                     raise ClusterError(str(message.get("text")))
-                self._roster = [str(line) for line in message.get("roster", [])]
+                try:
+                    if message["kind"] == "go":
+                        return _read_agreement(message)
+                    self._roster = _meeting.lines_of(message, "roster")
+                except StrangerError as problem:
+                    raise _NotYetError(f"something else answers there: {problem}") from problem
 
     def _connected(self) -> socket.socket:
         host, port = _split(self._address)
         sock = None
         try:
-            sock = socket.create_connection((host, port), min(_HELLO_SECONDS, max(0.05, self._left())))
+            sock = socket.create_connection(
+                (host, port), min(_HELLO_SECONDS, max(_LEAST_SECONDS, self._left()))
+            )
             # On one machine a connection to a free port may be given that very port, and meet itself.
             if sock.getsockname() == sock.getpeername():
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
@@ -309,7 +316,5 @@ class _Guest:
 
 
 def _read_agreement(message: Mapping[str, Any]) -> Agreement:
-    hosts, warnings = message.get("hosts", []), message.get("warnings", [])
-    return Agreement(
-        str(message.get("coordinator", "")), "", tuple(map(str, hosts)), tuple(map(str, warnings))
-    )
+    hosts, warnings = (_meeting.lines_of(message, key) for key in ("hosts", "warnings"))
+    return Agreement(str(message.get("coordinator", "")), "", tuple(hosts), tuple(warnings))
