@@ -100,7 +100,7 @@ def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator
             element = next(iterator, _END)
             row.append(jax.tree.map(_without_rows, first) if element is _END else element)
         if mesh.num_replicas == 1:
-            yield jax.tree.map(lambda x: jax.device_put(_as_array(x), mesh.devices[0]), first)
+            yield jax.tree.map(lambda x: jax.device_put(_owned(_as_array(x)), mesh.devices[0]), first)
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
