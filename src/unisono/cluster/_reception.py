@@ -23,6 +23,8 @@ _HELLO_SECONDS = 5.0
 _FAREWELL_SECONDS = 5.0
 #: Seconds between two messages about who is here.
 _NEWS_SECONDS = 1.0
+#: Seconds after which the log says for whom the others wait.
+_REMIND_SECONDS = 10.0
 #: Seconds that the loop sleeps at most.
 _TICK = 0.25
 #: Connections that have not told who they are, beyond one for each process.
@@ -57,6 +59,7 @@ class MeetingServer:
         self._news = meeting.begun
         self._stale = False
         self._dismissal = ""
+        self._reminded = False
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -128,6 +131,7 @@ class MeetingServer:
             elif key.data.sock.fileno() >= 0:
                 self._serve(key.data, mask)
         self._expire()
+        self._remind()
         self._tell_news()
 
     def _members(self) -> list[tuple[int, _Peer]]:
@@ -225,6 +229,14 @@ class MeetingServer:
                 self._drop(peer)
             elif peer.process_id is None:
                 self._turn_away(peer, f"it did not tell who it is within {_HELLO_SECONDS:g} s")
+
+    def _remind(self) -> None:
+        if self._reminded or time.monotonic() < self._meeting.begun + _REMIND_SECONDS:
+            return
+        self._reminded = True
+        missing = [line for line in _meeting.roster(self._meeting) if line.startswith("missing")]
+        if missing:
+            _LOG.warning("Process 0 waits for all to come; %s", "; ".join(missing))
 
     def _tell_news(self) -> None:
         now = time.monotonic()
