@@ -168,7 +168,8 @@ def resolve_devices(
 
 def _first(num: int | None) -> tuple[jax.Device, ...]:
     make_cpu_devices(1)
-    available = tuple(jax.devices())
+    # Of this process: only a multi-worker strategy computes on the others' devices.
+    available = tuple(jax.local_devices())
     if num is None:
         return available
     if not 1 <= num <= len(available):
@@ -192,7 +193,7 @@ def _parse(name: str) -> tuple[str, int]:
 
 def _find(kind: str, index: int) -> jax.Device:
     try:
-        available = jax.devices(kind)
+        available = jax.local_devices(backend=kind)
     except RuntimeError:
         available = []
     if index < len(available):
@@ -206,6 +207,12 @@ def _find(kind: str, index: int) -> jax.Device:
     raise DeviceError(f"A device must exist. Received: '{kind}:{index}'. There are: {list_devices()}. {hint}")
 
 
+def devices_of_all() -> tuple[jax.Device, ...]:
+    """Return the devices of all processes, those of the first process first."""
+    make_cpu_devices(1)
+    return tuple(jax.devices())
+
+
 def local_devices(platform: str) -> tuple[jax.Device, ...]:
     """Return this process's devices of one platform.
 
@@ -217,9 +224,9 @@ def local_devices(platform: str) -> tuple[jax.Device, ...]:
 
 def list_devices() -> str:
     """The devices of this process, for messages."""
-    devices = [*jax.devices("cpu")]
+    devices = [*jax.local_devices(backend="cpu")]
     if jax.default_backend() != "cpu":
-        devices = [*jax.devices(), *devices]
+        devices = [*jax.local_devices(), *devices]
     names = [f"{d.platform}:{d.id}" for d in devices]
     return ", ".join(names)
 

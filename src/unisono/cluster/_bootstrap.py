@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -23,7 +24,8 @@ import numpy as np
 
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, make_cpu_devices
-from unisono.cluster._preflight import meet
+from unisono.cluster._differences import differences
+from unisono.cluster._preflight import Agreement, meet
 from unisono.cluster._resolvers import ClusterResolver, process_environ
 from unisono.cluster._spec import Timeouts
 
@@ -103,7 +105,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts) -> Membership:
     make_cpu_devices(max(1, devices))
     facts = _facts(resolver, devices, generation)
     agreement = meet(process, count, _addresses(resolver, count), facts, timeouts, host_service=True)
-    _start_jax(agreement.coordinator, count, process, timeouts)
+    _start_jax(agreement, count, process, timeouts)
     _joined = Membership(process, count, generation)
     return _joined
 
@@ -137,19 +139,19 @@ def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str
     }
 
 
-def _start_jax(coordinator: str, count: int, process: int, timeouts: Timeouts) -> None:
+def _start_jax(agreement: Agreement, count: int, process: int, timeouts: Timeouts) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It swallows SIGTERM, which belongs to the library and its users.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
-        coordinator,
+        agreement.coordinator,
         num_processes=count,
         process_id=process,
         cluster_detection_method="deactivate",
         initialization_timeout=int(timeouts.start_up),
         heartbeat_timeout_seconds=int(timeouts.heartbeat),
         shutdown_timeout_seconds=int(timeouts.shutdown),
-        coordinator_bind_address=coordinator,
+        coordinator_bind_address=agreement.bind or None,
     )
     _watch_for_failure()
     # After JAX' own, so that it is called before.
@@ -226,6 +228,16 @@ def broadcast_arrays(tree: Any) -> Any:
     return jax.tree.unflatten(structure, found)
 
 
+def are_alike(data: bytes) -> bool:
+    """Return whether all processes hold the same bytes: one collective of 32 bytes."""
+    from jax.experimental import multihost_utils
+
+    _count(1)
+    own = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+    return bool((every == every[0]).all())
+
+
 def require_same(facts: Mapping[str, Any], what: str) -> None:
     """Raise on every process when facts differ between them; one small collective where they agree.
 
@@ -236,17 +248,8 @@ def require_same(facts: Mapping[str, Any], what: str) -> None:
     Raises:
         ClusterError: it names every difference and who has which value.
     """
-    import json
-
-    from jax.experimental import multihost_utils
-
-    from unisono.cluster._meeting import differences
-
     text = json.dumps(dict(facts), sort_keys=True, default=str).encode()
-    _count(1)
-    own = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
-    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
-    if (every == every[0]).all():
+    if are_alike(text):
         return
     found = {i: json.loads(data) for i, data in enumerate(gather_bytes(text))}
     raise ClusterError(f"{what} must be the same on all processes. Received: " + " ".join(differences(found)))

@@ -105,17 +105,23 @@ def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
 
-def from_function(options: InputOptions, check_iterable_here: Callable[[], None]) -> Callable[..., Any]:
+def from_function(
+    options: InputOptions,
+    check_iterable_here: Callable[[], None],
+    elements: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]] = per_replica_elements,
+) -> Callable[..., Any]:
     """Return what makes an iterator over all replicas from one over the batches of single ones.
 
     Args:
         options: how many rounds of batches are put ahead.
         check_iterable_here: raises where iteration is not allowed.
+        elements: gives successive batches to the replicas.
     """
 
     def join(iterator: Iterator[Any], mesh: ReplicaMesh) -> DistributedIterator:
-        elements = per_replica_elements(iterator, mesh)
-        return DistributedIterator(elements, lambda placed: placed, options, check_iterable_here)
+        return DistributedIterator(
+            elements(iterator, mesh), lambda placed: placed, options, check_iterable_here
+        )
 
     return join
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
+from unisono._values import PerReplica
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._program import current_frame
@@ -162,6 +163,8 @@ class Entry:
             of_written, of_read = iter(donated), iter(reads)
             values = [next(of_written) if w else next(of_read) for w in is_written]
             result, new = traced(values, arrays)
+            if mesh.is_spread:
+                result = _laid_out(result, mesh)
             description, outputs = Result.parse(result)
             self._results.append(description)
             return outputs, new
@@ -185,7 +188,7 @@ class Entry:
             held = mesh.local(value)
             _store(slot, held)
             self._last[id(slot.variable)] = held, value
-        return self._results[-1].rebuild(outputs)
+        return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
 
     def _placed(self, slot: Slot) -> Any:
         value = _stored(slot)
@@ -208,6 +211,20 @@ class Entry:
             else mesh.put(x, mesh.sharded if split else mesh.replicated)
             for x, split in zip(call.arrays, call.split, strict=True)
         ]
+
+
+def _laid_out(result: Any, mesh: ReplicaMesh) -> Any:
+    """Fix where a step's results lie, so that each process holds what it may look at."""
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica) and leaf.stacked is not None:
+            return PerReplica.from_stacked(jax.lax.with_sharding_constraint(leaf.stacked, mesh.sharded))
+        return jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(x, mesh.replicated) if isinstance(x, jax.Array) else x,
+            leaf,
+        )
+
+    return jax.tree.map(place, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
 
 
 def _stored(slot: Slot) -> Any:

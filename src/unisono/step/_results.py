@@ -129,6 +129,7 @@ class FunctionDataset:
         options: one input for all replicas, or one for each.
         join: makes per-replica batches of successive elements.
         check_iterable_here: raises where iteration is not allowed.
+        worker: the number of this worker, and how many there are.
     """
 
     def __init__(
@@ -138,14 +139,15 @@ class FunctionDataset:
         options: InputOptions,
         join: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]],
         check_iterable_here: Callable[[], None],
+        worker: tuple[int, int] = (0, 1),
     ) -> None:
         self._mesh, self._join, self._check = mesh, join, check_iterable_here
         replicas = mesh.num_replicas
         mode = options.experimental_replication_mode
         if mode is InputReplicationMode.PER_REPLICA:
-            contexts = [InputContext(replicas, i, replicas) for i in range(replicas)]
+            contexts = [InputContext(replicas, i, replicas) for i in mesh.local_replicas]
         else:
-            contexts = [InputContext(1, 0, replicas)]
+            contexts = [InputContext(worker[1], worker[0], replicas)]
         self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
 
     def __iter__(self) -> Iterator[Any]:

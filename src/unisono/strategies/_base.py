@@ -15,7 +15,7 @@ from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.data._distribute import DistributedDataset, from_function
+from unisono.data._distribute import DistributedDataset, from_function, per_replica_elements
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
@@ -226,8 +226,15 @@ class Strategy(abc.ABC):
             options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
         """
         options = options or InputOptions()
-        join = from_function(options, _not_in_replica)
-        return results.FunctionDataset(dataset_fn, self._mesh, options, join, _not_in_replica)
+        join = from_function(options, _not_in_replica, self._join_elements)
+        return results.FunctionDataset(dataset_fn, self._mesh, options, join, _not_in_replica, self._worker)
+
+    #: The number of this worker, and how many there are.
+    _worker = (0, 1)
+
+    def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
+        """Per-replica batches of successive elements."""
+        return per_replica_elements(iterator, mesh)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Return the `PerReplica` of what `value_fn` gives for each replica.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidTypeError
-from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._mesh import ReplicaMesh, devices_of_all
 from unisono.checkpoint._names import canonical_paths
 from unisono.checkpoint._random import RandomState
 from unisono.cluster import _bootstrap
@@ -22,6 +22,7 @@ from unisono.collectives._cross_device import (
     CrossDeviceOps,
     PackedAllReduce,
 )
+from unisono.data._workers import elements_of_workers
 from unisono.strategies._base import Strategy
 from unisono.training._callbacks import SharedDecisions, is_chief_only
 from unisono.training._companion import flat_callbacks
@@ -63,12 +64,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._membership = _bootstrap.Membership(0, 1)
         if self._resolver is not None:
             self._membership = _bootstrap.join(self._resolver, timeouts or Timeouts())
-        super().__init__(ReplicaMesh(resolve_devices(None)))
+        super().__init__(ReplicaMesh(devices_of_all()))
         spread = self._mesh.is_spread
         self._ops = (
             PackedAllReduce(self._options, len(self._mesh.local_replicas)) if spread else CrossDeviceOps()
         )
         self._begun: set[str] = set()
+        self._worker = (self._membership.process_id, self._membership.num_processes)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -131,6 +133,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             callbacks = [c for c in callbacks if not is_chief_only(c)]
         changed["callbacks"] = [*callbacks, SharedDecisions(_bootstrap.broadcast_bytes, callbacks)]
         yield changed
+
+    def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
+        """Each worker's elements for its own replicas; all agree at each step on who has how many."""
+        if not mesh.is_spread:
+            return super()._join_elements(iterator, mesh)
+        return elements_of_workers(iterator, mesh, _bootstrap.are_alike, _bootstrap.gather_bytes)
 
     def any_worker(self, flag: bool) -> bool:
         """Return whether `flag` is true on any worker; all must ask at the same step."""
