@@ -8,6 +8,7 @@ from typing import Any
 #: Where each public name lives.
 _HOMES = {
     "BackupAndRestore": "_backup",
+    "StepTimer": "_timer",
     "TensorBoard": "_tensorboard",
 }
 

@@ -1,0 +1,115 @@
+"""`StepTimer`: how long steps take, and how long the host waits for data, in the logs of each epoch."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import jax
+import keras
+
+from unisono._errors import InvalidArgumentError
+from unisono.training._clock import Reading, StepClock
+
+
+def split_of(steps: Reading, seconds: float) -> dict[str, float]:
+    """Return what `StepTimer` adds to the logs of an epoch.
+
+    Args:
+        steps: the epoch's.
+        seconds: how long it took.
+
+    >>> split_of(Reading(data=0.5, batches=100, rows=3200), seconds=2.0)
+    {'data_ms': 5.0, 'step_ms': 20.0, 'examples_per_s': 1600.0}
+    """
+    if not steps.batches or seconds <= 0:
+        # An epoch whose batches were all done before, in the run that this one goes on with.
+        return {"data_ms": 0.0, "step_ms": 0.0, "examples_per_s": 0.0}
+    return {
+        "data_ms": 1000 * steps.data / steps.batches,
+        "step_ms": 1000 * seconds / steps.batches,
+        "examples_per_s": steps.rows / seconds,
+    }
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Add the time of a step, the wait for its data and the speed to the logs of each epoch of `fit`.
+
+    `step_ms` is the time from batch to batch, in milliseconds; `data_ms` is how long of it the host
+    waited for the data. It waits while the devices compute: where `data_ms` is well below `step_ms`
+    the wait is hidden behind the steps, and where it is nearly `step_ms` the input is what to make
+    faster, for example by `Dataset.map(..., num_parallel_calls=AUTOTUNE)` and
+    `Dataset.prefetch(2)`. `examples_per_s` counts the rows of all replicas.
+
+    Keras' progress bar, its `History` and callbacks listed after this one get the three numbers.
+    Validation does not count; the first epoch includes compiling. Nothing is done for single
+    batches, so Keras goes on reading logs in a thread of its own.
+
+    Raises:
+        InvalidArgumentError: when training begins, if no strategy holds the model.
+
+    >>> import keras, unisono
+    >>> with unisono.OneDeviceStrategy("cpu:0").scope():
+    ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
+    >>> history = model.fit(
+    ...     keras.ops.ones((8, 2)), keras.ops.ones((8, 1)), verbose=0, callbacks=[StepTimer()]
+    ... )
+    >>> sorted(history.history)
+    ['data_ms', 'examples_per_s', 'loss', 'step_ms']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = Reading()
+        self._began = 0.0
+        #: When the devices had finished the steps of the epoch; None while they compute.
+        self._ended: float | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look for the clock, and begin the first epoch, of which a resumed run is not told."""
+        if not isinstance(getattr(self.model.train_function, "clock", None), StepClock):
+            raise InvalidArgumentError(
+                "StepTimer needs a model that a strategy trains. Received: "
+                f"{self.model.name!r}, compiled outside of every scope. Write\n"
+                "    with strategy.scope():\n        model = ...\n        model.compile(...)"
+            )
+        self._begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note where the clock stands."""
+        self._begin()
+
+    def _begin(self) -> None:
+        # Not the hook itself, which `BackupAndRestore` takes away for an epoch that it goes on with.
+        self._before = self._reading()
+        self._began, self._ended = perf_counter(), None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """End the epoch's time before its validation, which needs the last step's weights anyway."""
+        if self._ended is None:
+            # Steps run ahead: without this wait, the rest of the last ones would not count.
+            written = (*self.model.trainable_variables, *self.model.metrics_variables)
+            jax.block_until_ready([v.value for v in written])
+            self._ended = perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the numbers to the logs. Keras has read the epoch's results: the devices are done."""
+        ended = perf_counter() if self._ended is None else self._ended
+        if logs is not None:
+            logs.update(split_of(self._reading().since(self._before), ended - self._began))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what a checkpoint is to keep: nothing, because times are those of one process."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint with the times of this process.
+
+        Args:
+            state: from `get_state`.
+        """
+
+    def _reading(self) -> Reading:
+        reading: Reading = self.model.train_function.clock.reading()
+        return reading
