@@ -8,7 +8,9 @@ import pytest
 from tests.cluster._workers import Workers
 
 CONTRACT = ["tests/virtual/strategies/test_contract.py", "-k", "multi-worker"]
-FEATURES = ["tests/virtual/training/test_exact.py", "-k", "feature"]
+#: Those whose path through a cluster differs from that of the others.
+NAMES = "never or weights or validation or outputs or clipnorm or accumulation or steps or late or eagerly"
+FEATURES = ["tests/virtual/training/test_exact.py", "-k", f"feature and ({NAMES})"]
 
 
 @pytest.mark.timeout(400)

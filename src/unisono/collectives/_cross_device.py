@@ -216,12 +216,10 @@ class PackedAllReduce(CrossDeviceOps):
 
     Args:
         options: how large a bucket is.
-        local_replicas: how many replicas one worker has.
     """
 
-    def __init__(self, options: CommunicationOptions, local_replicas: int = 1) -> None:
+    def __init__(self, options: CommunicationOptions) -> None:
         self._bytes_per_pack = options.bytes_per_pack or BYTES_PER_PACK
-        self._local_replicas = local_replicas
 
     def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` in buckets; the replicas of a worker first, where it has several."""
@@ -230,6 +228,7 @@ class PackedAllReduce(CrossDeviceOps):
             reduce_op,
             axis_name=axis_name,
             axis_size=axis_size,
+            algorithm="exchange",
             bytes_per_pack=self._bytes_per_pack,
         )
 

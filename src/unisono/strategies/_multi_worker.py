@@ -66,9 +66,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._membership = _bootstrap.join(self._resolver, timeouts or Timeouts())
         super().__init__(ReplicaMesh(devices_of_all()))
         spread = self._mesh.is_spread
-        self._ops = (
-            PackedAllReduce(self._options, len(self._mesh.local_replicas)) if spread else CrossDeviceOps()
-        )
+        self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
         self._begun: set[str] = set()
         self._worker = (self._membership.process_id, self._membership.num_processes)
 

@@ -47,11 +47,14 @@ def crossentropy(**kwargs):
 
 #: In a process of a cluster its strategy stands for all numbers of replicas.
 IN_CLUSTER = "TF_CONFIG" in os.environ
+if IN_CLUSTER:
+    # Before plain Keras starts JAX with this process' devices alone.
+    _CLUSTER = unisono.MultiWorkerMirroredStrategy()
 
 
 def mirrored(replicas):
     if IN_CLUSTER:
-        return unisono.MultiWorkerMirroredStrategy()
+        return _CLUSTER
     return unisono.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
 
