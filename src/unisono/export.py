@@ -55,7 +55,8 @@ def export(
 ) -> Path:
     """Write a model's inference, with one replica's weights, as a portable artefact.
 
-    What is at `path` is replaced at the end and at once; a failure leaves it as it was.
+    What is at `path` is replaced at the end and at once; a failure leaves it as it was. Of several
+    workers, the first writes, and the others return at once.
 
     Args:
         model: a built Keras model, of any strategy or none.
@@ -91,6 +92,8 @@ def export(
     target = Path(path)
     chosen = _chosen_format(target, format)
     _check_model(model)
+    if not _writes_files(model):
+        return target
     # In `fit`, the state is in the training loop's hands; Keras' callbacks ask for it in this way.
     model.jax_state_sync()
     if chosen == "stablehlo":
@@ -144,6 +147,8 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         InvalidTypeError: when `model` is not a Keras model.
     """
     _check_model(model)
+    if not _writes_files(model):
+        return
     model.jax_state_sync()
     from unisono._export._through_keras import write_keras_folder
 
@@ -213,6 +218,13 @@ def _check_model(model: Any) -> None:
             f"`model` must be a `keras.Model`. Received: model={model!r} of the type {type(model).__name__}. "
             "Put layers into `keras.Sequential([...])`, or use `jax.export` for a JAX function."
         )
+
+
+def _writes_files(model: Any) -> bool:
+    # Here, because `load` imports no Keras.
+    from unisono.training._bind import writes_files
+
+    return writes_files(model)
 
 
 def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: Any) -> None:

@@ -33,7 +33,6 @@ FLOORS = {
     "callbacks._states": 2,
     "callbacks._tensorboard": 8,
     "callbacks._timer": 2,
-    "callbacks._timer": 2,
     "callbacks._watch": 3,
     "checkpoint._arrays": 1,
     "checkpoint._checkpoint": 13,
@@ -83,7 +82,7 @@ FLOORS = {
     "data._sharding": 1,
     "data._workers": 3,
     "experimental": 15,
-    "export": 6,
+    "export": 12,
     "nn": 4,
     "step._call": 2,
     "step._compiler": 8,
@@ -114,6 +113,7 @@ FLOORS = {
     "training._losses": 4,
     "training._placing": 9,
     "training._rows": 1,
+    "training._saving": 2,
 }
 
 #: The pipeline of `unisono.data.Dataset` stands on its own: it imports nothing of the others.

@@ -143,7 +143,7 @@ def written_aside(path: Path, marker: str | None = None) -> Iterator[Path]:
     """
     _check_replaceable(path, marker)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{path.stem}.{secrets.token_hex(4)}{path.suffix}"
+    aside = path.parent / f".{secrets.token_hex(4)}.{path.name}"
     try:
         yield aside
         _flush(aside)

@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks._run import Backups, Run
-from unisono.training._bind import install
+from unisono.training._bind import install, writes_files
 from unisono.training._companion import Companion, FitCall
 
 #: tf.distribute's code for "saved, start me again".
@@ -38,7 +38,7 @@ class BackupAndRestore(Companion):
     or what `get_state()` returns.
 
     Args:
-        backup_dir: a directory of this run alone.
+        backup_dir: a directory of this run alone; one that all see where several workers train.
         save_freq: `"epoch"`, or after how many batches; 0 for only when asked (`save_now`, SIGTERM).
         double_checkpoint: taken for Keras' sake; two are kept in any case.
         delete_checkpoint: whether the backups are deleted when `fit` has ended well.
@@ -105,7 +105,8 @@ class BackupAndRestore(Companion):
     @contextlib.contextmanager
     def joined(self, call: FitCall) -> Iterator[None]:
         """Restore before `fit` begins, and watch it."""
-        self._backups = Backups(self.backup_dir, self._keep, self._asynchronous)
+        writes = writes_files(call.model)
+        self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._run = Run(self, call, self._backups, self._is_due)
         try:
             with self._sigterm():

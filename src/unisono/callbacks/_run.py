@@ -72,14 +72,17 @@ class Backups:
         directory: of one run.
         keep: how many are kept.
         asynchronous: whether `write` returns before the backup is on the disk.
+        read_only: of several workers, the first writes, for all.
     """
 
-    def __init__(self, directory: Path, keep: int, asynchronous: bool) -> None:
+    def __init__(self, directory: Path, keep: int, asynchronous: bool, read_only: bool = False) -> None:
         self.directory = directory
+        self.read_only = read_only
         self.written = 0
         self._keep, self._asynchronous = keep, asynchronous
         self._writer = BackgroundWriter("unisono-backup")
-        _commits.sweep(directory)
+        if not read_only:
+            _commits.sweep(directory)
 
     @property
     def is_busy(self) -> bool:
@@ -115,6 +118,8 @@ class Backups:
 
     def delete(self) -> None:
         """Delete all, and the directory if nothing else is in it."""
+        if self.read_only:
+            return
         for _, path in _commits.commits(self.directory, _NAME):
             _commits.delete_commit(path)
         with contextlib.suppress(OSError):
@@ -348,6 +353,9 @@ class Run:
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
 
     def _save(self, progress: Progress, values: dict[int, Any]) -> None:
+        self._saved_at = self._watching.batches
+        if self._backups.read_only:
+            return
         progress = dataclasses.replace(
             progress,
             batches=self._watching.batches,
@@ -364,6 +372,5 @@ class Run:
             arrays |= {f"logs/{n}": copy_of(v) for n, v in self._watching.logs.items() if hasattr(v, "shape")}
         fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
         facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
-        self._saved_at = progress.batches
         # As text now, so that no later change of what callbacks remember gets in.
         self._backups.write(Snapshot(arrays, json.loads(json.dumps(facts))))

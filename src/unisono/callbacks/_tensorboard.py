@@ -60,6 +60,9 @@ class TensorBoard(keras.callbacks.Callback):
     unisono._errors.InvalidArgumentError: ...
     """
 
+    #: Of several workers, the first writes for all.
+    chief_only = True
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",

@@ -28,8 +28,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not np.size(a)}
     (folder / _EMPTY).write_text(json.dumps(empty))
     if full:
-        with _orbax() as orbax:
-            orbax.save(folder / _FOLDER, full)
+        _save(folder / _FOLDER, full)
 
 
 def load_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -56,6 +55,26 @@ def load_arrays(folder: Path) -> dict[str, np.ndarray]:
                 "Restore an earlier one."
             ) from error
     return found | {name: np.asarray(value) for name, value in loaded.items()}
+
+
+def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    import jax
+
+    if jax.process_count() == 1:
+        with _orbax() as orbax:
+            orbax.save(folder, arrays)
+        return
+    # In a cluster, `v1.save` compares the folder between all processes of JAX, also those that it was
+    # told do not take part. The older interface does not, and `v1.load` reads what it writes.
+    from orbax import checkpoint
+
+    own = jax.process_index()
+    alone = checkpoint.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"unisono{own}"
+    )
+    handler = checkpoint.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with checkpoint.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
+        checkpointer.save(folder, args=checkpoint.args.PyTreeSave(dict(arrays)))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ Keras does.
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises.
+- `Model.save`, `save_weights` and `export` write on the first of several workers alone.
 - `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
 - `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
 - `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
@@ -36,6 +37,7 @@ from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import Task, TrainerFunction, gather_rows
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
+from unisono.training._saving import write_whole
 
 _MARK = "_unisono_strategy"
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -60,6 +62,8 @@ def install() -> None:
     _wrap(keras.Model, "compile", _compile)
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _wrap(keras.Model, name, _guarded(name))
+    for name in ("save", "save_weights", "export"):
+        _wrap(keras.Model, name, _written_once)
     for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "compute_loss", _compute_loss)
@@ -270,6 +274,20 @@ def _weights_kept(model: Any) -> Iterator[None]:
             model._jax_state_synced = False
             model.jax_state_sync()
         raise
+
+
+def writes_files(model: Any) -> bool:
+    """Whether this process writes the files of a model: the first of several workers does, for all."""
+    strategy = _BOUND.get(model) or getattr(model, _MARK, None)
+    return strategy is None or bool(strategy.is_chief)
+
+
+def _written_once(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = _BOUND.get(self) or getattr(self, _MARK, None)
+    if strategy is None or not strategy.mesh.is_spread:
+        return original(self, *args, **kwargs)
+    # No worker waits for another here: callbacks of the chief alone save, too.
+    return write_whole(original, self, args, kwargs) if strategy.is_chief else None
 
 
 def _maker(attribute: str, task: Task) -> Callable[..., Any]:

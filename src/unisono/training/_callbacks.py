@@ -38,7 +38,7 @@ def is_chief_only(callback: Any) -> bool:
 
 
 class SharedDecisions(keras.callbacks.Callback):
-    """The last callback on every worker: at an epoch's end all take over what the chief has decided.
+    """The last callback on every worker: at an epoch's ends all take over what the chief has decided.
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between
     workers. A stop in the middle of an epoch waits for its end, where all hear of it.
@@ -58,9 +58,16 @@ class SharedDecisions(keras.callbacks.Callback):
         self.async_safe = True
         self._hears_batches = any(_hears_of_batches(c) for c in others)
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin at the epoch that a callback of the chief has restored."""
+        self.model._initial_epoch = json.loads(
+            self._broadcast(json.dumps(getattr(self.model, "_initial_epoch", None)).encode())
+        )
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Forget the epoch before."""
+        """Forget the epoch before; a scheduler has just set the learning rate."""
         self._stops_later = False
+        self._share({"stop": bool(self.model.stop_training)})
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Put a stop off to the end of the epoch."""
@@ -72,12 +79,14 @@ class SharedDecisions(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Take over the chief's decisions."""
+        self._share({"stop": bool(self.model.stop_training or self._stops_later)})
+
+    def _share(self, own: dict[str, Any]) -> None:
+        """Take over the chief's decision and learning rate."""
         optimizer = self.model.optimizer
-        rate: Any = getattr(optimizer, "learning_rate", None)
-        own: dict[str, Any] = {"stop": bool(self.model.stop_training or self._stops_later)}
         is_variable = isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
         if is_variable:
-            own["rate"] = float(rate)
+            own["rate"] = float(optimizer.learning_rate)
         chiefs = json.loads(self._broadcast(json.dumps(own).encode()))
         self.model.stop_training = chiefs["stop"]
         if is_variable and own["rate"] != chiefs["rate"]:

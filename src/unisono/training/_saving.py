@@ -1,0 +1,61 @@
+"""Files of a model that several workers train: written once, and whole or not at all."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono._export._files import written_aside
+
+#: What Keras writes as one file.
+_FILES = (".keras", ".h5", ".hdf5", ".onnx")
+
+
+def write_whole(
+    original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call Keras' `save`, `save_weights` or `export` with a place beside the path, and rename it at the end.
+
+    Other workers may look at the path at any moment, and so may the next start after a crash.
+
+    Args:
+        original: Keras' method.
+        model: the model.
+        args: of the method.
+        kwargs: likewise.
+
+    Returns:
+        What the method returns.
+    """
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    place = _place(bound.arguments)
+    if place is None:
+        return original(*bound.args, **bound.kwargs)
+    path, marker = place
+    with written_aside(path, marker) as aside:
+        bound.arguments["filepath"] = str(aside)
+        return original(*bound.args, **bound.kwargs)
+
+
+def _place(arguments: Mapping[str, Any]) -> tuple[Path, str | None] | None:
+    """The path, and what marks a directory that may be replaced; None for what cannot be renamed.
+
+    >>> _place({"filepath": "m.keras"}), _place({"filepath": "hf://m.keras"})
+    ((PosixPath('m.keras'), None), None)
+    """
+    given = arguments["filepath"]
+    if not isinstance(given, (str, os.PathLike)) or "://" in str(given):
+        return None
+    path = Path(given)
+    # Keras asks whether to overwrite, and several files name each other.
+    if (arguments.get("overwrite") is False and path.exists()) or arguments.get("max_shard_size"):
+        return None
+    if arguments.get("format") == "tf_saved_model":
+        return path, "saved_model.pb"
+    if arguments.get("zipped") is False:
+        return path, "config.json"
+    return (path, None) if path.suffix in _FILES else None

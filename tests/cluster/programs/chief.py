@@ -1,0 +1,239 @@
+"""What several workers do differently, and what they must do alike: one run of many checks.
+
+python chief.py FOLDER          # writes FOLDER/worker-N.json
+python chief.py FOLDER raises   # a callback of worker 1 raises in the second epoch
+python chief.py FOLDER killed   # worker 1 is killed in the third epoch, and goes on when started again
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import unisono
+from unisono.cluster import _bootstrap
+
+FOLDER = Path(sys.argv[1])
+strategy = unisono.MultiWorkerMirroredStrategy()
+WORKER = strategy.worker_index
+L = keras.layers
+rng = np.random.default_rng(0)
+x = rng.normal(size=(40, 6)).astype("f4")
+y = (x @ rng.normal(size=(6, 1)) + 0.1).astype("f4")
+
+
+def model_of(layers=1, seed=0, strategy=strategy, metrics=("mae",)):
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), *[L.Dense(6) for _ in range(layers)], L.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=list(metrics))
+    return model
+
+
+def fit(model, **options):
+    defaults = {"batch_size": 10, "epochs": 2, "verbose": 0}
+    return model.fit(x, y, **(defaults | options)).history
+
+
+def digest(model):
+    values = [*model.get_weights(), *[np.asarray(v.numpy()) for v in model.optimizer.variables]]
+    return hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in values)).hexdigest()
+
+
+def weights(model):
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+class Steps(keras.callbacks.Callback):
+    """Counts, and calls a function of the worker in one hook."""
+
+    def __init__(self, hook=None, do=None):
+        super().__init__()
+        self.batches, self.epochs, self._hook, self._do = 0, 0, hook, do
+
+    def _call(self, hook, number):
+        if hook == self._hook:
+            self._do(self.model, number)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._call("epoch begin", epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        self._call("batch end", batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+        self._call("epoch end", epoch)
+
+
+def writing():
+    """Callbacks that write: to folders of each worker, to see who does, and to one path of all."""
+    own, both = FOLDER / f"own-{WORKER}", FOLDER / "both"
+    both.mkdir(exist_ok=True)
+    steps = Steps()
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(own / "{epoch}.weights.h5"), save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(str(both / "{epoch}.keras")),
+        keras.callbacks.CSVLogger(str(both / "log.csv")),
+        unisono.callbacks.TensorBoard(str(own / "tensorboard")),
+        steps,
+    ]
+    model = model_of()
+    history = fit(model, verbose=1, validation_split=0.25, callbacks=callbacks)
+    model.evaluate(x, y, verbose=1)
+    rows = model.predict(x, verbose=1)
+    return {"history": history, "batches": steps.batches, "rows": len(rows), "hash": digest(model)}
+
+
+def deciding():
+    """Callbacks that decide from logs, which are equal on all."""
+    model = model_of()
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 if epoch == 2 else rate),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, factor=0.5),
+        keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True),
+    ]
+    history = fit(model, epochs=40, callbacks=callbacks)
+    return {"history": history, "hash": digest(model)}
+
+
+def differing():
+    """Decisions by what differs between workers: all follow the chief."""
+
+    def rate(model, epoch):
+        model.optimizer.learning_rate = 0.01 + WORKER
+
+    def stop(when):
+        return lambda model, number: setattr(model, "stop_training", number >= when[WORKER])
+
+    callbacks = {
+        "rate at the end": Steps("epoch end", rate),
+        "rate at the beginning": keras.callbacks.LearningRateScheduler(lambda e: 0.01 * (e + 1) + WORKER),
+        "stop": Steps("epoch end", stop([2, 0])),
+        "stop in the middle": Steps("batch end", stop([1, 9])),
+        "only worker 1 stops": Steps("batch end", stop([9, 1])),
+    }
+    model = model_of()
+    return {name: run(callback, model) for name, callback in callbacks.items()}
+
+
+def run(callback, model):
+    model.optimizer.learning_rate = 0.01
+    steps = Steps()
+    history = fit(model, epochs=4, callbacks=[callback, steps])
+    rate = float(model.optimizer.learning_rate)
+    return {"epochs": len(history["loss"]), "batches": steps.batches, "rate": rate, "hash": digest(model)}
+
+
+def beginning():
+    """Different initial weights: the chief's count, and the result is that of one device."""
+    model = model_of(3, seed=WORKER)
+    start = model.get_weights()
+    history = fit(model, shuffle=False, epochs=3)
+    plain = model_of(3, strategy=unisono.OneDeviceStrategy("cpu:0"))
+    plain.set_weights(start)
+    expected = fit(plain, shuffle=False, epochs=3)
+    shuffled = model_of(3, seed=WORKER)
+    fit(shuffled)
+    return {
+        "start": float(sum(w.sum() for w in start)),
+        "hash": digest(model),
+        "shuffled": digest(shuffled),
+        "difference": float(np.abs(weights(model) - weights(plain)).max()),
+        "losses": [history["loss"], expected["loss"]],
+    }
+
+
+def saving():
+    """Every worker saves to the same path, and to one of its own."""
+    model = model_of()
+    fit(model)
+    folder = FOLDER / "saved"
+    for name in ("all", f"own-{WORKER}"):
+        model.save(folder / f"{name}.keras")
+        model.save(folder / f"{name}-folder", zipped=False)
+        model.save_weights(folder / f"{name}.weights.h5")
+        unisono.export.export(model, folder / f"{name}.stablehlo")
+        unisono.export.export(model, folder / f"{name}-exported.keras")
+        unisono.experimental.export_saved_model(model, folder / f"{name}-saved-model")
+    # `save` makes nobody wait; a step of all does.
+    rows = model.predict(x, verbose=0)
+    _bootstrap.gather_bytes(b"")
+    again = {
+        "keras": keras.saving.load_model(folder / "all.keras").predict(x, verbose=0),
+        "folder": keras.saving.load_model(folder / "all-folder").predict(x, verbose=0),
+        "stablehlo": unisono.export.load(folder / "all.stablehlo")(x),
+        "exported": keras.saving.load_model(folder / "all-exported.keras").predict(x, verbose=0),
+    }
+    return {name: float(np.abs(np.asarray(value) - rows).max()) for name, value in again.items()}
+
+
+def mismatches():
+    """Calls of `fit` that differ between workers, and what each is told."""
+    other = model_of(1 + WORKER)
+    same = model_of()
+    calls = {
+        "batch_size": lambda: fit(same, batch_size=10 + WORKER),
+        "epochs": lambda: fit(same, epochs=2 + WORKER),
+        "shapes": lambda: same.fit(x[: 40 - WORKER], y[: 40 - WORKER], verbose=0),
+        "model": lambda: fit(other),
+        "callbacks": lambda: fit(same, callbacks=[Steps()] * WORKER),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except unisono.ClusterError as error:
+            found[name] = str(error)
+    fit(same)
+    return {**found, "after": digest(same)}
+
+
+def collectives():
+    """How many collectives the host makes in a `fit`."""
+    found = []
+    for layers in (1, 11):
+        model = model_of(layers)
+        before = _bootstrap.host_collectives
+        fit(model, validation_split=0.25)
+        found.append(_bootstrap.host_collectives - before)
+    return found
+
+
+def killed(kill=False):
+    """Train with backups in a directory of all; worker 1 is killed once."""
+
+    def end(model, epoch):
+        if kill and WORKER == 1 and epoch == 2 and os.environ["UNISONO_GENERATION"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model = model_of()
+    backup = unisono.callbacks.BackupAndRestore(FOLDER / "backup", asynchronous=False)
+    fit(model, epochs=4, callbacks=[backup, Steps("epoch begin", end)])
+    return {"hash": digest(model), "saved": backup.saved}
+
+
+def raising():
+    """Worker 1 fails; worker 0 must not wait for ever."""
+
+    def fail(model, epoch):
+        if WORKER == 1 and epoch == 1:
+            raise RuntimeError("this callback fails")
+
+    fit(model_of(), epochs=200, callbacks=[Steps("epoch begin", fail)])
+
+
+if sys.argv[2:] == ["raises"]:
+    raising()
+elif sys.argv[2:] == ["killed"]:
+    (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(killed(kill=True)))
+else:
+    checks = (writing, deciding, differing, beginning, saving, mismatches, collectives, killed)
+    result = {check.__name__: check() for check in checks}
+    (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(result))

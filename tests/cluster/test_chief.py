@@ -1,0 +1,154 @@
+"""Two workers: one writes, prints and decides for both, and both end with the same weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster._workers import Workers
+
+#: The first test runs all checks; the machine may be busy.
+pytestmark = pytest.mark.timeout(330)
+PROGRAM = str(Path(__file__).parent / "programs" / "chief.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One run of all checks: its folder, each worker's results, each worker's log."""
+    folder = tmp_path_factory.mktemp("chief")
+    workers = Workers(folder, [PROGRAM, str(folder)])
+    assert workers.wait(300) == [0, 0], workers.text()
+    results = [json.loads((folder / f"worker-{i}.json").read_text()) for i in range(2)]
+    return folder, results, [log.read_text() for log in workers.logs]
+
+
+def both(run, check):
+    return [result[check] for result in run[1]]
+
+
+def test_callbacks_write_on_the_chief_and_once(run):
+    folder = run[0]
+    own, shared = folder / "own-0", folder / "both"
+    assert not (folder / "own-1").exists()
+    assert sorted(p.name for p in own.glob("*.h5")) == ["1.weights.h5", "2.weights.h5"]
+    assert list(own.glob("tensorboard/train/events*"))
+    assert sorted(p.name for p in shared.iterdir()) == ["1.keras", "2.keras", "log.csv"]
+    assert len((shared / "log.csv").read_text().splitlines()) == 3
+
+
+def test_progress_is_printed_on_the_chief_alone(run):
+    chief, other = run[2]
+    assert "Epoch 2/2" in chief
+    # Of `fit`, `evaluate` and `predict`.
+    assert chief.count("━") > 0
+    assert "Epoch" not in other
+    assert "━" not in other
+
+
+def test_logs_and_predictions_are_those_of_all_workers(run):
+    first, second = both(run, "writing")
+    assert first == second
+    assert (first["batches"], first["rows"]) == (6, 40)
+    assert set(first["history"]) == {"loss", "mae", "val_loss", "val_mae"}
+
+
+def test_decisions_from_logs_are_alike(run):
+    first, second = both(run, "deciding")
+    assert first == second
+    assert 4 <= len(first["history"]["loss"]) < 40
+    assert len(set(first["history"]["learning_rate"])) > 2
+
+
+@pytest.mark.parametrize(
+    ("case", "epochs", "rate"),
+    [
+        ("rate at the end", 4, 0.01),
+        ("rate at the beginning", 4, 0.04),
+        ("stop", 3, 0.01),
+        ("stop in the middle", 1, 0.01),
+        ("only worker 1 stops", 4, 0.01),
+    ],
+)
+def test_decisions_that_differ_are_the_chiefs(run, case, epochs, rate):
+    first, second = (found[case] for found in both(run, "differing"))
+    assert first == second
+    # Four batches each: a stop in the middle of an epoch waits for its end.
+    assert (first["epochs"], first["batches"]) == (epochs, 4 * epochs)
+    assert first["rate"] == pytest.approx(rate)
+
+
+def test_the_chiefs_initial_weights_give_the_result_of_one_device(run):
+    first, second = both(run, "beginning")
+    assert first["start"] != second["start"]
+    assert (first["hash"], first["shuffled"]) == (second["hash"], second["shuffled"])
+    # Float sums in another order, through twelve steps of Adam; worker 1 began with other weights.
+    assert first["difference"] < 1e-5
+    assert second["difference"] > 1e-2
+    assert first["losses"][0] == pytest.approx(first["losses"][1], rel=1e-5)
+
+
+def test_saving_on_all_workers_writes_once_and_whole(run):
+    for differences in both(run, "saving"):
+        assert max(differences.values()) < 1e-5, differences
+    endings = (".keras", "-folder", ".weights.h5", ".stablehlo", "-exported.keras", "-saved-model")
+    found = sorted(p.name for p in (run[0] / "saved").iterdir())
+    assert found == sorted(name + ending for name in ("all", "own-0") for ending in endings)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("batch_size", ["batch_size", "10", "11"]),
+        ("epochs", ["epochs", "2", "3"]),
+        ("shapes", ["(40, 6)", "(39, 6)"]),
+        ("model", ["model", "dense", "(6, 6)"]),
+        ("callbacks", ["callbacks", "Steps"]),
+    ],
+)
+def test_a_fit_that_differs_is_refused_by_all(run, case, words):
+    for found in both(run, "mismatches"):
+        assert found[case].startswith("A call of `fit` must be the same on all processes. Received: ")
+        assert all(word in found[case] for word in words), found[case]
+
+
+def test_workers_go_on_after_a_refused_fit(run):
+    first, second = both(run, "mismatches")
+    assert first["after"] == second["after"]
+
+
+def test_host_collectives_do_not_grow_with_the_model(run):
+    for small, large in both(run, "collectives"):
+        assert 0 < small == large
+
+
+def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_path):
+    command = ["-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "1", "--spares", "0"]
+    command += ["--log-dir", str(tmp_path / "logs"), PROGRAM, str(tmp_path), "killed"]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=200, check=False
+    )
+    logs = "\n".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert "was killed by SIGKILL" in done.stderr
+    found = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(2)]
+    expected = both(run, "killed")
+    # Bit for bit; the chief alone wrote.
+    assert [f["hash"] for f in found] == [e["hash"] for e in expected]
+    assert [e["saved"] for e in expected] == [4, 0]
+    # The kill may come while the chief writes its second backup.
+    assert found[0]["saved"] in (2, 3)
+    assert found[1]["saved"] == 0
+    assert not (tmp_path / "backup").exists()
+
+
+def test_nobody_waits_for_a_worker_that_failed(tmp_path):
+    workers = Workers(tmp_path, [PROGRAM, str(tmp_path), "raises"])
+    codes = workers.wait(90)
+    chief, failed = (log.read_text() for log in workers.logs)
+    assert codes[1] == 1, workers.text()
+    assert "RuntimeError: this callback fails" in failed
+    # Its own traceback, before its end, and no kill by this test.
+    assert codes[0] > 0, workers.text()
+    assert "Traceback" in chief, workers.text()
