@@ -9,7 +9,7 @@ from tests.cluster._workers import Workers
 
 CONTRACT = ["tests/virtual/strategies/test_contract.py", "-k", "multi-worker"]
 #: Those whose path through a cluster differs from that of the others.
-NAMES = "never or weights or validation or outputs or clipnorm or accumulation or steps or late or eagerly"
+NAMES = "never or weights or validation or outputs or clipnorm or accumulation"
 FEATURES = ["tests/virtual/training/test_exact.py", "-k", f"feature and ({NAMES})"]
 
 

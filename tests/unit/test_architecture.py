@@ -58,6 +58,7 @@ FLOORS = {
     "cli._screen": 3,
     "cli._supervisor": 5,
     "cli._task": 1,
+    "cluster._beat": 4,
     "cluster._bootstrap": 6,
     "cluster._differences": 0,
     "cluster._hostlist": 1,

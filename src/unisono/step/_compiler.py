@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
+from unisono.cluster._beat import Heartbeat
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._program import current_frame
@@ -40,6 +41,7 @@ class RunAhead:
     def __init__(self, limit: int = RUN_AHEAD) -> None:
         self._limit = limit
         self._tokens: collections.deque[Any] = collections.deque()
+        self._heart = Heartbeat.from_environ()
         self.waits = 0
 
     def started(self, token: Any) -> None:
@@ -49,6 +51,7 @@ class RunAhead:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
+        self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()
             if not oldest.is_ready():

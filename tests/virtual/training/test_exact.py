@@ -8,7 +8,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.virtual.training._digits import IN_CLUSTER, assert_equal, cnn, crossentropy, digits, mirrored, mlp, train
+from tests.virtual.training._digits import (
+    IN_CLUSTER,
+    assert_equal,
+    cnn,
+    crossentropy,
+    digits,
+    mirrored,
+    mlp,
+    train,
+)
 
 L = keras.layers
 OPTIMIZERS = {
