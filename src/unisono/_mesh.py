@@ -129,6 +129,19 @@ def _resharded(sharding: NamedSharding) -> Any:
     return jax.jit(lambda x: x, out_shardings=sharding)
 
 
+def on_device(value: Any) -> Any:
+    """Return an array that rests in host memory as one of its device, and anything else as it is.
+
+    Args:
+        value: what a variable holds; also while a function is traced.
+    """
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return value
+    if value.sharding.memory_kind != "pinned_host":
+        return value
+    return jax.device_put(value, value.sharding.with_memory_kind("device"))
+
+
 def resolve_devices(
     devices: Sequence[str | jax.Device] | None, num: int | None = None
 ) -> tuple[jax.Device, ...]:

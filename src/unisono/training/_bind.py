@@ -30,6 +30,7 @@ import keras
 
 from unisono._context import Context, current, entered
 from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
+from unisono._mesh import on_device
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
@@ -58,6 +59,7 @@ def install() -> None:
         return
     _installed = True
     _wrap(keras.Variable, "__init__", _variable_init)
+    _read_on_devices()
     _mark_new_models()
     _wrap(keras.Model, "compile", _compile)
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
@@ -114,6 +116,12 @@ def _replica_context() -> Context | None:
 def _variable_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     object.__setattr__(self, _MARK, _current_strategy())
     original(self, *args, **kwargs)
+
+
+def _read_on_devices() -> None:
+    """What rests in host memory between steps is read on its device: layers cannot compute with it."""
+    original: Any = keras.Variable.value
+    keras.Variable.value = property(lambda self: on_device(original.fget(self)), doc=original.__doc__)
 
 
 def _mark_new_models() -> None:
