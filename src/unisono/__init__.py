@@ -21,7 +21,7 @@ _HOMES = {
     "_errors": [
         "BackendError", "CheckpointError", "CheckpointMismatchError", "ContextError", "DeviceError",
         "ClusterError", "InvalidArgumentError", "InvalidTypeError",
-        "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
+        "MissingPackageError", "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],
     "_launching": ["launch"],

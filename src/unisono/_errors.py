@@ -11,9 +11,10 @@ builtin that a user of `tf.distribute` would catch::
     ├── ContextError (RuntimeError)           a call from the wrong context
     │   └── MixedStrategyError                two strategies where one must be
     ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
-    ├── ClusterError (RuntimeError)            processes could not be started, or work together
+    ├── ClusterError (RuntimeError)           processes could not be started, or work together
     ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
     │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
+    ├── MissingPackageError (ImportError)     an optional feature's package is not installed
     └── TapeError (RuntimeError)              a GradientTape used where it cannot work
 
 Messages say what must hold, what was received, and what to write instead.
@@ -62,6 +63,10 @@ class CheckpointError(UnisonoError, OSError):
 
 class CheckpointMismatchError(CheckpointError, ValueError):
     """A checkpoint does not fit what it is restored into."""
+
+
+class MissingPackageError(UnisonoError, ImportError):
+    """A package that an optional feature needs is not installed."""
 
 
 class TapeError(UnisonoError, RuntimeError):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono._backend import require_jax
-from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._export._packages import MissingPackageError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
 from unisono._export._specs import ArraySpec
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import _errors, export
-from unisono._export._packages import MissingPackageError, require_packages
+from unisono._errors import MissingPackageError
+from unisono._export._packages import require_packages
 from unisono._export._specs import ArraySpec, bind_sizes, decode, encode, leaves, map_leaves, matched, rebuild
 
 SPECS = st.builds(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from unisono._errors import UnisonoError
-
-
-class MissingPackageError(UnisonoError, ImportError):
-    """A package that an optional feature needs is not installed."""
+from unisono._errors import MissingPackageError
 
 
 def require_packages(what: str, extra: str, *packages: str) -> None:
