@@ -1,0 +1,85 @@
+"""The examples of several workers print the numbers of one process: by the launcher, and by TF_CONFIG."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster._workers import Workers
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBER = r"\d+\.\d+"
+
+#: file: (what it prints at its end, for how many numbers)
+CASES = {
+    "seed_001_multi_worker.py": {"Losses": 5, "Evaluation loss": 1, "Predictions": 1},
+    "seed_004_multi_worker.py": {"Evaluation loss": 2, "Loop": 1},
+}
+
+
+def run(folder, *command):
+    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("logs/*.log"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + logs[-6000:]
+    return done.stdout
+
+
+def numbers(output, name):
+    """The numbers of the lines that count, by what they are."""
+    found = {}
+    for what, count in CASES[name].items():
+        lines = re.findall(rf"{what}: .*", output)
+        assert len(lines) == 1, f"{what!r} must be printed once:\n{output[-4000:]}"
+        found[what] = [float(n) for n in re.findall(NUMBER, lines[0])]
+        assert len(found[what]) == count, lines
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What each prints in one process; run when it is asked for."""
+    found = {}
+
+    def numbers_of(name):
+        if name not in found:
+            found[name] = numbers(run(tmp_path_factory.mktemp("alone"), str(EXAMPLES / name)), name)
+        return found[name]
+
+    return numbers_of
+
+
+def assert_same(found, expected):
+    # Two workers add in another order; the last digit that is printed may differ.
+    assert found == {what: pytest.approx(values, abs=2e-4, rel=1e-3) for what, values in expected.items()}
+
+
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", CASES)
+def test_two_workers_by_the_launcher(alone, tmp_path, name):
+    launch = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs"]
+    output = run(tmp_path, *launch, str(EXAMPLES / name))
+    assert_same(numbers(output, name), alone(name))
+    other = (tmp_path / "logs" / "worker-1.log").read_text()
+    assert "Evaluation" not in other
+    assert "Epoch" not in other
+
+
+@pytest.mark.timeout(330)
+def test_two_workers_by_hand(alone, tmp_path):
+    name = "seed_001_multi_worker.py"
+    workers = Workers(tmp_path, [str(EXAMPLES / name)])
+    assert workers.wait(150) == [0, 0], workers.text()
+    assert_same(numbers(workers.logs[0].read_text(), name), alone(name))
+    assert "Workers: 2, replicas: 2" in workers.logs[1].read_text()
+
+
+def test_the_first_lines_say_how_to_run_it():
+    for name in CASES:
+        assert f"unisono launch -n 2 examples/{name}" in (EXAMPLES / name).read_text()
