@@ -26,6 +26,7 @@ from unisono.checkpoint._random import RandomState
 from unisono.checkpoint._writer import BackgroundWriter
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
+from unisono.training._bind import strategy_of
 from unisono.training._companion import FitCall
 from unisono.training._fit import Task, variables_of
 
@@ -186,11 +187,12 @@ class Run:
         self._find_position()
         facts = self._data_facts()
         self._progress.data_facts = facts
-        found = self._backups.newest()
+        found = self._newest()
         if found is None:
             return
         path, snapshot = found
         progress = Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
+        self._keep_own_callbacks(progress)
         check_same(progress.callback_names, names_of(self._others))
         self._check_data(progress.data_facts, facts)
         self._restored = snapshot, progress
@@ -201,6 +203,36 @@ class Run:
             "Going on from %s: epoch %d, %d of its batches are done, %d in all.",
             path, progress.epoch + 1, progress.batch, progress.batches,
         )  # fmt: skip
+
+    def _newest(self) -> tuple[Path, Snapshot] | None:
+        """The newest backup: of several workers the first reads, and tells the others."""
+        strategy = strategy_of(self._model)
+        if strategy is None or not strategy.mesh.is_spread:
+            return self._backups.newest()
+        found: list[tuple[Path, Snapshot] | None] = []
+
+        def read() -> bytes:
+            found.append(self._backups.newest())
+            return b"" if found[0] is None else found[0][1].to_bytes()
+
+        data = strategy.from_chief(read)
+        if found:
+            return found[0]
+        return (self._backups.directory, Snapshot.from_bytes(data)) if data else None
+
+    def _keep_own_callbacks(self, progress: Progress) -> None:
+        """Leave out what the chief's callbacks remember that this worker does not have."""
+        if not self._backups.read_only:
+            return
+        saved = list(zip(progress.callback_names, progress.callbacks, strict=True))
+        kept = []
+        for name in names_of(self._others):
+            while saved and saved[0][0] != name:
+                saved.pop(0)
+            kept += saved[:1]
+            saved = saved[1:]
+        progress.callback_names = [name for name, _ in kept]
+        progress.callbacks = [state for _, state in kept]
 
     def _find_position(self) -> None:
         arguments = self._call.arguments

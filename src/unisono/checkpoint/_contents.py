@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,27 @@ class Snapshot:
     def on_host(self) -> dict[str, np.ndarray]:
         """The arrays as numpy arrays; waits for the devices."""
         return {name: np.asarray(a) for name, a in self.arrays.items()}
+
+    def to_bytes(self) -> bytes:
+        """The snapshot as bytes, to be sent to other processes of one program."""
+        arrays = self.on_host()
+        head = [[name, list(a.shape), str(a.dtype)] for name, a in arrays.items()]
+        text = json.dumps({"arrays": head, "facts": self.facts}).encode()
+        parts = [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
+        return b"".join([len(text).to_bytes(8, "big"), text, *parts])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        """Inverse of `to_bytes`."""
+        at = 8 + int.from_bytes(data[:8], "big")
+        head = json.loads(data[8:at])
+        arrays = {}
+        for name, shape, dtype in head["arrays"]:
+            kind = jnp.dtype(dtype)
+            count = int(np.prod(shape))
+            arrays[name] = np.frombuffer(data, kind, count, at).reshape(shape)
+            at += count * kind.itemsize
+        return cls(arrays, head["facts"])
 
 
 def copy_of(value: Any) -> Any:

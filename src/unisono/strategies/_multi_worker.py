@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from unisono._errors import InvalidTypeError
+from unisono._errors import ClusterError, InvalidTypeError
 from unisono._mesh import ReplicaMesh, devices_of_all
 from unisono.checkpoint._names import canonical_paths
 from unisono.checkpoint._random import RandomState
@@ -137,6 +137,31 @@ class MultiWorkerMirroredStrategy(Strategy):
         if not mesh.is_spread:
             return super()._join_elements(iterator, mesh)
         return elements_of_workers(iterator, mesh, _bootstrap.are_alike, _bootstrap.gather_bytes)
+
+    def from_chief(self, make: Callable[[], bytes]) -> bytes:
+        """Return on every worker what `make` gives on the first; its error is raised on all.
+
+        Args:
+            make: called on the first worker alone.
+
+        Raises:
+            ClusterError: on the others, when it raised on the first.
+        """
+        error: BaseException | None = None
+        answer = b""
+        if self.is_chief:
+            try:
+                answer = b"+" + make()
+            except Exception as caught:
+                error, answer = caught, b"-" + str(caught).encode()
+        answer = _bootstrap.broadcast_bytes(answer)
+        if error is not None:
+            raise error
+        if answer[:1] == b"-":
+            raise ClusterError(
+                f"The first worker must succeed for all. Received there: {answer[1:].decode()}"
+            )
+        return answer[1:]
 
     def any_worker(self, flag: bool) -> bool:
         """Return whether `flag` is true on any worker; all must ask at the same step."""
