@@ -18,4 +18,6 @@ def test_readme_programs(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Replicas: 2" in done.stdout
+    assert re.search(r"steps: 40, loss \d\.\d{4}", done.stdout), done.stdout
+    assert not (tmp_path / "backup").exists(), "`fit` ended well, and its backups are deleted"
     assert re.search(r"loss \d\.\d{4}, accuracy 0\.\d{4}", done.stdout), done.stdout
