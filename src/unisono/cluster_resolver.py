@@ -7,7 +7,7 @@ from unisono.cluster._mpi import MPIClusterResolver
 from unisono.cluster._resolve import resolve
 from unisono.cluster._resolvers import ClusterResolver, SimpleClusterResolver, TFConfigClusterResolver
 from unisono.cluster._slurm import SlurmClusterResolver
-from unisono.cluster._spec import ClusterSpec
+from unisono.cluster._spec import ClusterSpec, Timeouts
 from unisono.cluster._tpu import TPUClusterResolver
 from unisono.cluster._union import UnionResolver
 
@@ -25,6 +25,7 @@ __all__ = [
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "Timeouts",
     "UnionClusterResolver",
     "UnionResolver",
     "resolve",

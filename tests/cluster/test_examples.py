@@ -83,3 +83,14 @@ def test_two_workers_by_hand(alone, tmp_path):
 def test_the_first_lines_say_how_to_run_it():
     for name in CASES:
         assert f"unisono launch -n 2 examples/{name}" in (EXAMPLES / name).read_text()
+
+
+@pytest.mark.timeout(330)
+def test_the_program_of_the_readme(tmp_path):
+    text = (EXAMPLES.parent / "README.md").read_text()
+    section = text.partition("## Many workers")[2].partition("\n## ")[0]
+    assert len(section.splitlines()) <= 20
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    output = run(tmp_path, "-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs", "train.py")
+    assert "Epoch 3/3" in output
