@@ -58,10 +58,9 @@ class Checkpoint:
     >>> import tempfile, keras
     >>> step = keras.Variable(3, dtype="int32")
     >>> path = Checkpoint(step=step).save(tempfile.mkdtemp() + "/first")
-    >>> step.assign(0); Checkpoint(step=step).restore(path); int(step.value)
-    <Variable ...
-    {}
-    3
+    >>> _ = step.assign(0)
+    >>> Checkpoint(step=step).restore(path), int(step.value)
+    ({}, 3)
     """
 
     def __init__(self, **objects: Any) -> None:
