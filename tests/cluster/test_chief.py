@@ -143,6 +143,12 @@ def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_pa
     assert not (tmp_path / "backup").exists()
 
 
+def test_a_backup_that_only_the_chief_restores_moves_all(run):
+    first, second = both(run, "resuming")
+    assert first == second
+    assert first["epochs"] == 2
+
+
 def test_nobody_waits_for_a_worker_that_failed(tmp_path):
     workers = Workers(tmp_path, [PROGRAM, str(tmp_path), "raises"])
     codes = workers.wait(90)

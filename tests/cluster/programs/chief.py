@@ -219,6 +219,22 @@ def killed(kill=False):
     return {"hash": digest(model), "saved": backup.saved}
 
 
+def resuming():
+    """Keras' own backups, which the chief alone restores: all begin at its epoch, with its weights."""
+
+    def fail(model, epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    backup = keras.callbacks.BackupAndRestore(str(FOLDER / "keras-backup"))
+    try:
+        fit(model_of(), epochs=4, callbacks=[backup, Steps("epoch begin", fail)])
+    except KeyboardInterrupt:
+        model, steps = model_of(), Steps()
+    fit(model, epochs=4, callbacks=[backup, steps])
+    return {"epochs": steps.epochs, "hash": digest(model)}
+
+
 def raising():
     """Worker 1 fails; worker 0 must not wait for ever."""
 
@@ -234,6 +250,6 @@ if sys.argv[2:] == ["raises"]:
 elif sys.argv[2:] == ["killed"]:
     (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(killed(kill=True)))
 else:
-    checks = (writing, deciding, differing, beginning, saving, mismatches, collectives, killed)
+    checks = (writing, deciding, differing, beginning, saving, mismatches, collectives, killed, resuming)
     result = {check.__name__: check() for check in checks}
     (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(result))
