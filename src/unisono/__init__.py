@@ -55,6 +55,7 @@ _MODULES = [
     "export",
     "nn",
     "summary",
+    "testing",
     "tpu",
 ]
 

@@ -105,6 +105,7 @@ FLOORS = {
     "strategies._one_device": 13,
     "strategies._tpu": 13,
     "summary": 7,
+    "testing": 4,
     "tpu": 5,
     "training._bind": 11,
     "training._callbacks": 1,
