@@ -1,0 +1,43 @@
+"""A supervised cluster goes on after faults, with the weights of a run that nothing disturbed.
+
+The program is that of `benchmarks/recovery.py`, which prints how long it takes. `UNISONO_KILL_SEEDS=20`
+runs more random plans.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.testing import FaultPlan
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import recovery
+
+SEEDS = int(os.environ.get("UNISONO_KILL_SEEDS", "1"))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    records, _ = recovery.outcome(tmp_path_factory.mktemp("undisturbed"), FaultPlan(), steady=False)
+    return recovery.last_weights(records)
+
+
+PLANS = {
+    "the first worker is killed, then the second": FaultPlan().kill("worker:0", 40).kill("worker:1", 90, 1),
+    **{f"seed {seed}": FaultPlan.at_random(seed, recovery.TASKS, recovery.STEPS) for seed in range(SEEDS)},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLANS)
+def test_the_next_generation_goes_on_at_the_exact_next_batch(tmp_path, expected, name):
+    plan = PLANS[name]
+    records, events = recovery.outcome(tmp_path, plan, steady=False)
+    assert recovery.last_weights(records) == expected
+    assert len(expected) == 1
+    # The faults have happened: else this test would show nothing.
+    assert {r.generation for r in records} == set(range(len(plan.faults) + 1))
+    assert sum(e["event"] == "restart" for e in events) == len(plan.faults)

@@ -1,0 +1,43 @@
+"""Signs of life: written once a second at most, and the end of a process that was replaced."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+from unisono.cluster._beat import Heartbeat
+
+
+def test_the_file_holds_the_last_step(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    heart = Heartbeat(tmp_path / "progress", None, "0")
+    for _ in range(3):
+        heart.beat()
+    assert (tmp_path / "progress").read_text().split()[0] == "1"
+    clock[0] += 1.1
+    heart.beat()
+    assert (tmp_path / "progress").read_text().split()[0] == "4"
+
+
+def test_without_a_supervisor_nothing_is_written():
+    heart = Heartbeat(None, None, "0")
+    heart.beat()
+    assert heart.steps == 1
+
+
+def test_a_replaced_process_ends_before_it_writes(tmp_path):
+    (tmp_path / "fence").write_text("4\n")
+    program = textwrap.dedent(f"""
+        from pathlib import Path
+        from unisono.cluster._beat import Heartbeat
+        folder = Path({str(tmp_path)!r})
+        Heartbeat(folder / "progress", folder / "fence", "4").beat()
+        (folder / "progress").unlink()
+        Heartbeat(folder / "progress", folder / "fence", "3").beat()
+    """)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "of generation 3, the cluster is at 4" in done.stderr
+    assert not (tmp_path / "progress").exists()
