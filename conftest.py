@@ -15,3 +15,7 @@ if "TF_CONFIG" not in os.environ:
     import jax
 
     jax.config.update("jax_num_cpu_devices", 8)
+
+# Both set variables of the environment when they are imported; no test must be blamed for that.
+import keras  # noqa: F401
+import sklearn  # noqa: F401

@@ -10,6 +10,7 @@ this measures what the library and its communication cost, not how training scal
 """
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -135,7 +136,7 @@ def torch_ddp(rank, port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
     torch.manual_seed(0)
     layers = []
-    for a, b in zip(SIZES[:-1], SIZES[1:], strict=True):
+    for a, b in itertools.pairwise(SIZES):
         layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
     model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)

@@ -35,9 +35,12 @@ class ReplicaMesh:
 
     Args:
         devices: at least one, none twice.
+        timeout: how long a collective between processes may take, in seconds; None for no limit
+            of ours.
     """
 
     devices: tuple[jax.Device, ...]
+    timeout: float | None = None
 
     @functools.cached_property
     def mesh(self) -> Mesh:

@@ -5,6 +5,7 @@ from unisono.collectives._cross_device import CommunicationImplementation, Commu
 from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
 from unisono.strategies._central_storage import CentralStorageStrategy
+from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._tpu import TPUStrategy
 
 CollectiveCommunication = CommunicationImplementation
@@ -14,6 +15,7 @@ __all__ = [
     "CollectiveCommunication",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
     "TPUStrategy",
     "TerminationConfig",

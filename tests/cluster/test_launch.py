@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.cluster.launch_support import LIMIT, WHO, is_alive, launched, until
 
 FOREVER = "\nprint('ready', flush=True)\ntime.sleep(600)\n"

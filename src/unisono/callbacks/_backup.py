@@ -11,17 +11,20 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks._run import Backups, Run
-from unisono.training._bind import install, writes_files
+from unisono.training._bind import install, strategy_of, writes_files
 from unisono.training._companion import Companion, FitCall
 
 #: tf.distribute's code for "saved, start me again".
 RESTART = 42
+
+#: Batches between two questions whether a worker has got SIGTERM: each costs a small collective.
+_ASK_EVERY = 8
 
 
 class BackupAndRestore(Companion):
@@ -94,7 +97,10 @@ class BackupAndRestore(Companion):
         self._asynchronous = asynchronous
         self._handles_sigterm = save_before_preemption
         self._wanted = False
+        self._signalled = False
         self._preempted = False
+        self._batches = 0
+        self._ask_workers: Callable[[bool], bool] | None = None
         self._run: Run | None = None
         self._backups: Backups | None = None
 
@@ -106,6 +112,9 @@ class BackupAndRestore(Companion):
     def joined(self, call: FitCall) -> Iterator[None]:
         """Restore before `fit` begins, and watch it."""
         writes = writes_files(call.model)
+        strategy = strategy_of(call.model)
+        spread = strategy is not None and strategy.mesh.is_spread
+        self._ask_workers = strategy.any_worker if strategy is not None and spread else None
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._run = Run(self, call, self._backups, self._is_due)
         try:
@@ -128,9 +137,23 @@ class BackupAndRestore(Companion):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """All callbacks have heard of the batch before; this one hears first of the next."""
-        if self._run is not None:
+        if self._run is not None and self._backups is not None:
+            if self._agree_on_preemption():
+                # On all workers at the same batch: nobody waits for one that has ended.
+                self._backups.wait()
+                self._wanted = True
             self._run.begin_batch()
             self._end_if_preempted()
+
+    def _agree_on_preemption(self) -> bool:
+        """Whether all workers end now; where there are several they ask each other now and then."""
+        ask = self._ask_workers
+        if ask is not None and self._handles_sigterm:
+            self._batches += 1
+            self._preempted = self._batches % _ASK_EVERY == 0 and ask(self._signalled)
+        else:
+            self._preempted = self._signalled
+        return self._preempted
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Nothing: the epoch is saved when all others have heard of its end."""
@@ -157,7 +180,7 @@ class BackupAndRestore(Companion):
             return
 
         def preempt(number: int, frame: Any) -> None:
-            self._preempted = self._wanted = True
+            self._signalled = True
 
         before = signal.signal(signal.SIGTERM, preempt)
         try:

@@ -11,6 +11,7 @@ import numpy as np
 
 from unisono._errors import ClusterError, InvalidTypeError
 from unisono._mesh import ReplicaMesh, devices_of_all
+from unisono.checkpoint import _preemption
 from unisono.checkpoint._names import canonical_paths
 from unisono.checkpoint._random import RandomState
 from unisono.cluster import _bootstrap
@@ -62,13 +63,37 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
         self._membership = _bootstrap.Membership(0, 1)
+        timeouts = timeouts or Timeouts()
         if self._resolver is not None:
-            self._membership = _bootstrap.join(self._resolver, timeouts or Timeouts())
-        super().__init__(ReplicaMesh(devices_of_all()))
+            self._membership = _bootstrap.join(self._resolver, timeouts)
+        limit = self._options.timeout_seconds or timeouts.collective
+        super().__init__(ReplicaMesh(devices_of_all(), limit))
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
+        if spread:
+            _preemption.make_agreement = lambda resolver: _AskAll(self.any_worker)
         self._begun: set[str] = set()
         self._worker = (self._membership.process_id, self._membership.num_processes)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Make this strategy current.
+
+        Raises:
+            ClusterError: another worker ended, or did not come to a collective in time.
+        """
+        try:
+            with super().scope():
+                yield self
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            if self._mesh.is_spread and _is_of_peers(error):
+                raise ClusterError(
+                    "All workers must stay until all are done. Received: worker "
+                    f"{self.worker_index} of {self.num_workers} lost another one ({str(error)[:300]}). The "
+                    "log of the worker that ended first says why; `unisono launch --max-restarts 3` "
+                    "starts all again."
+                ) from error
+            raise
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -203,6 +228,31 @@ def _same_random_state() -> None:
     names = sorted(arrays)
     values = _bootstrap.broadcast_arrays([arrays[n] for n in names])
     state.set_state(decode(facts, dict(zip(names, values, strict=True))))
+
+
+def _is_of_peers(error: BaseException) -> bool:
+    """Whether an error of JAX tells of another process."""
+    text = str(error)
+    return "Gloo" in text or "onnection closed by peer" in text or "onnection reset by peer" in text
+
+
+class _AskAll:
+    """An agreement of all workers: they ask each other after every few steps.
+
+    Args:
+        any_worker: whether a flag is true on any worker.
+        every: steps between two questions.
+    """
+
+    def __init__(self, any_worker: Callable[[bool], bool], every: int = 8) -> None:
+        self._any_worker, self._every = any_worker, every
+        self._agreed: int | None = None
+
+    def agree(self, step: int, wanted: bool) -> int | None:
+        """The step at which somebody's wish was heard by all."""
+        if step % self._every:
+            return None
+        return step if self._any_worker(wanted) else None
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:
