@@ -35,12 +35,9 @@ class ReplicaMesh:
 
     Args:
         devices: at least one, none twice.
-        timeout: how long a collective between processes may take, in seconds; None for no limit
-            of ours.
     """
 
     devices: tuple[jax.Device, ...]
-    timeout: float | None = None
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -256,6 +253,20 @@ def make_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     if max(count, known) > 1:
         _reserve_threads(max(count, known))
+
+
+def limit_collectives(seconds: float) -> None:
+    """Bound how long a collective of CPU devices waits for others; before JAX starts.
+
+    Gloo alone waits for half an hour.
+
+    Args:
+        seconds: at least 1.
+    """
+    name = "xla_cpu_collective_timeout_seconds"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{name}={max(1, round(seconds))}".strip()
 
 
 def jax_runs() -> bool:

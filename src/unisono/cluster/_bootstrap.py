@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from unisono._errors import BackendError, ClusterError
-from unisono._mesh import jax_runs, make_cpu_devices
+from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono.cluster._differences import differences
 from unisono.cluster._preflight import Agreement, meet
 from unisono.cluster._resolvers import ClusterResolver, process_environ
@@ -67,12 +67,13 @@ def membership() -> Membership:
     return _joined or Membership(0, 1)
 
 
-def join(resolver: ClusterResolver, timeouts: Timeouts) -> Membership:
+def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None = None) -> Membership:
     """Meet the other processes and start JAX with the devices of all.
 
     Args:
         resolver: who they are.
         timeouts: how long to wait for them.
+        collective: how long one collective may take, in seconds; that of `timeouts` if None.
 
     Returns:
         This process in the cluster.
@@ -103,6 +104,10 @@ def join(resolver: ClusterResolver, timeouts: Timeouts) -> Membership:
             "started. Create the strategy at the top of the program, before models and arrays."
         )
     make_cpu_devices(max(1, devices))
+    limit = collective or timeouts.collective
+    limit_collectives(limit)
+    # A silent peer is an error of the collective, with a traceback; JAX' own watch ends the process in C++.
+    timeouts = dataclasses.replace(timeouts, heartbeat=max(timeouts.heartbeat, limit + 30))
     facts = _facts(resolver, devices, generation)
     agreement = meet(process, count, _addresses(resolver, count), facts, timeouts, host_service=True)
     _start_jax(agreement, count, process, timeouts)

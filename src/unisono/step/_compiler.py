@@ -100,7 +100,6 @@ class CompiledStep:
             with_token,
             donate_argnums=(0,) if self._donates else (),
             out_shardings=(None, state_shardings, None),
-            compiler_options=_options(mesh),
         )
 
     def __call__(self, donated: Any, kept: Any) -> tuple[Any, Any]:
@@ -134,13 +133,6 @@ class CompiledStep:
     def lower(self, donated: Any, kept: Any) -> Any:
         """JAX's lowered program, for looking into it."""
         return self._compiled.lower(donated, kept)
-
-
-def _options(mesh: ReplicaMesh) -> dict[str, Any] | None:
-    """XLA's options for a program of several processes: Gloo alone would wait 30 minutes for a peer."""
-    if not mesh.is_spread or mesh.timeout is None or mesh.platform != "cpu":
-        return None
-    return {"xla_cpu_collective_timeout_seconds": max(1, round(mesh.timeout))}
 
 
 def _without_aliases(donated: Any, kept: Any) -> Any:

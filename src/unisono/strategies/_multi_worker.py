@@ -64,10 +64,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._options = communication_options or CommunicationOptions()
         self._membership = _bootstrap.Membership(0, 1)
         timeouts = timeouts or Timeouts()
-        if self._resolver is not None:
-            self._membership = _bootstrap.join(self._resolver, timeouts)
         limit = self._options.timeout_seconds or timeouts.collective
-        super().__init__(ReplicaMesh(devices_of_all(), limit))
+        if self._resolver is not None:
+            self._membership = _bootstrap.join(self._resolver, timeouts, limit)
+        super().__init__(ReplicaMesh(devices_of_all()))
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
         if spread:
@@ -85,15 +85,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         try:
             with super().scope():
                 yield self
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            if self._mesh.is_spread and _is_of_peers(error):
-                raise ClusterError(
-                    "All workers must stay until all are done. Received: worker "
-                    f"{self.worker_index} of {self.num_workers} lost another one ({str(error)[:300]}). The "
-                    "log of the worker that ended first says why; `unisono launch --max-restarts 3` "
-                    "starts all again."
-                ) from error
-            raise
+        except (RuntimeError, ValueError) as error:
+            cause = _of_peers(error) if self._mesh.is_spread else None
+            if cause is None:
+                raise
+            raise ClusterError(
+                "All workers must stay until all are done. Received: worker "
+                f"{self.worker_index} of {self.num_workers} lost another one ({cause[:300]}). The log of the "
+                "worker that ended or stopped first says why; `unisono launch --max-restarts 3` starts all "
+                "again."
+            ) from error
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -230,10 +231,21 @@ def _same_random_state() -> None:
     state.set_state(decode(facts, dict(zip(names, values, strict=True))))
 
 
-def _is_of_peers(error: BaseException) -> bool:
-    """Whether an error of JAX tells of another process."""
-    text = str(error)
-    return "Gloo" in text or "onnection closed by peer" in text or "onnection reset by peer" in text
+#: What errors of JAX say that tell of another process.
+_PEERS = ("Gloo", "onnection closed by peer", "onnection reset by peer", "collective", "Collective")
+
+
+def _of_peers(error: BaseException) -> str | None:
+    """What an error, or one that it came from, says of another process; None where none does.
+
+    The state of a step that failed on the devices is gone, and what tries to save it fails as well.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if any(word in str(seen) for word in _PEERS):
+            return str(seen)
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 class _AskAll:

@@ -27,6 +27,7 @@ from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_rule
 from unisono.training._clock import StepClock
+from unisono.training._joined import DeafEngine, JoiningEngine, NotAloneError, are_sums, can_join
 from unisono.training._placing import BatchPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
 
@@ -114,13 +115,42 @@ class TrainerStep:
             [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
             for rs, vs in zip(rules, state, strict=True)
         )
-        with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
-            logs, new = self.one_device(local, batch)
+        logs, new, rules = self._one_replica(engine, rules, local, batch)
         merged = _merge_state(rules, local, new, engine)
         if self.task is Task.PREDICT and self.strategy.mesh.is_spread:
             # Every process gets all rows, as in tf.distribute.
             logs = jax.tree.map(lambda x: engine.all_gather(x, 0), logs)
         return self._merged_logs(logs, merged, engine), merged
+
+    def _one_replica(
+        self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: Any
+    ) -> tuple[Any, State, tuple[list[Merge], ...]]:
+        """One replica's step, and by which rules the rest of its state is merged."""
+        passengers: list[Any] | None = None
+        if self.task is Task.TRAIN and self.strategy.mesh.is_spread and can_join(self.model):
+            passengers = self._passengers(DeafEngine(engine), rules[-1], local, batch)
+        if passengers is None:
+            return *self._inside(engine, local, batch), rules
+        joining = JoiningEngine(engine, passengers)
+        logs, new = self._inside(joining, local, batch)
+        return logs, (*new[:-1], joining.arrived), (*rules[:-1], [Merge.KEEP] * len(passengers))
+
+    def _passengers(
+        self, engine: DeafEngine, rules: list[Merge], local: State, batch: Any
+    ) -> list[Any] | None:
+        """The metrics after the step, if they can travel with the gradients; else None."""
+        if any(rule is not Merge.SUM for rule in rules):
+            return None
+        try:
+            _, new = self._inside(engine, local, batch)
+        except NotAloneError:
+            return None
+        metrics = list(new[-1])
+        return metrics if engine.calls == 1 and are_sums(metrics) else None
+
+    def _inside(self, engine: ReplicaEngine, local: State, batch: Any) -> tuple[Any, State]:
+        with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
+            return self.one_device(local, batch)
 
     def padded(self, true_rows: int, state: State, batch: Any) -> tuple[Any, State]:
         """The step of one replica on its part of a padded batch of `true_rows` true rows."""
@@ -319,8 +349,12 @@ class TrainerFunction:
                 logs, state = self._one(state, batch)
                 collected.append(logs)
             outputs = self._joined(collected)
+        store = self._strategy.store_state
+        if not self._strategy.mesh.is_spread:
+            self._returned = tuple(StatePart(list(store(part))) for part in state)
+            return outputs, self._returned
         view = self._strategy.mesh.local
-        self._returned = tuple(StatePart(list(self._strategy.store_state(part)), view) for part in state)
+        self._returned = tuple(StatePart(list(store(part)), view) for part in state)
         return jax.tree.map(view, outputs), self._returned
 
     def _placed(self, state: State) -> State:
