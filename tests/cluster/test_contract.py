@@ -7,7 +7,12 @@ import pytest
 
 from tests.cluster._workers import Workers
 
-CONTRACT = ["tests/virtual/strategies/test_contract.py", "-k", "multi-worker"]
+CONTRACT = [
+    "tests/virtual/strategies/test_contract.py",
+    "tests/virtual/training/test_spread.py",
+    "-k",
+    "multi-worker or test_spread",
+]
 #: Those whose path through a cluster differs from that of the others.
 NAMES = "never or weights or validation or outputs or clipnorm or accumulation"
 FEATURES = ["tests/virtual/training/test_exact.py", "-k", f"feature and ({NAMES})"]
