@@ -263,6 +263,8 @@ class Run:
             "steps_per_epoch": arguments["steps_per_epoch"],
             "shuffle": bool(arguments["shuffle"]),
             "steps_per_execution": self._model.steps_per_execution,
+            # Without a seed each process draws its own: `keras.utils.set_random_seed` decides it.
+            "shuffle_seeds": [] if self._position is None else self._position.shuffle_seeds,
         }
 
     def _check_data(self, saved: Mapping[str, Any], found: Mapping[str, Any]) -> None:

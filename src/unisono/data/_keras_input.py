@@ -14,6 +14,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._dataset import Dataset
 from unisono.data._plan import PipelineIterator
+from unisono.data._rewrite import shuffle_seeds
 from unisono.data._structure import Element, map_leaves
 
 
@@ -60,6 +61,11 @@ class Position:
     def is_finite(self) -> bool:
         """Whether an iteration has a known number of batches."""
         return self._dataset.cardinality() >= 0
+
+    @property
+    def shuffle_seeds(self) -> list[int]:
+        """What decides the order of the batches."""
+        return shuffle_seeds(self._dataset)
 
     def keep_states(self, number: int) -> None:
         """Keeps the states after the last `number` batches."""

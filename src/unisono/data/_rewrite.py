@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._dataset import Dataset
-from unisono.data._indexed import Shuffle, Slices, Strided
+from unisono.data._indexed import Batch, Shuffle, Slices, Strided
 from unisono.data._plan import Node, walk
-from unisono.data._streams import StreamShuffle, StreamStrided
+from unisono.data._sharding import balanced_sizes
+from unisono.data._streams import StreamBatch, StreamShuffle, StreamStrided
 
 
 def reads_files(dataset: Dataset) -> bool:
@@ -101,6 +102,54 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
         return node
 
     return _rewritten(dataset, reseed)
+
+
+def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
+    """Returns the seeds of the shuffles of a pipeline.
+
+    Args:
+        dataset: Any pipeline.
+        drawn: Only those drawn at random (True) or given by the user (False); None for all.
+
+    >>> shuffle_seeds(Dataset.range(9).shuffle(9, seed=4))
+    [4]
+    """
+    nodes = dict.fromkeys(walk(dataset.node))
+    shuffles = [node for node in nodes if isinstance(node, (Shuffle, StreamShuffle))]
+    return [node.seed for node in shuffles if drawn is None or node.seeded is (not drawn)]
+
+
+def with_batches_divided(dataset: Dataset, num_shards: int, index: int) -> Dataset:
+    """Returns the data set with batches of one shard's part of the rows.
+
+    Args:
+        dataset: A pipeline with `batch` in it; the last one is divided.
+        num_shards: Number of shards.
+        index: Which shard.
+
+    Returns:
+        A new data set.
+
+    Raises:
+        InvalidArgumentError: It has no batches, or smaller ones than there are shards.
+
+    >>> [len(x) for x in with_batches_divided(Dataset.range(6).batch(3), 2, 0)]
+    [2, 2, 2]
+    """
+    last = next((node for node in walk(dataset.node) if isinstance(node, (Batch, StreamBatch))), None)
+    if last is None or last.batch_size < num_shards:
+        raise InvalidArgumentError(
+            "A pipeline whose files are divided over workers must have batches of at least one row for each. "
+            f"Received: {dataset!r} for {num_shards} workers. Write batch(64), the size for all together."
+        )
+    size = balanced_sizes(last.batch_size, num_shards)[index]
+
+    def divide(node: Node, original: Node) -> Node:
+        if original is last and isinstance(node, (Batch, StreamBatch)):
+            return dataclasses.replace(node, batch_size=size)
+        return node
+
+    return _rewritten(dataset, divide)
 
 
 def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:

@@ -18,6 +18,15 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
+from unisono.data._dataset import Dataset
+from unisono.data._rewrite import (
+    file_sharded,
+    hint_sharded,
+    shuffle_seeds,
+    with_batches_divided,
+    with_common_seed,
+)
+from unisono.data._sharding import AutoShardPolicy
 
 
 def elements_of_workers(
@@ -51,6 +60,58 @@ def elements_of_workers(
                 yield jax.tree.map(lambda *leaves: _global(leaves, mesh), *row)
                 continue
         yield _ragged(row, structure, mesh, gather)
+
+
+def pipeline_of_worker(
+    dataset: Dataset,
+    worker: tuple[int, int],
+    from_chief: Callable[[Callable[[], bytes]], bytes],
+    gather: Callable[[bytes], list[bytes]],
+) -> Dataset:
+    """Return the pipeline with which this worker makes the global batches.
+
+    Args:
+        dataset: the user's, the same on all workers.
+        worker: the number of this worker, and how many there are.
+        from_chief: gives what the first worker's function returns.
+        gather: the bytes of all workers.
+
+    Returns:
+        By the policy: for AUTO and DATA a pipeline that shuffles alike on all workers, of whose
+        batches each computes its own rows; for OFF the data set as it is; for FILE and HINT one
+        that joins the batches which all workers read from their own files or shards.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
+        seeds = shuffle_seeds(dataset, drawn=True)
+        seed = from_chief(lambda: str(seeds[0] if seeds else 0).encode())
+        return with_common_seed(dataset, int(seed))
+    if policy is AutoShardPolicy.OFF:
+        return dataset
+    index, count = worker
+    shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
+    own = with_batches_divided(shard(dataset, count, index), count, index)
+    return Dataset.from_generator(lambda: _joined_batches(own, gather))
+
+
+def _joined_batches(dataset: Dataset, gather: Callable[[bytes], list[bytes]]) -> Iterator[Any]:
+    """Yield the rows of all workers' next batches, until nobody has one."""
+    structure: Any = None
+    for_ever = itertools.chain(dataset, itertools.repeat(None))
+    for batch in for_ever:
+        if batch is not None:
+            structure = jax.tree.structure(batch)
+        own = [] if batch is None else [jax.tree.leaves(batch)]
+        parts = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data)]
+        if not parts:
+            return
+        if structure is None:
+            raise InvalidArgumentError(
+                "Every worker must have at least one batch, or it does not know the structure of the "
+                "others'. Received: a worker without any. Use fewer workers, or AutoShardPolicy.DATA."
+            )
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        yield jax.tree.unflatten(structure, columns)
 
 
 def _equal_shapes(row: list[Any]) -> bool:

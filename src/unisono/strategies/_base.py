@@ -63,6 +63,14 @@ class Strategy(abc.ABC):
         """Whether this process writes and prints for all."""
         return True
 
+    def shared_pipeline(self, dataset: Any) -> Any:
+        """Return the pipeline with which this worker makes the global batches; as it is where it is alone.
+
+        Args:
+            dataset: any input.
+        """
+        return dataset
+
     def same_on_all(self, values: Any, what: str) -> Any:
         """Return the first worker's values on every worker; as they are where there is one.
 

@@ -23,7 +23,10 @@ from unisono.collectives._cross_device import (
     CrossDeviceOps,
     PackedAllReduce,
 )
-from unisono.data._workers import elements_of_workers
+from unisono.data._dataset import Dataset
+from unisono.data._distribute import DistributedDataset
+from unisono.data._sharding import InputOptions
+from unisono.data._workers import elements_of_workers, pipeline_of_worker
 from unisono.strategies._base import Strategy
 from unisono.training._callbacks import SharedDecisions, is_chief_only
 from unisono.training._companion import flat_callbacks
@@ -135,6 +138,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         facts = {f"variable {i}": f"{x.shape} {x.dtype}" for i, x in enumerate(leaves)}
         _bootstrap.require_same(facts, "The variables of the model")
         return jax.tree.unflatten(structure, _bootstrap.broadcast_arrays(leaves))
+
+    def shared_pipeline(self, dataset: Any) -> Any:
+        """Divide a `unisono.data.Dataset` by its `AutoShardPolicy`; other input is made by all alike."""
+        if not self._mesh.is_spread or not isinstance(dataset, Dataset):
+            return dataset
+        return pipeline_of_worker(dataset, self._worker, self.from_chief, _bootstrap.gather_bytes)
+
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+        """Split the global batches of any iterable over the replicas; see `Strategy.distribute_dataset`."""
+        return super().distribute_dataset(self.shared_pipeline(dataset), options)
+
+    experimental_distribute_dataset = distribute_dataset
 
     @contextlib.contextmanager
     def together(self, model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:

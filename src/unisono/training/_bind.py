@@ -196,7 +196,7 @@ def _guarded(name: str) -> Callable[..., Any]:
                 return _fit(original, self, args, kwargs)
             return original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
-            args, kwargs = _with_pipelines(name, args, kwargs)
+            args, kwargs = _with_pipelines(strategy, name, args, kwargs)
         if name in ("evaluate", "predict") and not strategy.is_chief:
             kwargs["verbose"] = 0
         with _scope_of(strategy), _weights_kept(self):
@@ -223,13 +223,13 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
 
 
 def _with_pipelines(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    strategy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Show Keras a `unisono.data.Dataset` as something whose size it can ask for."""
     x = args[0] if args else kwargs.get("x")
     kwargs = dict(kwargs)
     if isinstance(x, Dataset):
-        args, kwargs["x"] = args[1:], as_keras_input(x)
+        args, kwargs["x"] = args[1:], as_keras_input(strategy.shared_pipeline(x))
         if args:
             raise InvalidArgumentError(
                 f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and "
@@ -239,7 +239,7 @@ def _with_pipelines(
             # The pipeline shuffles if it shall; Keras' own default would only warn.
             kwargs["shuffle"] = False
     if isinstance(kwargs.get("validation_data"), Dataset):
-        kwargs["validation_data"] = as_keras_input(kwargs["validation_data"])
+        kwargs["validation_data"] = as_keras_input(strategy.shared_pipeline(kwargs["validation_data"]))
     return args, kwargs
 
 

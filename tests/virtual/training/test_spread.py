@@ -1,12 +1,15 @@
 """What a step costs between workers; run by every worker of a cluster (`tests/cluster/test_contract.py`)."""
 
+import random
 import re
 
 import keras
+import numpy as np
 import pytest
 
 import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
+from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.training import _fit
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
@@ -55,3 +58,60 @@ def test_moving_statistics_take_one_more():
     compiled, replicas = program_of(batch_normalization=True)
     if not replicas & (replicas - 1):
         assert messages(compiled) == {"collective-permute": 2 * (replicas.bit_length() - 1)}
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
+
+
+def rows_of(dataset):
+    """What all replicas get of each batch, and how many rows that are in all."""
+    strategy = mirrored(None)
+    got = []
+    for batch in strategy.distribute_dataset(dataset):
+        got.append(np.ravel(strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)))
+    return [g.tolist() for g in got]
+
+
+def test_workers_shuffle_alike_without_a_seed_and_no_row_is_lost():
+    random.seed(mirrored(None).worker_index)  # each would draw another order
+    batches = rows_of(Dataset.range(50).shuffle(50).batch(12))
+    assert [len(b) for b in batches] == [12, 12, 12, 12, 2]
+    assert sorted(flat(batches)) == list(range(50))
+    assert flat(batches) != list(range(50))
+
+
+def policy(name):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return options
+
+
+def test_files_are_divided_and_their_batches_joined(tmp_path):
+    """Files of unequal length: when a worker has read its own, the others go on."""
+    workers = mirrored(None).num_workers
+    for i in range(workers + 1):
+        (tmp_path / f"{i}.txt").write_text("".join(f"{10 * i + j}\n" for j in range(3 + 2 * i)))
+    files = Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
+    numbers = files.interleave(TextLineDataset, cycle_length=1).map(np.int64)
+    batches = rows_of(numbers.batch(2 * workers).with_options(policy("FILE")))
+    expected = [10 * i + j for i in range(workers + 1) for j in range(3 + 2 * i)]
+    assert sorted(flat(batches)) == expected
+    assert len(batches[0]) == 2 * workers
+
+
+# Keras' word about a data set whose size nobody knows.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
+    def hinted():
+        return Dataset.range(24).shard(SHARD_HINT, SHARD_HINT).map(lambda i: np.float32([i]))
+
+    def trained(dataset):
+        keras.utils.set_random_seed(1)
+        with mirrored(None).scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1e-4), "mse")
+        return model.fit(dataset.map(lambda x: (x, x)).batch(24), epochs=2, verbose=0).history["loss"]
+
+    whole = Dataset.range(24).map(lambda i: np.float32([i]))
+    np.testing.assert_allclose(trained(hinted().with_options(policy("HINT"))), trained(whole), rtol=1e-5)
