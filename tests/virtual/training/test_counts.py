@@ -177,7 +177,9 @@ def test_the_progress_bar_is_keras_own(capsys, verbose, line):
     options = {"batch_size": 32, "shuffle": False, "verbose": verbose, "epochs": 2}
     texts = [printed(lambda m=m: m.fit(x[:64], y[:64], **options), capsys) for m in (model, plain)]
     ends = [[n.split("\r")[-1].rstrip() for n in text.splitlines()] for text in texts]
+    # The end of an epoch is drawn once more where the last batch took long: one line of equal ones counts.
     ends = [[n for n in lines if n.startswith(("Epoch", "2/2"))] for lines in ends]
+    ends = [[n for n, _ in itertools.groupby(lines)] for lines in ends]
     assert ends[0] == ends[1]
     assert len(ends[0]) == 4
     assert ends[0][1].startswith(line)
