@@ -27,6 +27,7 @@ from unisono.checkpoint._writer import BackgroundWriter
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
 from unisono.training._bind import strategy_of
+from unisono.training._callbacks import SharedDecisions
 from unisono.training._companion import FitCall
 from unisono.training._fit import Task, variables_of
 
@@ -178,6 +179,8 @@ class Run:
         if not any(isinstance(c, keras.callbacks.History) for c in self._others):
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, Last(self)]
+        # What several workers need is no state: another number of them, or one, may go on.
+        self._remembering = [c for c in self._others if not isinstance(c, SharedDecisions)]
         call.wraps.append(self._watch)
 
     # --- before fit -------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class Run:
         path, snapshot = found
         progress = Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
         self._keep_own_callbacks(progress)
-        check_same(progress.callback_names, names_of(self._others))
+        check_same(progress.callback_names, names_of(self._remembering))
         self._check_data(progress.data_facts, facts)
         self._restored = snapshot, progress
         arguments = self._call.arguments
@@ -226,7 +229,7 @@ class Run:
             return
         saved = list(zip(progress.callback_names, progress.callbacks, strict=True))
         kept = []
-        for name in names_of(self._others):
+        for name in names_of(self._remembering):
             while saved and saved[0][0] != name:
                 saved.pop(0)
             kept += saved[:1]
@@ -329,7 +332,7 @@ class Run:
         weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}
         Parts({"model": self._model}).restore(Snapshot(weights, snapshot.facts))
         self._metrics = [np.asarray(metrics[n]) for n in names]
-        for callback, state in zip(self._others, progress.callbacks, strict=True):
+        for callback, state in zip(self._remembering, progress.callbacks, strict=True):
             set_state_of(callback, state)
         self._watching.batches = self._saved_at = progress.batches
         # What an epoch ends with if all its batches were done before.
@@ -395,8 +398,8 @@ class Run:
             batches=self._watching.batches,
             random=self._random.get_state(),
             data=None if self._position is None else self._position.state_after(self._watching.used),
-            callbacks=[state_of(c) for c in self._others],
-            callback_names=names_of(self._others),
+            callbacks=[state_of(c) for c in self._remembering],
+            callback_names=names_of(self._remembering),
         )
         snapshot = Parts({"model": self._model}).snapshot(values)
         arrays = dict(snapshot.arrays)
