@@ -176,8 +176,9 @@ class CommunicationOptions:
         Args:
             options: they win.
 
-        >>> CommunicationOptions(bytes_per_pack=1).merge(CommunicationOptions(timeout_seconds=2.0))
-        CommunicationOptions(bytes_per_pack=1, timeout_seconds=2.0, implementation=<...AUTO: 'AUTO'>)
+        >>> merged = CommunicationOptions(bytes_per_pack=1).merge(CommunicationOptions(timeout_seconds=2.0))
+        >>> merged.bytes_per_pack, merged.timeout_seconds
+        (1, 2.0)
         """
         plain = CommunicationOptions()
         changed = {
