@@ -29,6 +29,11 @@ def cli(*args, cwd=None):
 def test_a_whole_cluster_runs(tmp_path):
     script = """
 print(me, sys.argv[1:], os.environ["TF_CONFIG"], flush=True)
+here = os.path.dirname(__file__)
+open(os.path.join(here, "wrote-" + me), "w").close()
+# The chief's end ends the servers, which have to write their line first.
+while me == "chief:0" and sum(name.startswith("wrote-") for name in os.listdir(here)) < 5:
+    time.sleep(0.01)
 if task["type"] == "ps":
     time.sleep(600)
 """
