@@ -88,6 +88,7 @@ class Ending:
         kill_at: when what is left gets SIGKILL, of the same clock.
         first: the failure that is the reason.
         signal: what the launcher was sent, where that is the reason.
+        trained: whether all that train had ended well by then.
     """
 
     reason: Reason
@@ -95,6 +96,7 @@ class Ending:
     kill_at: float
     first: Failure | None = None
     signal: int = 0
+    trained: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,19 +196,37 @@ def _why_end(state: Generation, options: Options, now: float) -> Ending | None:
     failures = [t.failure for t in state.tasks if t.failure is not None]
     if failures:
         kill_at = now + min(options.grace, _FAILURE_GRACE)
-        return Ending(Reason.FAILED, now, kill_at, root_cause(failures))
+        return Ending(Reason.FAILED, now, kill_at, root_cause(failures), trained=_trained(state.tasks))
     if any(t.code == RESTART_WANTED for t in state.tasks):
         return Ending(Reason.WANTED, now, patient)
     if _is_done(state.tasks):
         return Ending(Reason.DONE, now, patient)
-    return Ending(Reason.RESIZE, now, patient) if state.resize else None
+    return Ending(Reason.RESIZE, now, patient) if state.resize and not _trained(state.tasks) else None
 
 
 def _is_done(tasks: tuple[TaskState, ...]) -> bool:
+    waited = {*_training_jobs(tasks), "evaluator"}
+    return all(t.code is not None for t in tasks if t.task.type in waited)
+
+
+def _training_jobs(tasks: tuple[TaskState, ...]) -> set[str]:
     """Servers wait for ever: with parameter servers the chief's end is the end, without, everyone's."""
     jobs = {t.task.type for t in tasks}
-    waited = {"chief", "evaluator"} if {"ps", "chief"} <= jobs else {"chief", "worker", "evaluator"}
-    return all(t.code is not None for t in tasks if t.task.type in waited)
+    return {"chief"} if {"ps", "chief"} <= jobs else {"chief", "worker"}
+
+
+def waits_for_evaluator(state: Generation) -> bool:
+    """Return whether all that train have ended well, and an evaluator is still at work.
+
+    It is told so: what it has not evaluated yet is the last checkpoint.
+    """
+    at_work = any(t.code is None for t in state.tasks if t.task.type == "evaluator")
+    return state.ending is None and at_work and _trained(state.tasks)
+
+
+def _trained(tasks: tuple[TaskState, ...]) -> bool:
+    jobs = _training_jobs(tasks)
+    return all(t.code == 0 and t.failure is None for t in tasks if t.task.type in jobs)
 
 
 def _all_ended(state: Generation) -> bool:
@@ -263,6 +283,9 @@ def after(
     if ending.first is None and not options.restarts:
         return Quit(RESTART_WANTED, "the tasks want to be started again (--max-restarts allows it)")
     code = RESTART_WANTED if ending.first is None else ending.first.code
+    if ending.trained:
+        # Of the evaluator, or of a server: to train again would help neither.
+        return Quit(code, "training had ended well and is not started again")
     recent = _recent(record, options, now)
     if len(recent) > options.restarts:
         return Quit(code, _exhausted(options))

@@ -55,6 +55,11 @@ class Place:
         return self.root / "fence"
 
     @property
+    def finished(self) -> Path:
+        """Is there when all that train have ended well: the evaluator finishes then."""
+        return self.root / "finished"
+
+    @property
     def history(self) -> Path:
         """What happened, a JSON object per line."""
         return self.root / "history.jsonl"
@@ -104,6 +109,7 @@ class Plan:
             "TF_CONFIG": tf_config(self.addresses, task),
             "UNISONO_GENERATION": str(self.generation),
             "UNISONO_FENCE": str(self.place.fence),
+            "UNISONO_FINISHED": str(self.place.finished),
             "UNISONO_PROGRESS": str(self.place.progress(task, self.generation)),
             "UNISONO_GRACE": f"{self.options.grace:g}",
         }

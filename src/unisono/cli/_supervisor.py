@@ -141,6 +141,7 @@ class Supervisor:
         plan = make_plan(self._options, generation, workers, self._ports, launch.place, launch.gpus)
         self._history.generation = generation
         write_aside(plan.place.fence, f"{generation}\n")
+        plan.place.finished.unlink(missing_ok=True)
         return plan
 
     def _generation(self, plan: Plan) -> Outcome | decide.Restart:
@@ -175,9 +176,18 @@ class Supervisor:
                 self._launch.screen.say(_ending_text(action.ending, tasks.plan))
             elif isinstance(action, decide.Kill):
                 tasks.kill()
+            elif decide.waits_for_evaluator(state):
+                self._tell_evaluator(tasks.plan)
             self._wake.wait(_PAUSE)
             self._wake.clear()
             self._launch.screen.flush()
+
+    def _tell_evaluator(self, plan: Plan) -> None:
+        finished = plan.place.finished
+        if not finished.exists():
+            write_aside(finished, f"{plan.generation}\n")
+            self._history.write("finished", detail="the evaluator is waited for")
+            self._launch.screen.say("unisono: training has ended; the evaluator finishes")
 
     def _look(self, tasks: Tasks, started: float, now: float) -> bool:
         """Look at what changes slowly; return whether another number of workers is wanted."""

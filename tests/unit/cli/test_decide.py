@@ -21,6 +21,7 @@ from unisono.cli._decide import (
     after,
     exit_text,
     root_cause,
+    waits_for_evaluator,
     wants_resize,
     watch,
     worker_target,
@@ -139,6 +140,40 @@ def test_all_done_is_over_at_once():
 def test_workers_done_ends_servers():
     tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
     assert watch(state(0, 0, None, jobs=tasks), OPTIONS, NOW).ending.reason is Reason.DONE
+
+
+EVALUATED = [Task("worker", 0), Task("worker", 1), Task("evaluator", 0)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (state(0, 0, None, jobs=EVALUATED), True),
+        (state(0, None, None, jobs=EVALUATED), False),
+        (state(0, RESTART_WANTED, None, jobs=EVALUATED), False),
+        (state(0, 0, 0, jobs=EVALUATED), False),
+        (state(0, 0), False),
+        (state(0, None, None, None, jobs=[*PS, Task("evaluator", 0)]), True),
+        (state(0, 0, None, jobs=EVALUATED, ending=ENDING), False),
+    ],
+)
+def test_when_the_evaluator_hears_that_training_has_ended(seen, told):
+    assert waits_for_evaluator(seen) is told
+
+
+def test_the_evaluator_is_waited_for():
+    assert isinstance(watch(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), Go)
+    assert watch(state(0, 0, 0, jobs=EVALUATED), OPTIONS, NOW).ending.reason is Reason.DONE
+
+
+def test_training_that_has_ended_well_is_not_started_again():
+    failed = Failure(EVALUATED[2], 5.0, 3, "failed")
+    ending = watch(state(0, 0, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    assert ending.trained
+    action = after(Record(failures=((NOW, EVALUATED[2]),)), ending, (0, 0, 3), TWO, NOW)
+    assert (action.code, action.detail) == (3, "training had ended well and is not started again")
+    ending = watch(state(0, None, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    assert isinstance(after(Record(), ending, (0, 143, 3), TWO, NOW), Restart)
 
 
 @pytest.mark.parametrize(

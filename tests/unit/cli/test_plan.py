@@ -47,6 +47,7 @@ def test_a_task_knows_its_generation_and_files():
     variables = plan_of(generation=3, workers=2, grace=5.0).environment(Task("worker", 1))
     assert variables["UNISONO_GENERATION"] == "3"
     assert variables["UNISONO_FENCE"] == "/logs/fence"
+    assert variables["UNISONO_FINISHED"] == "/logs/finished"
     assert variables["UNISONO_PROGRESS"] == "/logs/progress/g3-worker-1"
     assert variables["UNISONO_GRACE"] == "5"
     assert "UNISONO_DEVICES_PER_WORKER" not in variables
