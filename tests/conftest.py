@@ -5,14 +5,22 @@ import os
 import threading
 import time
 
+import hypothesis
 import pytest
+
+# No limits on time: the machine may be busy. And the same examples in each run, so that a change
+# is not blamed for one that was found by chance.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 def _working():
     return {t for t in threading.enumerate() if not t.daemon}
 
 
-def wait_for_threads(before, seconds=2.0):
+def wait_for_threads(before, seconds=30.0):
     """The threads that are still there after a grace period: ends are not instantaneous."""
     if _working() - before:
         # A traceback of the test may hold, in a circle, what ends its threads when it is dropped.

@@ -1,23 +1,35 @@
 """A cluster of worker processes for tests: free ports, a log for each, ended by their own ids."""
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 
+#: Seconds that the others have to end by themselves when one has failed.
+AFTER_A_FAILURE = 60.0
+#: Below those from which systems take the ports of outgoing connections: between the choice of a
+#: port and its use, nobody gets it by chance.
+PORTS = range(10_000, 32_000)
 
-def free_ports(count):
+
+def free_ports(count, host="127.0.0.1"):
     """Ports that are free now; all are held until the last is found, so that none comes twice."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = []
+    with contextlib.ExitStack() as held:
+        # Seeds that tests set must not make two test runs choose the same ports.
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                return found
+            sock = held.enter_context(socket.socket(family))
+            with contextlib.suppress(OSError):
+                sock.bind((host, port))
+                found.append(port)
+    raise AssertionError(f"{count} free ports are needed, and {len(found)} were found")
 
 
 class Workers:
@@ -51,14 +63,16 @@ class Workers:
             self.processes.append(process)
 
     def wait(self, seconds):
-        """The exit codes; all processes are ended when the time is over, or soon after one fails."""
+        """The exit codes; all processes are ended when the time is over, or a while after one fails."""
         deadline = time.monotonic() + seconds
-        while any(p.poll() is None for p in self.processes) and time.monotonic() < deadline:
-            if any(p.poll() for p in self.processes):
-                deadline = min(deadline, time.monotonic() + 15)
-            time.sleep(0.05)
-        self.kill()
-        return [p.wait(10) for p in self.processes]
+        try:
+            while any(p.poll() is None for p in self.processes) and time.monotonic() < deadline:
+                if any(p.poll() for p in self.processes):
+                    deadline = min(deadline, time.monotonic() + AFTER_A_FAILURE)
+                time.sleep(0.05)
+        finally:
+            self.kill()
+        return [p.wait(AFTER_A_FAILURE) for p in self.processes]
 
     def kill(self):
         """End those that still run."""

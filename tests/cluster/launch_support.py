@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 #: Seconds for anything that a test waits for; the machine may be busy.
-LIMIT = 60.0
+LIMIT = 120.0
 
 #: What scripts begin with: who am I, without JAX.
 WHO = """\
@@ -78,8 +79,10 @@ class Launched:
         )
         return found[-1]
 
-    def wait_for_log(self, task, text):
-        until(lambda: text in self.log(task), f"{text!r} in the log of {task}")
+    def wait_for_log(self, task, pattern):
+        """Wait for a whole line, and return its match: Python writes the parts of a line one by one."""
+        line = re.compile(pattern + r".*\n")
+        return until(lambda: line.search(self.log(task)), f"{pattern!r} in the log of {task}")
 
     def send(self, number):
         os.kill(self.pid, number)

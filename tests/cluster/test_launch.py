@@ -72,21 +72,19 @@ raise OSError("connection closed by peer")
 
 def test_a_killed_task_is_the_cause_of_what_its_peers_say(tmp_path):
     script = """
+ready = os.path.join(os.path.dirname(__file__), "ready")
 if me == "worker:1":
+    with open(ready + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.replace(ready + ".part", ready)
     time.sleep(600)
-print("ready", flush=True)
-while not os.path.exists(sys.argv[1]):
+while not os.path.exists(ready):
     time.sleep(0.01)
+# It dies after this one raised, but nobody else had a reason to kill it.
+sys.excepthook = lambda *_: os.kill(int(open(ready).read()), signal.SIGKILL)
 raise OSError("Connection closed by peer")
 """
-    with launched(tmp_path, script, "-n", "2", args=[str(tmp_path / "go")]) as run:
-        run.wait_for_log("worker:0", "ready")
-        pid = run.history("started", task="worker:1")[0]["pid"]
-        # It dies after worker 0 raised, but nobody else had a reason to kill it.
-        os.kill(pid, signal.SIGSTOP)
-        (tmp_path / "go").touch()
-        run.wait_for("failed", task="worker:0")
-        os.kill(pid, signal.SIGKILL)
+    with launched(tmp_path, script, "-n", "2") as run:
         assert run.end() == 137
         assert "worker:1 was killed by SIGKILL" in run.err.splitlines()[-1]
 
@@ -162,10 +160,8 @@ print("child", child.pid, flush=True)
 time.sleep(600)
 """
     with launched(tmp_path, script, "-n", "2", "--spares", "1") as run:
-        for task in ("worker:0", "worker:1"):
-            run.wait_for_log(task, "child")
-        pids = run.everyone()
-        pids |= {int(re.search(r"child (\d+)", run.log(f"worker:{i}")).group(1)) for i in (0, 1)}
+        children = {int(run.wait_for_log(f"worker:{i}", r"child (\d+)").group(1)) for i in (0, 1)}
+        pids = run.everyone() | children
         assert all(map(is_alive, pids))
         run.send(signal.SIGKILL)
         until(lambda: not any(map(is_alive, pids)), "the end of all tasks and their children")
@@ -216,6 +212,10 @@ def test_a_task_without_progress_shows_its_stack_and_fails(tmp_path):
     script = """
 def stuck():
     time.sleep(600)
+# Worker 1 is behind, and not only for the moment in which the other has started and it has not.
+other = os.environ["UNISONO_PROGRESS"][:-1] + "1"
+while task["index"] == 0 and not (os.path.exists(other) and os.path.getsize(other)):
+    time.sleep(0.01)
 progress(5 - task["index"])
 stuck()
 """

@@ -83,6 +83,8 @@ print("argv", sys.argv[0], sys.path[0], sys.stdin.read() == "", flush=True)
     with launched(tmp_path, script, "-n", "2", "--max-restarts", "1", args=[str(go)]) as run:
         run.wait_for("spare", count=2)
         spares = {e["pid"] for e in run.history("spare")}
+        for task in ("worker:0", "worker:1"):
+            run.wait_for_log(task, "False False")
         go.write_text("")
         assert run.end() == 0
         assert {e["pid"] for e in run.history("started", generation=1)} == spares
@@ -109,6 +111,8 @@ if generation == 0:
     with launched(tmp_path, script, *flags, args=[str(go)]) as run:
         pid = run.wait_for("spare")["pid"]
         os.kill(pid, signal.SIGKILL)
+        # Until then it could still be given the task.
+        until(lambda: not is_alive(pid), "the end of the spare")
         go.write_text("")
         assert run.end() == 0
         assert pid not in {e["pid"] for e in run.history("started")}
@@ -162,7 +166,8 @@ if generation < 2:
 """
     flags = ("--elastic", "1:2", "--spares", "0", "--cool-down", "0.1")
     with launched(tmp_path, script, *flags) as run:
-        run.wait_for_log("worker:1", "workers 2")
+        for task in ("worker:0", "worker:1"):
+            run.wait_for_log(task, "workers 2")
         (run.logs / "capacity").write_text("1\n")
         run.wait_for_log("worker:0", "workers 1")
         (run.logs / "capacity").write_text("2\n")
@@ -174,7 +179,8 @@ if generation < 2:
 def test_a_signal_ends_the_wait_before_a_restart(tmp_path):
     flags = ("-n", "1", "--max-restarts", "50", "--spares", "0")
     with launched(tmp_path, "sys.exit(3)", *flags) as run:
-        run.wait_for("restart", count=4)
+        # The wait after the third is a second long.
+        run.wait_for("restart", count=3)
         run.send(signal.SIGTERM)
         assert run.end() == 143
         until(lambda: not any(is_alive(pid) for pid in run.everyone()), "the end of all")

@@ -1,6 +1,6 @@
 """Processes meet over real sockets: threads of this process, or small ones without JAX.
 
-Bounds on time are those that `meet` promises, with room for a busy machine.
+What must not take long is waited for, and the time for all to come is far longer than that wait.
 """
 
 import concurrent.futures
@@ -21,23 +21,21 @@ import time
 import pytest
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from tests.cluster._workers import free_ports
 from unisono.cluster import _meeting, _preflight
 from unisono.cluster._preflight import Agreement, meet
 from unisono.cluster._spec import Timeouts
 
 FACTS = {"jax": "0.10.2", "program": "abc", "devices": 2, "generation": 3, "float64": False}
-#: For the process that hears of a difference or a stranger: far below any start-up time.
-SOON = 5.0
+#: Seconds for whatever a test waits for.
+LIMIT = 60.0
+#: The time for all to come, where nothing may take as long.
+LONG = 2 * LIMIT
 
 
 def addresses(count, host="127.0.0.1"):
     """Free ports, which no two of them share."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket(family)) for _ in range(count)]
-        for sock in held:
-            sock.bind((host.strip("[]"), 0))
-        return [f"{host}:{sock.getsockname()[1]}" for sock in held]
+    return [f"{host}:{port}" for port in free_ports(count, host.strip("[]"))]
 
 
 def port_of(address):
@@ -47,7 +45,7 @@ def port_of(address):
 class Cluster:
     """Calls of `meet` in threads."""
 
-    def __init__(self, count, start_up=30.0, host="127.0.0.1", **options):
+    def __init__(self, count, start_up=LONG, host="127.0.0.1", **options):
         self.addresses = addresses(count, host)
         self.count = count
         self.timeouts = Timeouts(start_up=start_up)
@@ -63,10 +61,10 @@ class Cluster:
 
     def connect(self):
         """A connection to process 0, as soon as it listens."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + LIMIT
         while True:
             try:
-                sock = socket.create_connection(("127.0.0.1", port_of(self.addresses[0])), 10)
+                sock = socket.create_connection(("127.0.0.1", port_of(self.addresses[0])), LIMIT)
             except ConnectionRefusedError:
                 assert time.monotonic() < until
                 time.sleep(0.01)
@@ -88,16 +86,16 @@ class Cluster:
 
 def messages(*futures):
     """The errors that processes raised."""
-    return [str(future.exception(timeout=30)) for future in futures]
+    return [str(future.exception(timeout=LIMIT)) for future in futures]
 
 
 def agreements(*futures):
-    return [future.result(timeout=30) for future in futures]
+    return [future.result(timeout=LIMIT) for future in futures]
 
 
 def answer(sock):
     """All that process 0 says until it closes."""
-    sock.settimeout(20)
+    sock.settimeout(LIMIT)
     inbox, found = bytearray(), []
     with contextlib.suppress(ConnectionResetError):
         while data := sock.recv(1 << 16):
@@ -113,6 +111,24 @@ def sockets():
         with contextlib.suppress(OSError):
             links.append(os.readlink(f"/proc/self/fd/{fd}"))
     return sorted(link for link in links if link.startswith(("socket:", "anon_inode:[eventpoll]")))
+
+
+@pytest.fixture
+def came(monkeypatch):
+    """Waits until so many processes have presented themselves to process 0, or to several of that number."""
+    arrive, arrived = _meeting.arrive, threading.Semaphore(0)
+
+    def noting(meeting, member):
+        reception = arrive(meeting, member)
+        arrived.release()
+        return reception
+
+    def wait(count):
+        for _ in range(count):
+            assert arrived.acquire(timeout=LIMIT)
+
+    monkeypatch.setattr(_meeting, "arrive", noting)
+    return wait
 
 
 @pytest.fixture(autouse=True)
@@ -205,19 +221,21 @@ def test_a_name_that_is_another_machines(monkeypatch, caplog):
 # --- somebody is missing
 
 
-def test_one_is_missing(monkeypatch, caplog):
-    monkeypatch.setattr("unisono.cluster._reception._REMIND_SECONDS", 0.5)
-    with Cluster(3, start_up=1.5) as cluster:
-        texts = messages(cluster.start(0), cluster.start(1))
-    assert 1.4 < time.monotonic() - cluster.began < 1.5 + SOON
+def test_one_is_missing(monkeypatch, caplog, came):
+    with Cluster(3, start_up=2.5) as cluster:
+        futures = [cluster.start(0), cluster.start(1)]
+        came(1)
+        monkeypatch.setattr("unisono.cluster._reception._REMIND_SECONDS", 0.0)
+        texts = messages(*futures)
+    assert time.monotonic() - cluster.began > 2.4
     assert texts[0] == texts[1]
     where, here = cluster.addresses, f"(host {socket.gethostname()}, pid {os.getpid()})"
     for words in (
-        "within 1.5 s. Received:",
+        "within 2.5 s. Received:",
         f"here: process 0 at {where[0]} {here}",
         f"here: process 1 at {where[1]} {here}",
         f"missing: process 2 at {where[2]}\n",
-        "Timeouts(start_up=4)",
+        "Timeouts(start_up=6)",
     ):
         assert words in texts[0]
     reminder = f"waits for all to come; missing: process 2 at {where[2]}"
@@ -227,15 +245,14 @@ def test_one_is_missing(monkeypatch, caplog):
 def test_process_0_waits_longer_than_the_others(monkeypatch):
     """A process whose time is over names the missing ones itself."""
     monkeypatch.setattr(_meeting, "GRACE_SECONDS", 0.5)
-    with Cluster(3, start_up=4.0) as cluster:
+    with Cluster(3) as cluster:
         first = cluster.start(0)
-        cluster.timeouts = Timeouts(start_up=1.0)
+        patient, cluster.timeouts = cluster.timeouts, Timeouts(start_up=2.0)
         (text,) = messages(cluster.start(1))
         assert f"missing: process 2 at {cluster.addresses[2]}" in text
         assert not first.done()
-        (text,) = messages(first)
-    assert "missing: process 1" in text
-    assert "ended, or lost its connection, before all were here" in text
+        cluster.timeouts = patient
+        agreements(first, cluster.start(1), cluster.start(2))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +270,7 @@ def test_process_0_is_missing(host, words):
     with pytest.raises(ClusterError, match=r"must answer at its address within 1 s") as error:
         meet(1, 2, [address, "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
     assert f"cannot reach {address}: {words} (" in str(error.value)
-    assert 0.9 < time.monotonic() - began < 30
+    assert time.monotonic() - began > 0.9
 
 
 @pytest.mark.parametrize(
@@ -266,7 +283,10 @@ def test_process_0_is_missing(host, words):
     ],
     ids=["silent", "web", "roster", "go"],
 )
-def test_something_else_listens_at_process_0s_port(sends, words):
+def test_something_else_listens_at_process_0s_port(monkeypatch, sends, words):
+    if sends:
+        # The last attempt has time to hear it, however busy the machine is.
+        monkeypatch.setattr(_preflight, "_LEAST_SECONDS", LIMIT)
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
 
         def serve():
@@ -307,13 +327,12 @@ def test_a_fact_differs(fact):
         values = ["other" if i == 1 else FACTS.get(fact, "usual") for i in range(3)]
         futures = [cluster.start(i, **{fact: values[i]}) for i in range(3)]
         texts = messages(*futures)
-    assert time.monotonic() - cluster.began < SOON
     assert len(set(texts)) == 1
     assert f"{fact} is {values[0]!r} on processes 0 and 2, but 'other' on process 1" in texts[0]
 
 
 def test_the_number_of_processes_differs():
-    with Cluster(3, start_up=10.0) as cluster:
+    with Cluster(3) as cluster:
         first, second = cluster.start(0), cluster.start(1)
         cluster.count = 4
         cluster.addresses.append("127.0.0.1:9")
@@ -335,16 +354,16 @@ def test_a_difference_that_may_be(caplog):
 def test_a_number_twice():
     with Cluster(3) as cluster:
         first, twins = cluster.start(0), [cluster.start(1), cluster.start(1)]
-        (refused,), (stays,) = concurrent.futures.wait(twins, 20, concurrent.futures.FIRST_COMPLETED)
+        (refused,), (stays,) = concurrent.futures.wait(twins, LIMIT, concurrent.futures.FIRST_COMPLETED)
         assert "Received: process 1 twice" in messages(refused)[0]
         found = agreements(first, stays, cluster.start(2))
     assert len({a.coordinator for a in found}) == 1
 
 
 def test_a_number_twice_is_told_when_another_is_missing():
-    with Cluster(3, start_up=2.0) as cluster:
+    with Cluster(3, start_up=3.0) as cluster:
         texts = messages(cluster.start(0), cluster.start(1), cluster.start(1))
-    ours = [text for text in texts if "within 2 s" in text]
+    ours = [text for text in texts if "within 3 s" in text]
     assert len(ours) == 2
     assert all("missing: process 2" in text and "Received: process 1 twice" in text for text in ours)
 
@@ -381,7 +400,6 @@ def test_strangers(data, caplog):
             assert answer(sock) == []
         agreements(first, cluster.start(1))
     assert len([r for r in caplog.records if "turned away" in r.message]) == 1
-    assert time.monotonic() - cluster.began < SOON
 
 
 def test_strangers_of_another_version_are_told():
@@ -395,7 +413,7 @@ def test_strangers_of_another_version_are_told():
 
 
 def test_strangers_that_are_slow(monkeypatch, caplog):
-    monkeypatch.setattr("unisono.cluster._reception._HELLO_SECONDS", 1.0)
+    monkeypatch.setattr("unisono.cluster._reception._HELLO_SECONDS", 0.5)
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as silent, cluster.connect() as slow:
@@ -404,6 +422,7 @@ def test_strangers_that_are_slow(monkeypatch, caplog):
                     slow.sendall(bytes([byte]))
                     time.sleep(0.05)
             assert answer(slow) == answer(silent) == []
+        monkeypatch.setattr("unisono.cluster._reception._HELLO_SECONDS", LIMIT)
         agreements(first, cluster.start(1))
     assert len([r for r in caplog.records if "did not tell who it is" in r.message]) == 2
 
@@ -424,14 +443,13 @@ def test_a_process_that_does_not_read_holds_nobody_up(monkeypatch):
         with cluster.connect() as sock:
             sock.sendall(cluster.greeting(1, "t"))
             agreements(first, cluster.start(2))
-    assert time.monotonic() - cluster.began < SOON
 
 
 # --- somebody goes
 
 
 def test_who_goes_before_the_verdict_is_named(caplog):
-    with Cluster(3, start_up=2.0) as cluster:
+    with Cluster(3, start_up=3.0) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
             sock.sendall(cluster.greeting(1, "t"))
@@ -479,14 +497,14 @@ def process(*args):
 
 def test_real_processes_one_killed_and_replaced():
     where = addresses(3)
-    started = [process(i, 3, where, FACTS, 30) for i in (0, 1)]
+    started = [process(i, 3, where, FACTS, LONG) for i in (0, 1)]
     try:
         time.sleep(1.0)
         started[1].send_signal(signal.SIGKILL)
         started[1].communicate()
         del started[1]
-        started += [process(i, 3, where, FACTS, 30) for i in (1, 2)]
-        results = [(*p.communicate(timeout=30), p.returncode) for p in started]
+        started += [process(i, 3, where, FACTS, LONG) for i in (1, 2)]
+        results = [(*p.communicate(timeout=LIMIT), p.returncode) for p in started]
     finally:
         for p in started:
             p.kill()
@@ -508,11 +526,11 @@ def test_an_older_process_is_fenced():
         agreements(first, *[cluster.start(i, generation=4) for i in (1, 2)])
 
 
-def test_older_processes_are_fenced_when_a_newer_comes():
+def test_older_processes_are_fenced_when_a_newer_comes(came):
     """Also process 0: the newer one waits for the right one, which listens at the same port."""
     with Cluster(3) as cluster:
         older = [cluster.start(i, generation=3) for i in (0, 1)]
-        time.sleep(0.5)
+        came(1)
         newer = cluster.start(2, generation=4)
         for text in messages(*older):
             assert "you are of generation 3, the cluster is at 4" in text
@@ -535,7 +553,8 @@ def test_the_address_is_in_use():
     assert "TF_CONFIG" in text
 
 
-def test_an_address_in_use_may_become_free():
+def test_an_address_in_use_may_become_free(monkeypatch):
+    monkeypatch.setattr(_preflight, "_BIND_SECONDS", LONG)
     with Cluster(2) as cluster:
         with socket.create_server(("127.0.0.1", port_of(cluster.addresses[0]))):
             first = cluster.start(0)

@@ -27,7 +27,7 @@ def test_import_starts_neither_jax_nor_keras():
         "assert os.environ['KERAS_BACKEND'] == 'jax'"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -39,6 +39,6 @@ def test_another_backend_is_an_error():
         "b.require_jax()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert "Received: keras.config.backend()='torch'" in done.stderr

@@ -157,7 +157,7 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path):
         f"w = summary.create_file_writer({str(tmp_path)!r})\n"
         "w.write('scalar', 'x', 1, 2.0)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert scalars(tmp_path, "x") == [(1, 2.0)]
 
 
@@ -208,7 +208,7 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(tmp_path):
         "f.add('histogram', 'h', 1, [1.0]); f.add('text', 't', 1, 'x'); f.close()\n"
         "assert 'tensorflow' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
     assert set(read(tmp_path / "logs")[0]) == {"x", "i", "h", "t"}
 
 
@@ -219,6 +219,6 @@ def test_a_missing_package_is_named(tmp_path):
         f"summary.create_file_writer({str(tmp_path)!r})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert "pip install unisono[tensorboard]" in done.stderr.splitlines()[-1]

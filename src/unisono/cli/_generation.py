@@ -19,8 +19,10 @@ from unisono.cluster._spec import Task
 #: The code of a shell where a program cannot be started.
 _NOT_STARTED = 126
 _KILLED = 128 + signal.SIGKILL
-#: How long a task may take to write its stack into its log, in seconds.
-_STACK_WAIT = 1.0
+#: How long a task may take to write its stack into its log, in seconds: the machine may be busy.
+_STACK_WAIT = 5.0
+#: It writes line by line, and is done when its log has not grown for so long.
+_STACK_PAUSE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +164,14 @@ class Tasks:
 
     def _ask_for_stack(self, task: Task, process: Process) -> None:
         log = self.plan.place.log(task)
-        before = log.stat().st_size
+        size = log.stat().st_size
         process.send(signal.SIGUSR1)
-        deadline = time.monotonic() + _STACK_WAIT
-        while log.stat().st_size == before and time.monotonic() < deadline:
+        until = deadline = time.monotonic() + _STACK_WAIT
+        while time.monotonic() < until:
             time.sleep(0.02)
+            before, size = size, log.stat().st_size
+            if size != before:
+                until = min(deadline, time.monotonic() + _STACK_PAUSE)
 
     def end(self, ending: decide.Ending) -> None:
         """Ask every task to end; this is decided once."""

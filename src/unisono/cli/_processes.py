@@ -36,7 +36,8 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     """
     held: list[socket.socket] = []
     try:
-        for port in random.sample(range(_FIRST_PORT, _LAST_PORT), _LAST_PORT - _FIRST_PORT):
+        # Not from the user's generator: equal seeds would make two launches choose the same ports.
+        for port in random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT), _LAST_PORT - _FIRST_PORT):
             if len(held) == count:
                 break
             if port not in avoid:

@@ -7,6 +7,7 @@ which task it is. The file runs by itself: it imports nothing of Unisono before 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import faulthandler
 import importlib.util
@@ -41,11 +42,24 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def warm_up() -> None:
-    """Import the slow libraries, in a thread: Linux' priorities are per thread, and never rise again."""
+def warm_up() -> threading.Thread:
+    """Import the slow libraries, in a thread: Linux' priorities are per thread, and mostly never rise."""
     thread = threading.Thread(target=_import_all)
     thread.start()
-    thread.join()
+    return thread
+
+
+def hurry(importing: threading.Thread) -> None:
+    """Finish the imports as fast as any task: who has a task is no spare any more.
+
+    Args:
+        importing: from `warm_up`; on a busy machine it may have hardly begun.
+    """
+    _set_group_priority(0)
+    # The thread's own priority counts within its group alone; only some may raise it.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, importing.native_id or 0, os.getpriority(os.PRIO_PROCESS, 0))
+    importing.join()
 
 
 def _import_all() -> None:
@@ -106,7 +120,6 @@ def become(job: dict[str, Any], warm: bool) -> None:
     sys.argv = [job["target"], *job["args"]]
     sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
     if warm:
-        _set_group_priority(0)
         follow_late_variables()
 
 
@@ -116,7 +129,10 @@ def _first_path(job: dict[str, Any]) -> str:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Run the task's program; its exception goes to the launcher, and to the log as usual."""
+    """Run the task's program; its exception goes to the log as usual, and then to the launcher.
+
+    In this order: who hears of it ends all tasks, this one among them.
+    """
     try:
         if job["kind"] == "call":
             _call(Path(job["target"]), Path(job["result"]))
@@ -125,17 +141,21 @@ def run(job: dict[str, Any]) -> None:
         else:
             runpy.run_path(job["target"], run_name="__main__")
     except SystemExit as error:
-        code = exit_code(error)
+        at, code = time.time(), exit_code(error)
+        if error.code is not None and not isinstance(error.code, int):
+            # As Python does at its end.
+            print(error.code, file=sys.stderr, flush=True)
         if code not in (0, _RESTART_WANTED):
-            _write(
-                Path(job["error"]),
-                {"code": code, "summary": f"failed with exit code {code}", "traceback": ""},
-            )
-        raise
+            summary = f"failed with exit code {code}"
+            _write(Path(job["error"]), at, {"code": code, "summary": summary, "traceback": ""})
+        sys.exit(code)
     except Exception as error:
+        at = time.time()
         error = error.with_traceback(without_own_frames(error.__traceback__))
-        _report(error, Path(job["error"]), pickled=job["kind"] == "call")
-        sys.excepthook(type(error), error, error.__traceback__)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            _report(error, Path(job["error"]), at, pickled=job["kind"] == "call")
         sys.exit(1)
 
 
@@ -171,7 +191,7 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
-def _report(error: Exception, path: Path, pickled: bool) -> None:
+def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
     record: dict[str, Any] = {
         "code": 1,
         "summary": "failed: " + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1],
@@ -179,13 +199,13 @@ def _report(error: Exception, path: Path, pickled: bool) -> None:
     }
     if pickled:
         record["pickle"] = _pickled(error)
-    _write(path, record)
+    _write(path, at, record)
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
+def _write(path: Path, at: float, record: dict[str, Any]) -> None:
     """The time tells the launcher who failed first."""
     aside = path.with_suffix(".part")
-    aside.write_text(json.dumps({"at": time.time(), **record}))
+    aside.write_text(json.dumps({"at": at, **record}))
     aside.replace(path)
 
 
@@ -204,14 +224,14 @@ def main() -> None:
     faulthandler.enable()
     # The launcher asks with it where a task that makes no progress is.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    warm = "warm" in sys.argv
-    if warm:
-        warm_up()
+    importing = warm_up() if "warm" in sys.argv else None
     line = sys.stdin.readline()
     if not line:
         return
     job = json.loads(line)
-    become(job, warm)
+    if importing is not None:
+        hurry(importing)
+    become(job, warm=importing is not None)
     run(job)
 
 

@@ -1,4 +1,8 @@
-"""Two workers, of which one is stopped, or both are asked to end: `peers.py FOLDER MODE`."""
+"""Two workers, of which one is stopped, or both are asked to end: `peers.py FOLDER MODE`.
+
+Mode `stop`: train to the end, then once more, in which worker 1 is stopped; `end`: both get SIGTERM;
+`again`: the same as `end` when it has ended.
+"""
 
 import hashlib
 import os
@@ -8,14 +12,16 @@ from pathlib import Path
 
 import unisono
 
+folder, mode = Path(sys.argv[1]), sys.argv[2]
+# Short only where a worker is silent: on a busy machine one compiles for seconds while the other waits.
+timeout = 10.0 if mode == "stop" else 600.0
 strategy = unisono.MultiWorkerMirroredStrategy(
-    communication_options=unisono.CommunicationOptions(timeout_seconds=4.0)
+    communication_options=unisono.CommunicationOptions(timeout_seconds=timeout)
 )
 
 import keras
 import numpy as np
 
-folder, mode = Path(sys.argv[1]), sys.argv[2]
 WORKER = strategy.worker_index
 STEPS = 64
 
@@ -43,8 +49,15 @@ class Act(keras.callbacks.Callback):
         """Nothing is kept."""
 
 
-backup = unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=0, save_before_preemption=True)
-callbacks = [Act()] if mode == "stop" else [Act(), backup]
-model.fit(x, x.sum(1), batch_size=8, shuffle=True, verbose=0, callbacks=callbacks)
-state = b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights())
-(folder / f"weights-{WORKER}-{mode}").write_text(hashlib.sha256(state).hexdigest())
+def train(name, *callbacks):
+    model.fit(x, x.sum(1), batch_size=8, shuffle=True, verbose=0, callbacks=list(callbacks))
+    state = b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights())
+    (folder / f"weights-{WORKER}-{name}").write_text(hashlib.sha256(state).hexdigest())
+
+
+if mode == "stop":
+    train("plain")
+    train("stop", Act())
+else:
+    backup = unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=0, save_before_preemption=True)
+    train(mode, Act(), backup)

@@ -158,7 +158,7 @@ def run_killed(directory, moment):
             _commits._flush = lambda path: die() if path.name == {directory.name!r} else None
         _commits.write_commit(pathlib.Path({str(directory)!r}), "ckpt-2", fill)
     """)
-    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
     assert done.returncode == -9
 
 
@@ -186,7 +186,7 @@ def small_disk_works():
     if shutil.which("unshare") is None:
         return False
     command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
-    return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+    return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(not small_disk_works(), reason="needs user namespaces: `unshare -rm` with a tmpfs")
@@ -209,7 +209,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3"', "sh",
          str(tmp_path), sys.executable, program],
-        check=False, capture_output=True, text=True, timeout=60,
+        check=False, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Received: a full one" in done.stdout

@@ -213,7 +213,7 @@ def test_a_word_after_the_last_step_is_heard_at_the_end_of_the_block(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

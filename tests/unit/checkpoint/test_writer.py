@@ -57,7 +57,7 @@ writer.submit(job)
 sys.exit(42)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 42, done.stderr
     assert printed in done.stdout + done.stderr

@@ -37,7 +37,7 @@ def test_a_replaced_process_ends_before_it_writes(tmp_path):
         Heartbeat(folder / "progress", folder / "fence", "3").beat()
     """)
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert "of generation 3, the cluster is at 4" in done.stderr
     assert not (tmp_path / "progress").exists()

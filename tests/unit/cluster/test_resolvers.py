@@ -42,7 +42,7 @@ def test_clusters_are_read_before_jax_is_imported():
     """Launchers and checks of a start-up read them, and Slurm's GPUs are chosen before JAX starts."""
     code = "import sys, unisono.cluster._resolve; assert not {'jax', 'keras', 'numpy'} & set(sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
 

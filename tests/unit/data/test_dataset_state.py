@@ -185,5 +185,5 @@ def test_prefetching_threads_end_with_their_iterator() -> None:
         iterator.close()
         del iterator
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
     assert set(threading.enumerate()) <= before

@@ -283,5 +283,5 @@ def test_a_scope_belongs_to_its_thread():
     with unisono.MirroredStrategy(cpus(2)).scope():
         thread = threading.Thread(target=lambda: seen.append(unisono.has_strategy()))
         thread.start()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert seen == [False]

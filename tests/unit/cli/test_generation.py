@@ -1,0 +1,121 @@
+"""What counts as the failure of a task, whoever is seen first: with processes that do as they are told."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from unisono.cli import _decide as decide
+from unisono.cli import _generation
+from unisono.cli._files import History
+from unisono.cli._generation import Starter, Tasks
+from unisono.cli._options import Options
+from unisono.cli._plan import Place, make_plan
+from unisono.cli._progress import Sight
+from unisono.cluster._spec import Task
+
+W0, W1 = Task("worker", 0), Task("worker", 1)
+
+
+class Process:
+    """A process that ends when a test says so."""
+
+    warm = False
+
+    def __init__(self, pid):
+        self.pid, self.code, self.ended_at, self.signals = pid, None, None, []
+
+    def assign(self, job):
+        return True
+
+    def poll(self):
+        return self.code
+
+    def send(self, number):
+        self.signals.append(number)
+
+    def kill(self):
+        if self.code is None:
+            self.end(137)
+
+    def end(self, code):
+        self.code, self.ended_at = code, time.time()
+
+
+class Launch:
+    """The tasks of a generation of two workers, and their processes."""
+
+    def __init__(self, root):
+        for folder in ("errors", "progress"):
+            (root / folder).mkdir()
+        self.place = Place(root)
+        plan = make_plan(Options(workers=2), 0, 2, [1, 2], self.place)
+        self.processes = {W0: Process(100), W1: Process(101)}
+        starter = Starter(lambda: None, self.processes.get, lambda plan, task: {})
+        self.tasks = Tasks(plan, starter, History(self.place.history))
+
+    def raises(self, task, summary):
+        record = {"at": time.time(), "code": 1, "summary": summary, "traceback": "Traceback"}
+        self.place.error(task, 0).write_text(json.dumps(record))
+
+    def failures(self):
+        return {t.task: t.failure.detail for t in self.tasks.look((), False).tasks if t.failure is not None}
+
+    def end(self):
+        """The launcher asks all to end, because of the failures so far."""
+        failures = [t.failure for t in self.tasks.look((), False).tasks if t.failure is not None]
+        self.tasks.end(decide.Ending(decide.Reason.FAILED, 0.0, 3.0, decide.root_cause(failures)))
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return Launch(tmp_path)
+
+
+def test_a_death_that_is_seen_after_the_others_were_asked_to_end_is_a_cause(launch):
+    launch.raises(W0, "failed: OSError: Connection closed by peer")
+    launch.end()
+    launch.processes[W1].end(137)
+    launch.processes[W0].end(1)
+    state = launch.tasks.look((), False)
+    assert launch.failures()[W1].startswith("was killed by SIGKILL")
+    over = decide.watch(state, Options(workers=2), 1.0)
+    assert over.ending.first.task == W1
+
+
+def test_what_we_killed_did_not_fail(launch):
+    launch.raises(W0, "failed: ValueError")
+    launch.end()
+    assert [p.signals for p in launch.processes.values()] == [[signal.SIGTERM]] * 2
+    launch.tasks.kill()
+    assert launch.failures() == {W0: "failed: ValueError"}
+    assert launch.tasks.codes == (137, 137)
+
+
+def test_what_ends_because_it_was_asked_to_did_not_fail(launch):
+    launch.processes[W0].end(5)
+    launch.end()
+    launch.processes[W1].end(143)
+    assert launch.failures() == {W0: "failed with exit code 5"}
+
+
+def test_a_stack_that_comes_late_and_in_parts_is_waited_for(launch, monkeypatch):
+    clock = [0.0]
+    log = launch.place.log(W1)
+
+    def sleep(seconds):
+        clock[0] += seconds
+        # Two lines, the first after a second, the other when the first was seen.
+        lines = sum(clock[0] > at for at in (1.0, 1.1))
+        log.write_text("line\n" * lines)
+
+    monkeypatch.setattr(_generation.time, "sleep", sleep)
+    monkeypatch.setattr(_generation.time, "monotonic", lambda: clock[0])
+    sights = (Sight(W0, 5, 2.0), Sight(W1, 4, 1.0))
+    stall = launch.tasks.check_progress(sights, 10.0, 20.0)
+    assert stall.task == W1
+    assert launch.processes[W1].signals == [signal.SIGUSR1]
+    assert log.read_text() == "line\n" * 2
+    assert 1.2 < clock[0] < 2.0
+    assert launch.failures() == {W1: stall.detail}
