@@ -33,6 +33,7 @@ FLOORS = {
     "callbacks._states": 2,
     "callbacks._tensorboard": 8,
     "callbacks._timer": 2,
+    "callbacks._interval": 1,
     "callbacks._watch": 3,
     "checkpoint._arrays": 1,
     "checkpoint._checkpoint": 13,

@@ -8,6 +8,7 @@ other callbacks remember, and the history; together, atomically.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -16,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._run import Backups, Run
+from unisono.cluster._resolvers import process_environ
 from unisono.training._bind import install, strategy_of, writes_files
 from unisono.training._companion import Companion, FitCall
 
+_LOG = logging.getLogger("unisono")
+
 #: tf.distribute's code for "saved, start me again".
 RESTART = 42
+
+#: A variable that tasks of `unisono launch` have.
+_SUPERVISED = "UNISONO_FENCE"
 
 #: Batches between two questions whether a worker has got SIGTERM: each costs a small collective.
 _ASK_EVERY = 8
@@ -41,8 +49,11 @@ class BackupAndRestore(Companion):
     or what `get_state()` returns.
 
     Args:
-        backup_dir: a directory of this run alone; one that all see where several workers train.
+        backup_dir: a directory of this run alone, which the first of several workers reads and writes.
+            One in memory, such as `/dev/shm/run-7`, survives the process and not the machine.
         save_freq: `"epoch"`, or after how many batches; 0 for only when asked (`save_now`, SIGTERM).
+            `"auto"` measures the first backups and then saves as often as `max_overhead` allows; it
+            says so in a line. None is `"auto"` under `unisono launch`, and else `"epoch"`, as in Keras.
         double_checkpoint: taken for Keras' sake; two are kept in any case.
         delete_checkpoint: whether the backups are deleted when `fit` has ended well.
         save_before_preemption: whether SIGTERM makes `fit` save after the running batch and end the
@@ -50,6 +61,13 @@ class BackupAndRestore(Companion):
         max_to_keep: how many backups are kept, at least 2.
         asynchronous: whether training goes on while a backup is written; if one is still being written
             when the next is due, the next is made as soon as it is done.
+        max_overhead: with `"auto"`, the share of training that backups may take, such as 0.01: the time
+            for which they stop it, and by which they slow the steps beside them.
+        max_seconds: with `"auto"`, how many seconds of training a failure may cost at most, whatever
+            the overhead is.
+
+    Raises:
+        InvalidArgumentError: when an argument cannot be used.
 
     >>> import tempfile, keras, numpy as np
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -63,36 +81,27 @@ class BackupAndRestore(Companion):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: str | int = "epoch",
+        save_freq: str | int | None = None,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         save_before_preemption: bool = False,
         *,
         max_to_keep: int = 2,
         asynchronous: bool = True,
+        max_overhead: float = 0.01,
+        max_seconds: float = 60.0,
     ) -> None:
         super().__init__()
         # Also for models of no strategy: the callback takes part in `fit`.
         install()
-        if not os.fspath(backup_dir):
-            raise InvalidArgumentError(
-                "`backup_dir` must name a directory. Received: backup_dir=''. Write "
-                "`BackupAndRestore('backup')`."
-            )
-        if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 0):
-            raise InvalidArgumentError(
-                "`save_freq` must be 'epoch' or a number of batches, 0 or more. "
-                f"Received: save_freq={save_freq!r}. Write `save_freq=100`."
-            )
-        if max_to_keep < 2:
-            raise InvalidArgumentError(
-                "`max_to_keep` must be at least 2: if the newest backup is damaged, the one before serves. "
-                f"Received: max_to_keep={max_to_keep}."
-            )
+        if save_freq is None:
+            save_freq = "auto" if process_environ().get(_SUPERVISED) else "epoch"
+        _check(os.fspath(backup_dir), save_freq, max_to_keep, max_overhead, max_seconds)
         self.backup_dir = Path(backup_dir).absolute()
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self.saved = 0
+        self._limits = max_overhead, max_seconds
         self._keep = max_to_keep
         self._asynchronous = asynchronous
         self._handles_sigterm = save_before_preemption
@@ -103,6 +112,7 @@ class BackupAndRestore(Companion):
         self._ask_workers: Callable[[bool], bool] | None = None
         self._run: Run | None = None
         self._backups: Backups | None = None
+        self._interval: BackupInterval | None = None
 
     def save_now(self) -> None:
         """Ask for a backup after the running batch."""
@@ -116,19 +126,32 @@ class BackupAndRestore(Companion):
         spread = strategy is not None and strategy.mesh.is_spread
         self._ask_workers = strategy.any_worker if strategy is not None and spread else None
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
-        self._run = Run(self, call, self._backups, self._is_due)
+        self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
+        self._run = Run(self, call, self._backups, self._is_due, self._interval)
         try:
             with self._sigterm():
                 self._run.prepare()
                 yield
                 self._backups.wait()
-                if self.delete_checkpoint:
-                    self._backups.delete()
+                self._backups.finish(delete=self.delete_checkpoint)
         finally:
             self._run.unmute()
             self._backups.close()
             self.saved += self._backups.written
-            self._run = self._backups = None
+            self._run = self._backups = self._interval = None
+
+    def _interval_of(self, call: FitCall) -> BackupInterval:
+        """Only the worker that writes measures and decides: the others need not know."""
+        verbose = call.arguments["verbose"]
+
+        def say(text: str) -> None:
+            if verbose in (0, "0"):
+                _LOG.info("Decided: %s.", text)
+            else:
+                # A progress bar stands in the line.
+                print(f"{'' if verbose == 2 else chr(10)}unisono: {text}", flush=True)
+
+        return BackupInterval(*self._limits, max(1, call.model.steps_per_execution), say)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keras has just reset the metrics; this callback hears of it first."""
@@ -155,16 +178,28 @@ class BackupAndRestore(Companion):
             self._preempted = self._signalled
         return self._preempted
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Validation is no step."""
+        if self._run is not None:
+            self._run.pause()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Nothing: the epoch is saved when all others have heard of its end."""
+        """No more steps; the epoch is saved when all others have heard of its end."""
+        if self._run is not None:
+            self._run.pause()
 
     def _is_due(self, batches: int, epoch_ended: bool) -> bool:
         """Whether to save after so many batches since the last backup."""
+        if epoch_ended and self.save_freq != "epoch" and self._backups is not None and self._backups.is_busy:
+            # The next batch asks again.
+            return False
         if self._wanted:
             self._wanted = False
             return True
         if self.save_freq == "epoch":
             return epoch_ended
+        if self.save_freq == "auto":
+            return self._interval is not None and self._interval.is_due(batches)
         return bool(self.save_freq) and batches >= int(self.save_freq)
 
     def _end_if_preempted(self) -> None:
@@ -187,3 +222,33 @@ class BackupAndRestore(Companion):
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _check(
+    backup_dir: str, save_freq: str | int, max_to_keep: int, max_overhead: float, max_seconds: float
+) -> None:
+    if not backup_dir:
+        raise InvalidArgumentError(
+            "`backup_dir` must name a directory. Received: backup_dir=''. Write `BackupAndRestore('backup')`."
+        )
+    if save_freq not in ("epoch", "auto") and (type(save_freq) is not int or save_freq < 0):
+        raise InvalidArgumentError(
+            "`save_freq` must be 'auto', 'epoch' or a number of batches, 0 or more. "
+            f"Received: save_freq={save_freq!r}. Write `save_freq=100`."
+        )
+    if max_to_keep < 2:
+        raise InvalidArgumentError(
+            "`max_to_keep` must be at least 2: if the newest backup is damaged, the one before serves. "
+            f"Received: max_to_keep={max_to_keep}."
+        )
+    # Not `max_overhead <= 0`: that is false for nan.
+    if not 0 < max_overhead <= 1:
+        raise InvalidArgumentError(
+            "`max_overhead` must be a share of training, above 0 and at most 1. "
+            f"Received: max_overhead={max_overhead!r}. Write `max_overhead=0.01` for 1 %."
+        )
+    if not max_seconds > 0:
+        raise InvalidArgumentError(
+            "`max_seconds` must be a number of seconds above 0. "
+            f"Received: max_seconds={max_seconds!r}. Write `max_seconds=60`."
+        )

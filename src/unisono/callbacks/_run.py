@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import time
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,9 +17,10 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono.callbacks._interval import BackupInterval, Written
 from unisono.callbacks._states import check_same, names_of, set_state_of, state_of
 from unisono.callbacks._watch import WatchedTrainFunction, mute
-from unisono.checkpoint import _commits
+from unisono.checkpoint import _commits, _finished
 from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._facts import decode, encode
@@ -81,10 +83,12 @@ class Backups:
         self.directory = directory
         self.read_only = read_only
         self.written = 0
+        self.last: Written | None = None
         self._keep, self._asynchronous = keep, asynchronous
         self._writer = BackgroundWriter("unisono-backup")
         if not read_only:
             _commits.sweep(directory)
+            self._begin()
 
     @property
     def is_busy(self) -> bool:
@@ -103,6 +107,7 @@ class Backups:
             self._writer.wait()
 
     def _write(self, snapshot: Snapshot) -> None:
+        began = time.perf_counter()
         try:
             every = _commits.commits(self.directory, _NAME)
             number = every[-1][0] + 1 if every else 1
@@ -113,19 +118,42 @@ class Backups:
         except CheckpointError as error:
             # Training is worth more than one backup: the next may find room again.
             _LOG.warning("A backup could not be written, and training goes on without it. %s", error)
+        size = sum(a.nbytes for a in snapshot.arrays.values())
+        self.last = Written(time.perf_counter() - began, size)
 
     def wait(self) -> None:
         """Wait until all are on the disk."""
         self._writer.wait()
 
-    def delete(self) -> None:
-        """Delete all, and the directory if nothing else is in it."""
-        if self.read_only:
+    def _begin(self) -> None:
+        """Training goes on, or begins anew."""
+        mark = _finished.read_mark(self.directory)
+        if mark is not None and mark.discard:
+            self._delete(_commits.commits(self.directory, _NAME))
+        _finished.remove_mark(self.directory)
+
+    def finish(self, delete: bool) -> None:
+        """Training has ended well: delete all, and the directory if nothing else is in it.
+
+        An evaluator still reads the newest; the next `fit` deletes it.
+
+        Args:
+            delete: False keeps them.
+        """
+        if self.read_only or not self.directory.is_dir():
             return
-        for _, path in _commits.commits(self.directory, _NAME):
+        watched = _finished.is_watched(self.directory)
+        if watched or not delete:
+            _finished.mark_finished(self.directory, discard=delete)
+        if delete:
+            every = _commits.commits(self.directory, _NAME)
+            self._delete(every[:-1] if watched else every)
+            with contextlib.suppress(OSError):
+                self.directory.rmdir()
+
+    def _delete(self, commits: list[tuple[int, Path]]) -> None:
+        for _, path in commits:
             _commits.delete_commit(path)
-        with contextlib.suppress(OSError):
-            self.directory.rmdir()
 
     def close(self) -> None:
         """End the thread; what is being written becomes complete."""
@@ -160,12 +188,19 @@ class Run:
         call: the arguments of `fit`.
         backups: where to save.
         is_due: from batches since the last backup, and whether an epoch has ended, to whether to save.
+        interval: measures how often to save, where that was asked for.
     """
 
     def __init__(
-        self, owner: Any, call: FitCall, backups: Backups, is_due: Callable[[int, bool], bool]
+        self,
+        owner: Any,
+        call: FitCall,
+        backups: Backups,
+        is_due: Callable[[int, bool], bool],
+        interval: BackupInterval | None = None,
     ) -> None:
         self._call, self._model, self._backups, self._is_due = call, call.model, backups, is_due
+        self._interval = interval
         self._random = RandomState()
         self._restored: tuple[Snapshot, Progress] | None = None
         self._progress = Progress()
@@ -371,6 +406,8 @@ class Run:
         if self._unmute is not None and not watched.to_pass:
             self.unmute()
             self._random.set_state(self._random_now)
+        if self._interval is not None:
+            self._interval.begin_batch(watched.batches, self._backups.is_busy, self._backups.last)
         done = watched.batches - self._saved_at
         if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False):
             return
@@ -382,10 +419,17 @@ class Run:
         }
         self._save(dataclasses.replace(self._progress, batch=watched.batches_in_epoch), values)
 
+    def pause(self) -> None:
+        """Called when no batch comes for a while: the epoch is over, or validation begins."""
+        if self._interval is not None and self._watched is not None:
+            self._interval.pause(self._watched.batches)
+
     def end_epoch(self, epoch: int) -> None:
         """Called last when an epoch has ended."""
         if not self._is_due(self._watching.batches - self._saved_at, True):
             return
+        # One at a time: each that waits for the disk is a copy of the whole state.
+        self._backups.wait()
         stopped = bool(self._model.stop_training)
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
 
@@ -393,6 +437,11 @@ class Run:
         self._saved_at = self._watching.batches
         if self._backups.read_only:
             return
+        with contextlib.nullcontext() if self._interval is None else self._interval.saving():
+            self._backups.write(self._snapshot(progress, values))
+
+    def _snapshot(self, progress: Progress, values: dict[int, Any]) -> Snapshot:
+        """Copy everything; does not wait for the devices."""
         progress = dataclasses.replace(
             progress,
             batches=self._watching.batches,
@@ -410,4 +459,4 @@ class Run:
         fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
         facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
         # As text now, so that no later change of what callbacks remember gets in.
-        self._backups.write(Snapshot(arrays, json.loads(json.dumps(facts))))
+        return Snapshot(arrays, json.loads(json.dumps(facts)))
