@@ -40,6 +40,7 @@ FLOORS = {
     "checkpoint._commits": 1,
     "checkpoint._contents": 12,
     "checkpoint._facts": 1,
+    "checkpoint._finished": 1,
     "checkpoint._names": 1,
     "checkpoint._preemption": 14,
     "checkpoint._random": 1,

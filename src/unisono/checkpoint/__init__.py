@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
+from unisono.checkpoint._finished import mark_finished
 from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "CheckpointMismatchError",
     "PreemptionCheckpointHandler",
     "TerminationConfig",
+    "mark_finished",
 ]

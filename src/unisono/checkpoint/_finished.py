@@ -1,0 +1,106 @@
+"""Two small files beside checkpoints: that training is over, and that somebody watches.
+
+Whoever evaluates beside training must know when no further checkpoint comes, and whoever deletes
+checkpoints at the end must know that the last one is still to be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+FINISHED = "FINISHED"
+_RECORD = "evaluations-{}.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """That training is over.
+
+    Args:
+        name: of this end, different for each.
+        discard: whether the next training deletes what lies beside the mark, and begins anew.
+        time_ns: when it was made, by the file system's clock, in nanoseconds.
+    """
+
+    name: str
+    discard: bool
+    time_ns: int
+
+
+def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -> None:
+    """Say that no further checkpoint comes into a directory, so that an evaluator need not wait for one.
+
+    Call it after the last checkpoint is complete; of several workers, on the chief. `BackupAndRestore`
+    does so itself. A checkpoint that comes later makes the mark void.
+
+    Args:
+        directory: where checkpoints lie; created.
+        discard: whether the checkpoints in it are of no use to a later training.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    >>> import tempfile
+    >>> directory = tempfile.mkdtemp()
+    >>> mark_finished(directory)
+    >>> os.listdir(directory)
+    ['FINISHED']
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / FINISHED, json.dumps({"name": uuid.uuid4().hex, "discard": discard}))
+
+
+def read_mark(directory: Path) -> Mark | None:
+    """Return the mark of a directory, None where training may go on."""
+    found = _read(directory / FINISHED)
+    if found is None or not isinstance(found[0].get("name"), str):
+        return None
+    return Mark(found[0]["name"], bool(found[0].get("discard")), found[1])
+
+
+def remove_mark(directory: Path) -> None:
+    """Say that training begins."""
+    (directory / FINISHED).unlink(missing_ok=True)
+
+
+def record_path(directory: Path, name: str) -> Path:
+    """Where the evaluator `name` of a directory notes what it has evaluated."""
+    return directory / _RECORD.format(name)
+
+
+def is_watched(directory: Path) -> bool:
+    """Whether an evaluator is at work in a directory, or was and is to go on."""
+    records = (_read(path) for path in directory.glob(_RECORD.format("*")))
+    return any(record is not None and record[0].get("watching") is True for record in records)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that every reader sees the old content or the new one.
+
+    Raises:
+        OSError: it cannot be written; nothing is left then.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int] | None:
+    """A JSON object and when its file was written; None where there is none that can be read."""
+    try:
+        content, time_ns = json.loads(path.read_text()), path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+    return (content, time_ns) if isinstance(content, dict) else None
