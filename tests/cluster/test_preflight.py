@@ -20,8 +20,8 @@ import time
 
 import pytest
 
-from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from tests.cluster._workers import free_ports
+from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cluster import _meeting, _preflight
 from unisono.cluster._preflight import Agreement, meet
 from unisono.cluster._spec import Timeouts

@@ -44,6 +44,7 @@ def die_with(parent: int) -> None:
 
 def warm_up() -> threading.Thread:
     """Import the slow libraries, in a thread: Linux' priorities are per thread, and mostly never rise."""
+    _set_group_priority(19)
     thread = threading.Thread(target=_import_all)
     thread.start()
     return thread
@@ -64,7 +65,6 @@ def hurry(importing: threading.Thread) -> None:
 
 def _import_all() -> None:
     os.nice(19)
-    _set_group_priority(19)
     for name in _WARM_MODULES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
@@ -76,10 +76,15 @@ def _import_all() -> None:
 
 def _set_group_priority(nice: int) -> None:
     """A session is a scheduling group of its own on many machines: priorities hold within it only."""
-    try:
-        Path("/proc/self/autogroup").write_text(f"{nice}\n")
-    except OSError:  # the kernel has no such groups, or says no: then the task is as good as another
-        return
+    for _ in range(30):
+        try:
+            Path("/proc/self/autogroup").write_text(f"{nice}\n")
+        except BlockingIOError:  # Linux changes one group in a tenth of a second; root's at any time
+            time.sleep(0.1)
+        except OSError:  # the kernel has no such groups, or says no: then the task is as good as another
+            return
+        else:
+            return
 
 
 def follow_late_variables() -> None:

@@ -54,3 +54,18 @@ def test_a_spare_that_gets_a_task_finishes_its_imports_at_full_priority(tmp_path
             (tmp_path / "go").touch()
     assert process.returncode == 0
     assert (tmp_path / "log").read_text() == "trained\n"
+
+
+def test_a_priority_is_set_as_soon_as_the_kernel_allows_it(monkeypatch):
+    answers = iter([BlockingIOError, BlockingIOError, None])
+    asked = []
+
+    def write_text(path, text):
+        asked.append((str(path), text))
+        if error := next(answers):
+            raise error
+
+    monkeypatch.setattr(_task.Path, "write_text", write_text)
+    monkeypatch.setattr(_task.time, "sleep", lambda seconds: None)
+    _task._set_group_priority(0)
+    assert asked == [(str(AUTOGROUP), "0\n")] * 3
