@@ -160,6 +160,9 @@ class Tasks:
             self._ask_for_stack(stall.task, process)
         failure = decide.Failure(stall.task, time.time(), decide.STALLED, stall.detail)
         self._fail(failure, process.pid)
+        if stall.stopped:
+            # It hears no request to end, and the next generation need not wait for an answer.
+            process.kill()
         return stall
 
     def _ask_for_stack(self, task: Task, process: Process) -> None:

@@ -225,6 +225,9 @@ class Supervisor:
     def _next(self, tasks: Tasks, ending: decide.Ending) -> Outcome | decide.Restart:
         now = time.monotonic()
         first = ending.first
+        # Who takes a machine away says so before the task fails, perhaps just before.
+        capacity = read_capacity(self._launch.place.capacity)
+        self._record = dataclasses.replace(self._record, capacity=capacity)
         if first is not None:
             failures = (*self._record.failures, (now, first.task))
             self._record = dataclasses.replace(self._record, failures=failures)

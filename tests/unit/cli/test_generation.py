@@ -119,3 +119,14 @@ def test_a_stack_that_comes_late_and_in_parts_is_waited_for(launch, monkeypatch)
     assert log.read_text() == "line\n" * 2
     assert 1.2 < clock[0] < 2.0
     assert launch.failures() == {W1: stall.detail}
+
+
+def test_a_stopped_task_that_holds_the_others_up_is_killed_at_once(launch):
+    """It cannot hear SIGTERM, for whose answer the others are given seconds."""
+    stall = launch.tasks.check_progress((Sight(W0, 5, 2.0), Sight(W1, 4, 1.0, stopped_at=1.5)), 10.0, 20.0)
+    assert (stall.task, stall.stopped) == (W1, True)
+    assert launch.processes[W1].code == 137
+    assert launch.processes[W1].signals == []
+    assert launch.failures() == {W1: stall.detail}
+    (failure,) = [t.failure for t in launch.tasks.look((), False).tasks if t.failure is not None]
+    assert failure.code == decide.STALLED
