@@ -1,7 +1,7 @@
 """How fast a cluster goes on after a fault: two workers of `unisono launch`, warm spares, one machine.
 
     python benchmarks/recovery.py            # about three minutes on two cores
-    python benchmarks/recovery.py --seeds 20 # and twenty random plans of two faults each
+    python benchmarks/recovery.py --seeds 20 # twenty random plans of two faults each instead
 
 Detection: from the last step of the worker that is hit until the launcher knows. Next step: until
 the first step of the next generation is done. Steps lost: those done again. The final weights must
@@ -9,17 +9,93 @@ be bit for bit those of a run that nothing disturbed.
 """
 
 import argparse
+import dataclasses
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 EPOCHS, BATCH, ROWS = 6, 50, 1500
 STEPS = EPOCHS * ROWS // BATCH
 TASKS = ["worker:0", "worker:1"]
+#: What happens to a task in random plans; "kill both" happens to all.
+KINDS = ("kill while saving", "kill", "fail", "stop", "kill both")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What goes wrong in a run.
+
+    Args:
+        faults: a `FaultPlan`.
+        saving: `[generation, step]` of the faults that come while a backup is written.
+        save_freq: of `BackupAndRestore`.
+    """
+
+    faults: Any
+    saving: tuple[Any, ...] = ()
+    save_freq: Any = 5
+
+    def to_json(self):
+        """The plan as text."""
+        return json.dumps([self.faults.to_json(), self.saving, self.save_freq])
+
+    @classmethod
+    def from_json(cls, text):
+        """Inverse of `to_json`."""
+        from unisono.testing import FaultPlan
+
+        faults, saving, save_freq = json.loads(text)
+        return cls(FaultPlan.from_json(faults), tuple(saving), save_freq)
+
+    @property
+    def restarts(self):
+        """How many generations end by a fault."""
+        return len({fault.generation for fault in self.faults.faults})
+
+    @property
+    def flags(self):
+        """What the launcher needs to notice the faults."""
+        return ["--stall-timeout", "5"] if any(f.kind == "stop" for f in self.faults.faults) else []
+
+    def __str__(self):
+        text = ", then ".join(
+            " and ".join(
+                f"{f.kind} {f.task} after step {f.step}"
+                + (" while saving" if [f.generation, f.step] in [list(s) for s in self.saving] else "")
+                for f in self.faults.faults
+                if f.generation == generation
+            )
+            for generation in range(self.restarts)
+        )
+        return f"{text} (a backup every {self.save_freq})"
+
+
+def random_plan(seed):
+    """Two faults in two generations; half of the time the second comes one step after the first."""
+    from unisono.testing import FaultPlan
+
+    draw = random.Random(seed)
+    first = draw.randrange(10, STEPS // 2)
+    second = first + 1 if draw.random() < 0.5 else draw.randrange(first + 1, STEPS - 10)
+    faults, saving = FaultPlan(), []
+    # Each kind comes first in a fifth of the seeds.
+    kinds = KINDS[seed % len(KINDS)], draw.choice(KINDS)
+    for generation, kind in enumerate(kinds):
+        step = second if generation else first
+        if kind == "kill while saving":
+            # The step before it, which asks for the backup, is surely done in this generation.
+            step = max(step, first + 2 * generation)
+            saving.append([generation, step])
+        for task in TASKS if kind == "kill both" else [draw.choice(TASKS)]:
+            faults = getattr(faults, kind.split()[0])(task, step, generation)
+    return Plan(faults, tuple(saving), draw.choice([5, "auto"]))
 
 
 def train(folder, plan, waits):
@@ -29,8 +105,6 @@ def train(folder, plan, waits):
     strategy = unisono.MultiWorkerMirroredStrategy()
     import keras
     from sklearn.datasets import load_digits
-
-    from unisono.testing import FaultPlan
 
     keras.utils.set_random_seed(3)
     data = load_digits()
@@ -46,22 +120,50 @@ def train(folder, plan, waits):
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])
-    plan = FaultPlan.from_json(plan)
+    plan = Plan.from_json(plan)
+    generation = int(os.environ["UNISONO_GENERATION"])
+    backup = unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=plan.save_freq)
 
     class Steady(keras.callbacks.Callback):
+        """Waits for the warm spares, and for backups that are written when a fault is due."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch, self.found = epoch, []
+
         def on_train_batch_begin(self, batch, logs=None):
             if waits and batch == 20 and self.epoch == 0:
                 wait_for_spares(folder)
 
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
+        def on_train_batch_end(self, batch, logs=None):
+            step = self.epoch * (ROWS // BATCH) + batch
+            if [generation, step + 1] in plan.saving:
+                self.found = backups_in(folder)
+                backup.save_now()
+            if [generation, step] in plan.saving:
+                wait_until(lambda: is_saving(folder, self.found), "a backup")
 
-    callbacks = [
-        Steady(),
-        plan.callback(history=folder / "history"),
-        unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=5),
-    ]
-    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    callbacks = [Steady(), plan.faults.callback(history=folder / "history"), backup]
+    verbose = 2 if plan.save_freq == "auto" else 0
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=verbose, callbacks=callbacks)
+
+
+def backups_in(folder):
+    """The names of backups, and of those that are being written or deleted."""
+    return sorted(os.listdir(folder / "backup")) if (folder / "backup").exists() else []
+
+
+def is_saving(folder, before):
+    """Whether a backup is being written, or has been since `before`."""
+    now = backups_in(folder)
+    return now != before or any(name.endswith(".partial") for name in now)
+
+
+def wait_until(condition, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds} s for {what}")
+        time.sleep(0.001)
 
 
 def wait_for_spares(folder, seconds=60):
@@ -89,9 +191,9 @@ def cpu_time(pid):
     return int(fields[11]) + int(fields[12])
 
 
-def launch(folder, plan, *options, steady=True):
+def launch(folder, plan, steady=True):
     """Run a cluster; returns its exit code and what it printed."""
-    command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "4", *options]
+    command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "4", *plan.flags]
     command += ["--log-dir", str(folder / "log"), os.path.abspath(__file__)]
     command += ["--train", str(folder), "--plan", plan.to_json(), *(["--steady"] if steady else [])]
     env = dict(os.environ, KERAS_BACKEND="jax")
@@ -99,32 +201,33 @@ def launch(folder, plan, *options, steady=True):
     return done.returncode, done.stdout + done.stderr
 
 
-def outcome(folder, plan, *options, steady=True):
-    """The records of a run, checked, and what the launcher noted."""
+def outcome(folder, plan, steady=True):
+    """The records of a run, checked, what the launcher noted, and what was printed."""
     from unisono.testing import check_history, read_history
 
-    code, text = launch(folder, plan, *options, steady=steady)
+    code, text = launch(folder, plan, steady=steady)
     if code:
         raise SystemExit(f"The cluster ended with code {code}.\n{text[-3000:]}")
     records = read_history(folder / "history")
     check_history(records)
     events = [json.loads(line) for line in (folder / "log" / "history.jsonl").read_text().splitlines()]
-    return records, events
+    return records, events, text
 
 
 def last_weights(records):
     return {r.weights for r in records if r.step == STEPS - 1}
 
 
-def measured(records, events, fault):
-    """Seconds to detection and to the next step, and steps done again."""
-    before = [r for r in records if r.generation == fault.generation]
-    after = [r for r in records if r.generation == fault.generation + 1]
-    hit = max(r.time for r in before if r.task == fault.task)
+def measured(records, events, generation):
+    """Seconds from a generation's last step to detection and to the next step, and steps done again."""
+    before = [r for r in records if r.generation == generation]
+    after = [r for r in records if r.generation == generation + 1]
+    # Who is hit does not go on; the others may do half a step more.
+    hit = min(max(r.time for r in before if r.task == task) for task in TASKS)
     noticed = min(
         e["time"]
         for e in events
-        if e["generation"] == fault.generation and e["event"] in NOTICED and e["time"] >= hit
+        if e["generation"] == generation and e["event"] in NOTICED and e["time"] >= hit
     )
     lost = max(r.step for r in before) + 1 - min(r.step for r in after)
     return noticed - hit, min(r.time for r in after) - hit, lost
@@ -139,20 +242,34 @@ def scenarios():
 
     middle = STEPS // 2
     return {
-        "SIGKILL of worker 1": (FaultPlan().kill("worker:1", middle), ()),
-        "SIGKILL of worker 0": (FaultPlan().kill("worker:0", middle), ()),
-        "SIGKILL while a backup is written": (FaultPlan().kill("worker:0", 27), ()),
-        "exception on worker 1": (FaultPlan().fail("worker:1", middle), ()),
-        "SIGSTOP of worker 1 (stall timeout 3 s)": (
-            FaultPlan().stop("worker:1", middle),
-            ("--stall-timeout", "3"),
-        ),
+        "SIGKILL of worker 1": Plan(FaultPlan().kill("worker:1", middle)),
+        "SIGKILL of worker 0": Plan(FaultPlan().kill("worker:0", middle)),
+        "SIGKILL while a backup is written": Plan(FaultPlan().kill("worker:0", middle), ([0, middle],)),
+        "exception on worker 1": Plan(FaultPlan().fail("worker:1", middle)),
+        "SIGSTOP of worker 1 (stall timeout 5 s)": Plan(FaultPlan().stop("worker:1", middle)),
     }
+
+
+def undisturbed(folder):
+    """The weights of a run without faults, and how often it has found that it should save."""
+    from unisono.testing import FaultPlan
+
+    records, _, text = outcome(folder, Plan(FaultPlan(), save_freq="auto"), steady=False)
+    found = re.findall(r"unisono: (a backup every .*)", text)
+    return last_weights(records), found
+
+
+def row(root, plan, expected, steady):
+    """Run a plan; one cell for each generation that it ends, and whether the weights are as expected."""
+    records, events, _ = outcome(root, plan, steady=steady)
+    cells = [measured(records, events, generation) for generation in range(plan.restarts)]
+    return cells, "yes" if last_weights(records) == expected else "NO"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=0, help="run so many random plans as well")
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--train", type=Path, help="run one worker in this process")
     parser.add_argument("--plan")
     parser.add_argument("--steady", action="store_true", help="wait for the warm spares at step 20")
@@ -160,24 +277,26 @@ def main():
     if options.train:
         train(options.train, options.plan, options.steady)
         return
-    from unisono.testing import FaultPlan
-
     with tempfile.TemporaryDirectory() as root:
-        records, _ = outcome(Path(root) / "undisturbed", FaultPlan(), steady=False)
-        expected = last_weights(records)
-        print("| fault                                    | detected | next step | lost | same weights |")
-        print(f"|{'-' * 42}|{'-' * 10}|{'-' * 11}|{'-' * 6}|{'-' * 14}|")
-        for number, (name, (plan, extra)) in enumerate(scenarios().items()):
-            records, events = outcome(Path(root) / str(number), plan, *extra)
-            found, following, lost = measured(records, events, plan.faults[0])
-            same = "yes" if last_weights(records) == expected else "NO"
-            print(f"| {name:40} | {found:6.2f} s | {following:7.2f} s | {lost:4} | {same:12} |", flush=True)
-        for seed in range(options.seeds):
-            plan = FaultPlan.at_random(seed, TASKS, STEPS)
-            records, _ = outcome(Path(root) / f"seed-{seed}", plan, steady=False)
-            same = "same weights" if last_weights(records) == expected else "OTHER WEIGHTS"
-            faults = ", ".join(f"{f.kind} {f.task} after step {f.step}" for f in plan.faults)
-            print(f"seed {seed}: {faults}: {same}", flush=True)
+        expected, found = undisturbed(Path(root) / "undisturbed")
+        print("\n".join(found), end="\n\n")
+        if not options.seeds:
+            print("| fault                                    | detected | next step | lost | same weights |")
+            print(f"|{'-' * 42}|{'-' * 10}|{'-' * 11}|{'-' * 6}|{'-' * 14}|")
+            for number, (name, plan) in enumerate(scenarios().items()):
+                [(noticed, following, lost)], same = row(Path(root) / str(number), plan, expected, True)
+                print(
+                    f"| {name:40} | {noticed:6.2f} s | {following:7.2f} s | {lost:4} | {same:12} |",
+                    flush=True,
+                )
+            return
+        for seed in range(options.first, options.first + options.seeds):
+            plan = random_plan(seed)
+            print(f"seed {seed}: {plan}", flush=True)
+            cells, same = row(Path(root) / f"seed-{seed}", plan, expected, False)
+            for noticed, following, lost in cells:
+                print(f"    detected {noticed:.2f} s, next step {following:.2f} s, {lost} steps lost")
+            print(f"    same weights: {same}", flush=True)
 
 
 if __name__ == "__main__":
