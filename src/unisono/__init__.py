@@ -24,6 +24,7 @@ _HOMES = {
         "MissingPackageError", "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],
+    "_evaluator._sidecar": ["SidecarEvaluator"],
     "_launching": ["launch"],
     "_context": [
         "ReplicaContext", "experimental_set_strategy", "get_replica_context", "get_strategy",

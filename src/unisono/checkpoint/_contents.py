@@ -115,7 +115,7 @@ class Parts:
                 "A model must have its variables to be saved or restored. Received: "
                 f"{model.name!r}, which is not built. Call `model.build(input_shape)`, or call it on a batch."
             )
-        weights = _without_own_name(model)
+        weights = weights_by_path(model)
         self.variables |= {f"{name}/weights/{path}": v for path, v in weights.items()}
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or id(optimizer) in self._own:
@@ -194,7 +194,7 @@ class Parts:
         return {n: decode(v, arrays) for n, v in snapshot.facts["values"].items() if wanted(n)}
 
 
-def _without_own_name(model: Any) -> dict[str, Any]:
+def weights_by_path(model: Any) -> dict[str, Any]:
     """A model's variables by names in which the model's own name does not occur."""
     paths = canonical_paths([v.path.removeprefix(f"{model.name}/") for v in model.variables])
     return dict(zip(paths, model.variables, strict=True))

@@ -1,0 +1,1 @@
+"""Evaluation beside training: `unisono.SidecarEvaluator`."""
