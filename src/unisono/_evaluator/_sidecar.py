@@ -236,7 +236,7 @@ class SidecarEvaluator:
         if isinstance(x, Dataset) and strategy_of(self.model) is None:
             x = as_keras_input(x)
         results = self.model.evaluate(
-            x, y, batch_size=self._batch_size, sample_weight=weights, steps=self.steps, verbose=0,
+            x=x, y=y, sample_weight=weights, batch_size=self._batch_size, steps=self.steps, verbose=0,
             callbacks=[_Interrupt(self._beat_or_stop), *self.callbacks], return_dict=True,
         )  # fmt: skip
         return {name: np.asarray(value).tolist() for name, value in results.items()}
