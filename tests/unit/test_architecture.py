@@ -39,6 +39,7 @@ FLOORS = {
     "callbacks._timer": 2,
     "callbacks._interval": 1,
     "callbacks._watch": 3,
+    "checkpoint._agreement": 1,
     "checkpoint._arrays": 1,
     "checkpoint._checkpoint": 13,
     "checkpoint._commits": 1,

@@ -12,13 +12,15 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._run import Backups, Run
+from unisono.checkpoint import _preemption
+from unisono.checkpoint._agreement import Agreement, Alone
 from unisono.cluster._resolvers import process_environ
 from unisono.training._bind import install, strategy_of, writes_files
 from unisono.training._companion import Companion, FitCall
@@ -30,9 +32,6 @@ RESTART = 42
 
 #: A variable that tasks of `unisono launch` have.
 _SUPERVISED = "UNISONO_FENCE"
-
-#: Batches between two questions whether a worker has got SIGTERM: each costs a small collective.
-_ASK_EVERY = 8
 
 
 class BackupAndRestore(Companion):
@@ -109,7 +108,7 @@ class BackupAndRestore(Companion):
         self._signalled = False
         self._preempted = False
         self._batches = 0
-        self._ask_workers: Callable[[bool], bool] | None = None
+        self._agreement: Agreement | None = None
         self._run: Run | None = None
         self._backups: Backups | None = None
         self._interval: BackupInterval | None = None
@@ -123,8 +122,11 @@ class BackupAndRestore(Companion):
         """Restore before `fit` begins, and watch it."""
         writes = writes_files(call.model)
         strategy = strategy_of(call.model)
-        spread = strategy is not None and strategy.mesh.is_spread
-        self._ask_workers = strategy.any_worker if strategy is not None and spread else None
+        self._signalled = self._preempted = False
+        if self._handles_sigterm:
+            # Also of several workers that train apart, each for itself.
+            together = strategy is not None and strategy.mesh.is_spread
+            self._agreement = _preemption.make_agreement(None) if together else Alone()
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         self._run = Run(self, call, self._backups, self._is_due, self._interval)
@@ -161,21 +163,20 @@ class BackupAndRestore(Companion):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """All callbacks have heard of the batch before; this one hears first of the next."""
         if self._run is not None and self._backups is not None:
+            # On all workers at the same batch: nobody waits for one that has ended.
             if self._agree_on_preemption():
-                # On all workers at the same batch: nobody waits for one that has ended.
                 self._backups.wait()
                 self._wanted = True
             self._run.begin_batch()
-            self._end_if_preempted()
+            if self._preempted and self._run.is_saved:
+                self._backups.wait()
+                raise SystemExit(RESTART)
 
     def _agree_on_preemption(self) -> bool:
         """Whether all workers end now; where there are several they ask each other now and then."""
-        ask = self._ask_workers
-        if ask is not None and self._handles_sigterm:
+        if self._agreement is not None and not self._preempted:
             self._batches += 1
-            self._preempted = self._batches % _ASK_EVERY == 0 and ask(self._signalled)
-        else:
-            self._preempted = self._signalled
+            self._preempted = self._agreement.agree(self._batches, self._signalled) is not None
         return self._preempted
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -201,11 +202,6 @@ class BackupAndRestore(Companion):
         if self.save_freq == "auto":
             return self._interval is not None and self._interval.is_due(batches)
         return bool(self.save_freq) and batches >= int(self.save_freq)
-
-    def _end_if_preempted(self) -> None:
-        if self._preempted and not self._wanted and self._backups is not None:
-            self._backups.wait()
-            raise SystemExit(RESTART)
 
     @contextlib.contextmanager
     def _sigterm(self) -> Iterator[None]:

@@ -419,6 +419,12 @@ class Run:
         }
         self._save(dataclasses.replace(self._progress, batch=watched.batches_in_epoch), values)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the state after the batch before is saved, or being saved; alike on all workers."""
+        watched = self._watching
+        return watched.state is not None and watched.batches == self._saved_at
+
     def pause(self) -> None:
         """Called when no batch comes for a while: the epoch is over, or validation begins."""
         if self._interval is not None and self._watched is not None:

@@ -19,9 +19,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono.checkpoint._agreement import Agreement, Alone
 from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
 from unisono.cluster._resolvers import ClusterResolver
 
@@ -30,29 +31,6 @@ _LOG = logging.getLogger("unisono")
 #: tf.distribute's code for "saved, start me again".
 RESTART = 42
 _POLL_SECONDS = 1.0
-
-
-class Agreement(Protocol):
-    """How all processes come to save after the same step."""
-
-    def agree(self, step: int, wanted: bool) -> int | None:
-        """Return the step after which all save; called by every process after every step.
-
-        Args:
-            step: how many steps are done; the same in all processes.
-            wanted: whether this process wants to save.
-
-        Returns:
-            `step` or a later one, the same in all processes, until it has come; None while none wants.
-        """
-
-
-class Alone:
-    """The agreement of one process with itself."""
-
-    def agree(self, step: int, wanted: bool) -> int | None:
-        """At once."""
-        return step if wanted else None
 
 
 def agreement_of_one(resolver: ClusterResolver | None) -> Agreement:
@@ -287,6 +265,7 @@ class PreemptionCheckpointHandler:
         InvalidArgumentError: when it is not said where to save, or the cluster has parameter servers.
         ContextError: outside of the main thread, where SIGTERM cannot be watched.
         CheckpointError: when the checkpoints that are there cannot be restored.
+        ClusterError: when the workers found checkpoints of different steps.
 
     >>> import tempfile, keras
     >>> total = keras.Variable(0)
@@ -320,6 +299,7 @@ class PreemptionCheckpointHandler:
         try:
             self._manager.checkpoint.include(total_run_calls=self._calls)
             self._manager.restore_or_initialize()
+            self._agreement.begin(self._calls.count)
         except BaseException:
             self.close()
             raise
@@ -369,7 +349,7 @@ class PreemptionCheckpointHandler:
             SystemExit: all is saved, and the program should be started again.
         """
         yield
-        self._check((), {})
+        self._check((), {}, is_last=True)
 
     def close(self) -> None:
         """Stop to watch; SIGTERM is answered as before."""
@@ -383,7 +363,7 @@ class PreemptionCheckpointHandler:
     ) -> None:
         self.close()
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_last: bool = False) -> None:
         if self._notice.error is not None:
             error, self._notice.error = self._notice.error, None
             raise error
@@ -392,17 +372,17 @@ class PreemptionCheckpointHandler:
             self._notice.at,
             saved=self._saved,
             grace=self._grace,
-            needed=self._pace.needed(),
+            needed=self._pace.needed() + self._agreement.delay,
         )
         step = self._calls.count
-        agreed = self._agreement.agree(step, wanted)
+        agreed = self._agreement.agree(step, wanted, is_last=is_last)
         if agreed is None or step < agreed:
             return
         with self._pace.saving():
             self._save(args, kwargs)
-        is_last = self._saved or not self._grace
-        self._saved = not is_last
-        if is_last:
+        ends = self._saved or not self._grace
+        self._saved = not ends
+        if ends:
             self._notice.at = None
             _LOG.warning("Saved after step %d; this process ends, to be started again.", step)
             (self._config.exit_fn or _exit)()

@@ -12,6 +12,7 @@ import numpy as np
 from unisono._errors import ClusterError, InvalidTypeError
 from unisono._mesh import ReplicaMesh, devices_of_all
 from unisono.checkpoint import _preemption
+from unisono.checkpoint._agreement import AskAll
 from unisono.checkpoint._names import canonical_paths
 from unisono.checkpoint._random import RandomState
 from unisono.cluster import _bootstrap
@@ -74,7 +75,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
         if spread:
-            _preemption.make_agreement = lambda resolver: _AskAll(self.any_worker)
+            _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)
         self._begun: set[str] = set()
         self._worker = (self._membership.process_id, self._membership.num_processes)
 
@@ -204,10 +205,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         return answer[1:]
 
-    def any_worker(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any worker; all must ask at the same step."""
-        return any(b == b"1" for b in _bootstrap.gather_bytes(b"1" if flag else b"0"))
-
 
 def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What a call of `fit` must have in common on all workers."""
@@ -261,25 +258,6 @@ def _of_peers(error: BaseException) -> str | None:
             return str(seen)
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-class _AskAll:
-    """An agreement of all workers: they ask each other after every few steps.
-
-    Args:
-        any_worker: whether a flag is true on any worker.
-        every: steps between two questions.
-    """
-
-    def __init__(self, any_worker: Callable[[bool], bool], every: int = 8) -> None:
-        self._any_worker, self._every = any_worker, every
-        self._agreed: int | None = None
-
-    def agree(self, step: int, wanted: bool) -> int | None:
-        """The step at which somebody's wish was heard by all."""
-        if step % self._every:
-            return None
-        return step if self._any_worker(wanted) else None
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:

@@ -1,8 +1,9 @@
 """Train, get SIGTERM in a step, and go on when started again: one run for each line of standard input.
 
-A line is JSON: `{"how": name, "folder": dir or null, "result": file}`. A run with a folder waits at a
-step for the signal, once: it prints its process id. Each run is a process of its own, forked after
-the imports and before JAX starts. A line on standard output says with which code it ended.
+A line is JSON: `{"how": name, "folder": dir or null, "result": file, "wait": [worker, step] or null}`,
+and for a cluster `"addresses"`. A worker that shall wait stays in its step until the signal has come: it
+prints its process id. Each worker of a run is a process of its own, forked after the imports and before
+JAX starts. A line on standard output says with which codes they ended.
 """
 
 import hashlib
@@ -22,25 +23,25 @@ import unisono
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
 
-STEPS_PER_EPOCH, EPOCHS, WAIT_AT = 6, 4, 9
+STEPS_PER_EPOCH, EPOCHS = 6, 4
 L = keras.layers
-#: The steps of this process.
-here = []
+#: What the test reads; others, such as Gloo, also print to standard output.
+words = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+#: The steps of this process, and in which one it waits.
+here, waits_in = [], []
 
 
-def wait_for_sigterm(folder, step):
-    """In the first run of a folder, stay in this step until the signal has come."""
+def wait_for_sigterm(step):
+    """Stay in this step until the signal has come."""
     here.append(step)
-    marker = folder and Path(folder, "waited")
-    if step != WAIT_AT or not marker or marker.exists():
+    if step not in waits_in:
         return
-    marker.parent.mkdir(exist_ok=True)
-    marker.touch()
     # The signal writes into a pipe as it arrives, whichever thread of the process it meets.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
-    print(os.getpid(), flush=True)
+    print(os.getpid(), file=words, flush=True)
     os.read(reader, 1)
     signal.set_wakeup_fd(before)
 
@@ -69,18 +70,16 @@ def data():
 
 
 class Wait(keras.callbacks.Callback):
-    def __init__(self, folder):
-        super().__init__()
-        self._folder, self.steps = folder, 0
+    steps = 0
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        wait_for_sigterm(self._folder, self.steps)
+        wait_for_sigterm(self.steps)
 
 
 def train_with_fit(strategy, folder):
     model, _ = model_of(strategy)
-    callbacks = [Wait(folder)]
+    callbacks = [Wait()]
     if folder:
         callbacks.append(BackupAndRestore(Path(folder, "backup"), 0, save_before_preemption=True))
     model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
@@ -107,7 +106,7 @@ def train_in_a_loop(strategy, folder, *, scope, config=None):
         done = handler.total_run_calls + 1
         for batch in strategy.distribute_dataset([next(iterator)]):
             distributed(batch)
-        wait_for_sigterm(folder, done)
+        wait_for_sigterm(done)
 
     # Never closed: a program that ends must end.
     manager = CheckpointManager(checkpoint, folder or "not there")
@@ -133,22 +132,38 @@ TRAIN = {
 }
 
 
-def train(how, folder, result):
+def train(how, folder, result, strategy):
     keras.utils.set_random_seed(3)
-    model = TRAIN[how](unisono.MirroredStrategy(["cpu:0", "cpu:1"]), folder)
+    model = TRAIN[how](strategy, folder)
     state = [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in state))
     Path(result).write_text(json.dumps({"state": digest.hexdigest(), "steps": here}))
 
 
+def work(worker, how, folder, result, wait=None, addresses=()):
+    """One worker of a run."""
+    if wait and wait[0] == worker:
+        waits_in.append(wait[1])
+    if addresses:
+        task = {"type": "worker", "index": worker}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        strategy = unisono.MultiWorkerMirroredStrategy()
+    else:
+        strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    train(how, folder, f"{result}-{worker}", strategy)
+
+
 def main():
     for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            train(**json.loads(line))
-            return
-        _, status = os.waitpid(child, 0)
-        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+        run = json.loads(line)
+        children = []
+        for worker in range(len(run.get("addresses", [0]))):
+            children.append(os.fork())
+            if not children[-1]:
+                work(worker, **run)
+                return
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print("ended", *codes, file=words, flush=True)
 
 
 if __name__ == "__main__":

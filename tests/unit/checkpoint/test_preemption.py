@@ -157,9 +157,12 @@ def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):
     class OneLater:
         """As a cluster does: another process wanted at step 2, and all learn of it a step later."""
 
-        asked = []
+        asked, begun, delay = [], [], 0.0
 
-        def agree(self, step, wanted):
+        def begin(self, step):
+            self.begun.append(step)
+
+        def agree(self, step, wanted, *, is_last=False):
             self.asked.append((step, wanted))
             return 4 if step in (2, 3, 4) else None
 
@@ -176,6 +179,7 @@ def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):
         counted(handler, value, 6)
     assert ended == [4]
     assert OneLater.asked == [(step, False) for step in range(1, 7)]
+    assert OneLater.begun == [0]
     # The chief writes.
     assert not list(tmp_path.iterdir())
 
