@@ -91,16 +91,24 @@ def export(
     target = Path(path)
     chosen = _chosen_format(target, format)
     _check_model(model)
-    if not _writes_files(model):
-        return target
-    # In `fit`, the state is in the training loop's hands; Keras' callbacks ask for it in this way.
-    model.jax_state_sync()
+    if chosen != "stablehlo":
+        _check_unused(chosen, platforms, batch_size, input_spec)
+    if _writes_files(model):
+        # In `fit`, the state is in the training loop's hands; Keras' callbacks ask for it in this way.
+        model.jax_state_sync()
+        _write(model, target, chosen, platforms, batch_size, input_spec)
+    _share(model, path)
+    return target
+
+
+def _write(
+    model: Any, path: Path, chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: Any
+) -> None:
     if chosen == "stablehlo":
         from unisono._export._stablehlo import write_stablehlo
 
-        write_stablehlo(model, target, platforms, batch_size, input_spec)
-        return target
-    _check_unused(chosen, platforms, batch_size, input_spec)
+        write_stablehlo(model, path, platforms, batch_size, input_spec)
+        return
     from unisono._export import _through_keras
 
     writers = {
@@ -108,8 +116,7 @@ def export(
         "saved_model": _through_keras.write_saved_model,
         "onnx": _through_keras.write_onnx,
     }
-    writers[chosen](model, target)
-    return target
+    writers[chosen](model, path)
 
 
 def load(path: str | os.PathLike[str]) -> ExportedModel:
@@ -146,12 +153,12 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         InvalidTypeError: when `model` is not a Keras model.
     """
     _check_model(model)
-    if not _writes_files(model):
-        return
-    model.jax_state_sync()
-    from unisono._export._through_keras import write_keras_folder
+    if _writes_files(model):
+        model.jax_state_sync()
+        from unisono._export._through_keras import write_keras_folder
 
-    write_keras_folder(model, Path(path))
+        write_keras_folder(model, Path(path))
+    _share(model, path)
 
 
 def load_from_saved_model(
@@ -224,6 +231,15 @@ def _writes_files(model: Any) -> bool:
     from unisono.training._bind import writes_files
 
     return writes_files(model)
+
+
+def _share(model: Any, path: str | os.PathLike[str]) -> None:
+    """Among several workers: all wait until the first has written."""
+    from unisono.training._bind import holder_of
+
+    strategy = holder_of(model)
+    if strategy is not None:
+        strategy.share_file(str(path))
 
 
 def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: Any) -> None:

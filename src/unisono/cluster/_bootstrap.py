@@ -7,13 +7,15 @@ be wrong is found before, in the pre-flight.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import os
+import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +26,14 @@ import numpy as np
 
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
+from unisono.cluster._attendance import Attendance
 from unisono.cluster._differences import differences
 from unisono.cluster._preflight import Agreement, meet
+from unisono.cluster._presence import Peers, Presence, own_ip
+from unisono.cluster._record import Record
+from unisono.cluster._relay import Relay
 from unisono.cluster._resolvers import ClusterResolver, process_environ
-from unisono.cluster._spec import Timeouts
+from unisono.cluster._spec import Timeouts, with_port
 
 _LOG = logging.getLogger("unisono")
 
@@ -35,6 +41,8 @@ _LOG = logging.getLogger("unisono")
 _DEVICES = "UNISONO_DEVICES_PER_WORKER"
 #: Which start of the cluster this is; a supervisor counts.
 _GENERATION = "UNISONO_GENERATION"
+#: Seconds between the time when a collective gives up and the time when JAX does.
+_MARGIN = 60.0
 _PACKAGES = ("jax", "jaxlib", "keras", "numpy", "unisono")
 
 
@@ -59,6 +67,7 @@ class Membership:
 
 
 _joined: Membership | None = None
+_attendance: Attendance | None = None
 _failed = False
 
 
@@ -82,7 +91,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
         BackendError: JAX has started already.
         ClusterError: somebody is missing, or differs; it says who and what.
     """
-    global _joined
+    global _joined, _attendance
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
     generation = int(environ.get(_GENERATION, "0") or 0)
@@ -106,13 +115,41 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     make_cpu_devices(max(1, devices))
     limit = collective or timeouts.collective
     limit_collectives(limit)
-    # A silent peer is an error of the collective, with a traceback; JAX' own watch ends the process in C++.
-    timeouts = dataclasses.replace(timeouts, heartbeat=max(timeouts.heartbeat, limit + 30))
     facts = _facts(resolver, devices, generation)
-    agreement = meet(process, count, _addresses(resolver, count), facts, timeouts, host_service=True)
-    _start_jax(agreement, count, process, timeouts)
+    addresses = _addresses(resolver, count)
+    agreement = meet(process, count, addresses, facts, timeouts, host_service=True)
+    _start_jax(agreement, count, process, timeouts, limit)
     _joined = Membership(process, count, generation)
+    _attendance = _introduce(agreement, addresses, timeouts, limit)
+    # After JAX' own, so that it is called before.
+    atexit.register(_leave, timeouts.shutdown)
     return _joined
+
+
+def _introduce(agreement: Agreement, addresses: list[str], timeouts: Timeouts, limit: float) -> Attendance:
+    """Tell all processes where this one answers.
+
+    These are the first collectives. Gloo connects at the first one, and gives up after 30 s: now all are
+    here, later one may be loading data.
+    """
+    own = membership()
+    record = Record()
+    ip = agreement.bind.rpartition(":")[0].strip("[]") or own_ip(agreement.coordinator)
+    presence = Presence(ip, record)
+    everywhere = ip in ("0.0.0.0", "::")
+    host = agreement.coordinator.rpartition(":")[0].strip("[]") if everywhere else ip
+    told = [with_port(host, presence.port), secrets.token_hex(16)]
+    every = [json.loads(data) for data in gather_bytes(json.dumps(told).encode())]
+    presence.secret = every[0][1]
+    hosts = addresses if len(set(addresses)) == len(addresses) else agreement.hosts
+    names = tuple(f"worker {i} at {host}" for i, host in enumerate(hosts))
+    peers = Peers(own.process_id, tuple(e[0] for e in every), names, presence.secret, timeouts.heartbeat)
+    return Attendance(record, peers, limit)
+
+
+def attendance() -> Attendance | None:
+    """This process among the others; None where it is alone."""
+    return _attendance
 
 
 def _addresses(resolver: ClusterResolver, count: int) -> list[str]:
@@ -144,23 +181,31 @@ def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str
     }
 
 
-def _start_jax(agreement: Agreement, count: int, process: int, timeouts: Timeouts) -> None:
+def _start_jax(agreement: Agreement, count: int, process: int, timeouts: Timeouts, limit: float) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It swallows SIGTERM, which belongs to the library and its users.
     jax.config.update("jax_enable_preemption_service", False)
+    _connect_directly()
     jax.distributed.initialize(
-        agreement.coordinator,
+        Relay(agreement.coordinator).address if process else agreement.coordinator,
         num_processes=count,
         process_id=process,
         cluster_detection_method="deactivate",
         initialization_timeout=int(timeouts.start_up),
-        heartbeat_timeout_seconds=int(timeouts.heartbeat),
+        # JAX ends processes in C++: only where nothing else has ended them. It looks at half the time.
+        heartbeat_timeout_seconds=int(2 * (max(limit, timeouts.heartbeat) + _MARGIN)),
         shutdown_timeout_seconds=int(timeouts.shutdown),
         coordinator_bind_address=agreement.bind or None,
     )
     _watch_for_failure()
-    # After JAX' own, so that it is called before.
-    atexit.register(_leave)
+
+
+def _connect_directly() -> None:
+    """Keep gRPC, which JAX speaks with its service, from a proxy: no proxy knows the way to this machine."""
+    environ = process_environ()
+    if any(name.lower() in ("http_proxy", "https_proxy", "grpc_proxy") for name in environ):
+        known = environ.get("no_grpc_proxy") or environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+        environ["no_grpc_proxy"] = ",".join([*filter(None, [known]), "127.0.0.1", "localhost"])
 
 
 def _watch_for_failure() -> None:
@@ -170,16 +215,34 @@ def _watch_for_failure() -> None:
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _failed
         _failed = not issubclass(kind, SystemExit)
-        before(kind, error, trace)
+        explained = explain(error)
+        if explained is None:
+            before(kind, error, trace)
+            return
+        # As if it had been raised where the program asked for an array.
+        explained.__cause__ = error
+        before(type(explained), explained.with_traceback(trace), trace)
 
     sys.excepthook = note
 
 
-def _leave() -> None:
-    if not _failed:
-        return
-    # The others hear of it at once through their closed connections. JAX would wait for them at a
-    # barrier that they never reach, and end this process with an abort.
+def explain(error: BaseException) -> ClusterError | None:
+    """Return the error that tells of the process which caused one of JAX; None for other errors."""
+    return None if _attendance is None else _attendance.explained(error)
+
+
+def _leave(seconds: float) -> None:
+    """Go when all go. JAX would wait at a barrier, and end the process in C++ when somebody does not come."""
+    is_broken = _failed or _attendance is None or _attendance.is_broken
+    if not is_broken and _attendance is not None:
+        missing = _attendance.leave(seconds)
+        if missing is None:
+            return
+        sys.stderr.write(
+            "All workers must come to the end of the program. Received: this one came, and not "
+            f"{missing}. The log of the worker that ended or stopped first says why.\n"
+        )
+    # The others hear of it at once through their closed connections.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -196,23 +259,23 @@ def broadcast_bytes(data: bytes) -> bytes:
     """Return the first process' bytes on every process."""
     from jax.experimental import multihost_utils
 
-    _count(2)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    buffer = np.zeros(size, np.uint8)
-    if membership().is_chief:
-        buffer[:] = np.frombuffer(data, np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
+    with together(2):
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+        buffer = np.zeros(size, np.uint8)
+        if membership().is_chief:
+            buffer[:] = np.frombuffer(data, np.uint8)
+        return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
     """Return the bytes of every process, in the order of their numbers."""
     from jax.experimental import multihost_utils
 
-    _count(2)
-    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
-    buffer = np.zeros(max(1, int(sizes.max())), np.uint8)
-    buffer[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(buffer)).reshape(len(sizes), -1)
+    with together(2):
+        sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
+        buffer = np.zeros(max(1, int(sizes.max())), np.uint8)
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        rows = np.asarray(multihost_utils.process_allgather(buffer)).reshape(len(sizes), -1)
     return [row[:size].tobytes() for row, size in zip(rows.astype(np.uint8), sizes, strict=True)]
 
 
@@ -237,9 +300,9 @@ def are_alike(data: bytes) -> bool:
     """Return whether all processes hold the same bytes: one collective of 32 bytes."""
     from jax.experimental import multihost_utils
 
-    _count(1)
     own = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
-    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+    with together(1):
+        every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
     return bool((every == every[0]).all())
 
 
@@ -260,6 +323,24 @@ def require_same(facts: Mapping[str, Any], what: str) -> None:
     raise ClusterError(f"{what} must be the same on all processes. Received: " + " ".join(differences(found)))
 
 
-def _count(number: int) -> None:
+@contextlib.contextmanager
+def together(number: int = 0) -> Iterator[None]:
+    """Surround collectives: their errors tell who is missing.
+
+    Args:
+        number: how many are made on behalf of the host.
+
+    Raises:
+        ClusterError: when one failed because of another process.
+    """
     global host_collectives
     host_collectives += number
+    if _attendance is not None:
+        _attendance.record.meetings += 1
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        raise explained from error

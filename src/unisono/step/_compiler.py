@@ -54,9 +54,9 @@ class RunAhead:
         self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()
-            if not oldest.is_ready():
-                self.waits += 1
-                jax.block_until_ready(oldest)
+            self.waits += not oldest.is_ready()
+            # Also where it is ready: a step that failed is, and raises its error here.
+            oldest.block_until_ready()
 
 
 _RUN_AHEAD: dict[Any, RunAhead] = {}
@@ -149,10 +149,24 @@ def _without_aliases(donated: Any, kept: Any) -> Any:
 
 
 class Entry:
-    """A compiled step of a user's function, with the variables whose state it carries."""
+    """A compiled step of a user's function, with the variables whose state it carries.
 
-    def __init__(self, traced: Callable[..., tuple[Any, list[Any]]], plan: Plan, strategy: Any) -> None:
+    Args:
+        traced: from values of variables and arrays to results and new values.
+        plan: which variables.
+        strategy: on whose replicas.
+        is_shared: whether all replicas take part, and not this process alone.
+    """
+
+    def __init__(
+        self,
+        traced: Callable[..., tuple[Any, list[Any]]],
+        plan: Plan,
+        strategy: Any,
+        is_shared: bool = True,
+    ) -> None:
         self.plan = plan
+        self._is_shared = is_shared
         self._strategy = strategy
         self._results: list[Result] = []
         # Variable -> what it holds between steps, and the array on all devices that stands for it.
@@ -184,7 +198,15 @@ class Entry:
         return written, (reads, self._place_arrays(call))
 
     def __call__(self, call: Call) -> Any:
-        outputs, new = self.step(*self.arguments(call))
+        if self._is_shared:
+            self._strategy.note_step("run", (call.arrays,))
+        try:
+            outputs, new = self.step(*self.arguments(call))
+        except (RuntimeError, ValueError) as error:
+            explained = self._strategy.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
         slots = [s for s in self.plan.slots if s.written]
         mesh = self._strategy.mesh
         for slot, value in zip(slots, self._strategy.store_state(new), strict=True):

@@ -53,7 +53,8 @@ class Function:
         scopes: list[StateScope] = []
         discover(lambda arrays: discarded(self._trace(call, None, [], arrays, scopes)), call.arrays)
         plan = Plan.from_cross_replica(scopes[-1])
-        strategy = _one_strategy(scopes[-1].strategies)
+        used = scopes[-1].strategies
+        strategy, is_shared = _one_strategy(used), bool(used)
 
         def traced(values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
             result = self._trace(call, plan, values, arrays, scopes)
@@ -65,7 +66,7 @@ class Function:
             ]
             return result[0], new
 
-        return Entry(traced, plan, strategy)
+        return Entry(traced, plan, strategy, is_shared)
 
     def _trace(
         self, call: Call, plan: Plan | None, values: list[Any], arrays: list[Any], scopes: list[StateScope]

@@ -80,6 +80,29 @@ class Strategy(abc.ABC):
         """
         return values
 
+    def note_step(self, kind: str, batches: Sequence[Any]) -> None:  # noqa: B027 (most have nothing to do)
+        """Note that a step of all replicas begins: all workers must have batches of the same shapes.
+
+        Args:
+            kind: what the step does.
+            batches: pytrees of arrays; none at the end of the data.
+        """
+
+    def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)
+        """Wait, on all workers but the first, until the first has written a file.
+
+        Args:
+            path: of the file, as the program gives it.
+        """
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """Return an error that says which worker caused one of JAX; None for other errors.
+
+        Args:
+            error: any.
+        """
+        return None
+
     @property
     def parameter_devices(self) -> tuple[Any, ...]:
         """The devices on which variables live between steps."""

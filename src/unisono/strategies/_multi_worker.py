@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from unisono._errors import ClusterError, InvalidTypeError
 from unisono._mesh import ReplicaMesh, devices_of_all
+from unisono._values import PerReplica, ReduceOp
 from unisono.checkpoint import _preemption
 from unisono.checkpoint._agreement import AskAll
 from unisono.checkpoint._names import canonical_paths
@@ -90,15 +91,36 @@ class MultiWorkerMirroredStrategy(Strategy):
             with super().scope():
                 yield self
         except (RuntimeError, ValueError) as error:
-            cause = _of_peers(error) if self._mesh.is_spread else None
-            if cause is None:
+            explained = self.explain(error)
+            if explained is None:
                 raise
-            raise ClusterError(
-                "All workers must stay until all are done. Received: worker "
-                f"{self.worker_index} of {self.num_workers} lost another one ({cause[:300]}). The log of the "
-                "worker that ended or stopped first says why; `unisono launch --max-restarts 3` starts all "
-                "again."
-            ) from error
+            raise explained from error
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """Return an error that says which worker caused one of JAX; None for other errors."""
+        return _bootstrap.explain(error) if self._mesh.is_spread else None
+
+    def note_step(self, kind: str, batches: Sequence[Any]) -> None:
+        """Note that a step begins; where its shapes are new they are compared with another worker's."""
+        attendance = _bootstrap.attendance()
+        if attendance is not None and self._mesh.is_spread:
+            attendance.take(kind, batches)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Combine a per-replica value into one array; see `Strategy.reduce`."""
+        with self._meeting(value):
+            return super().reduce(reduce_op, value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a per-replica value along `axis`; see `Strategy.gather`."""
+        with self._meeting(value):
+            return super().gather(value, axis)
+
+    def _meeting(self, value: Any) -> contextlib.AbstractContextManager[None]:
+        """Around a collective of a value, where it is one of all workers."""
+        parts = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+        shared = self._mesh.is_spread and any(isinstance(part, PerReplica) for part in parts)
+        return _bootstrap.together() if shared else contextlib.nullcontext()
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -174,6 +196,46 @@ class MultiWorkerMirroredStrategy(Strategy):
         changed["callbacks"] = [*callbacks, SharedDecisions(_bootstrap.broadcast_bytes, callbacks)]
         yield changed
 
+    def alike(
+        self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of `evaluate` or `predict` for this worker, when all call it alike.
+
+        Args:
+            original: Keras' method.
+            model: whose.
+            args: of the call.
+            kwargs: likewise.
+
+        Raises:
+            ClusterError: on all workers, when a size or a shape differs between them.
+        """
+        arguments = dict(inspect.signature(original).bind(model, *args, **kwargs).arguments)
+        arguments.pop("self")
+        # In `fit`, Keras evaluates with arguments that were compared when it began.
+        if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
+            name = original.__name__
+            _bootstrap.require_same({"method": name, **_facts_of(model, arguments)}, f"A call of `{name}`")
+        if not self.is_chief:
+            arguments["verbose"] = 0
+        return {**arguments.pop("kwargs", {}), **arguments}
+
+    def share_file(self, path: str) -> None:
+        """On the chief: note that a file is complete. On the others: wait until it is, for all to read.
+
+        A worker that writes elsewhere is not waited for: the others go on when the chief does.
+
+        Args:
+            path: of the file, as the program gives it.
+        """
+        attendance = _bootstrap.attendance()
+        if attendance is None or not self._mesh.is_spread:
+            return
+        if self.is_chief:
+            attendance.record.saved(path)
+        else:
+            attendance.wait_for_file(path)
+
     def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
         """Each worker's elements for its own replicas; all agree at each step on who has how many."""
         if not mesh.is_spread:
@@ -206,26 +268,45 @@ class MultiWorkerMirroredStrategy(Strategy):
         return answer[1:]
 
 
+#: Numbers and options that all workers must give alike, and data of which only the size is compared.
+_OPTIONS = (
+    "batch_size",
+    "epochs",
+    "initial_epoch",
+    "steps",
+    "steps_per_epoch",
+    "validation_batch_size",
+    "validation_steps",
+    "validation_freq",
+    "shuffle",
+    "class_weight",
+    "validation_split",
+)
+_DATA = ("x", "y", "sample_weight", "validation_data")
+
+
 def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a call of `fit` must have in common on all workers."""
-    names = (
-        "batch_size",
-        "epochs",
-        "initial_epoch",
-        "steps_per_epoch",
-        "validation_steps",
-        "validation_freq",
-    )
-    facts = {name: repr(arguments[name]) for name in (*names, "shuffle", "class_weight", "validation_split")}
-    for name in ("x", "y", "sample_weight", "validation_data"):
-        leaves = jax.tree.leaves(arguments[name])
-        shapes = [str(np.shape(a)) if hasattr(a, "shape") else type(a).__name__ for a in leaves]
-        facts[name] = f"{type(arguments[name]).__name__} {' '.join(shapes)}"
+    """What a call of `fit`, `evaluate` or `predict` must have in common on all workers."""
+    facts = {name: repr(arguments.get(name)) for name in _OPTIONS}
+    facts |= {name: _size_of(arguments.get(name)) for name in _DATA}
     paths = canonical_paths(v.path for v in model.variables)
     rows = zip(paths, model.variables, strict=True)
     facts["model"] = "\n".join(f"{path} {tuple(v.shape)} {v.dtype}" for path, v in rows)
-    facts["callbacks"] = "\n".join(type(c).__name__ for c in flat_callbacks(arguments["callbacks"]))
+    facts["callbacks"] = "\n".join(type(c).__name__ for c in flat_callbacks(arguments.get("callbacks")))
     return facts
+
+
+def _size_of(data: Any) -> str:
+    """The type of some input, and the shapes or the number of batches where they are known before."""
+    leaves = [data] if hasattr(data, "num_batches") else jax.tree.leaves(data)
+    return f"{type(data).__name__} {' '.join(map(_size_of_leaf, leaves))}"
+
+
+def _size_of_leaf(leaf: Any) -> str:
+    if hasattr(leaf, "shape"):
+        return str(tuple(leaf.shape))
+    batches = getattr(leaf, "num_batches", None)
+    return type(leaf).__name__ if batches is None else f"{batches} batches"
 
 
 def _same_random_state() -> None:
@@ -241,23 +322,6 @@ def _same_random_state() -> None:
     names = sorted(arrays)
     values = _bootstrap.broadcast_arrays([arrays[n] for n in names])
     state.set_state(decode(facts, dict(zip(names, values, strict=True))))
-
-
-#: What errors of JAX say that tell of another process.
-_PEERS = ("Gloo", "onnection closed by peer", "onnection reset by peer", "collective", "Collective")
-
-
-def _of_peers(error: BaseException) -> str | None:
-    """What an error, or one that it came from, says of another process; None where none does.
-
-    The state of a step that failed on the devices is gone, and what tries to save it fails as well.
-    """
-    seen: BaseException | None = error
-    while seen is not None:
-        if any(word in str(seen) for word in _PEERS):
-            return str(seen)
-        seen = seen.__cause__ or seen.__context__
-    return None
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:

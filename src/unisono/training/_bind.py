@@ -7,7 +7,7 @@ Keras does.
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises.
-- `Model.save`, `save_weights` and `export` write on the first of several workers alone.
+- `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
 - `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
 - `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
@@ -38,7 +38,7 @@ from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import Task, TrainerFunction, gather_rows
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
-from unisono.training._saving import write_whole
+from unisono.training._saving import written_once
 
 _MARK = "_unisono_strategy"
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -65,7 +65,9 @@ def install() -> None:
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _wrap(keras.Model, name, _guarded(name))
     for name in ("save", "save_weights", "export"):
-        _wrap(keras.Model, name, _written_once)
+        _wrap(keras.Model, name, written_once(holder_of))
+    for module, name in (("saving", "save_model"), ("models", "save_model"), ("saving", "save_weights")):
+        _wrap(getattr(keras, module), name, written_once(holder_of))
     for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "compute_loss", _compute_loss)
@@ -83,12 +85,12 @@ def install() -> None:
     _wrap(keras.layers.BatchNormalization, "_moments", _moments)
 
 
-def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method by `wrapper(original, self, ...)`, in the class that defines it.
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(original, self, ...)`, in the class that defines it, or a function.
 
     Keras compares `Model.compile` with its own to find out whether a user overrides it.
     """
-    owner = next(c for c in owner.__mro__ if name in vars(c))
+    owner = next(c for c in getattr(owner, "__mro__", [owner]) if name in vars(c))
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -192,17 +194,15 @@ def _guarded(name: str) -> Callable[..., Any]:
         strategy = _BOUND.get(self)
         if strategy is None:
             _check_not_in_scope(self, name)
-            if name == "fit":
-                return _fit(original, self, args, kwargs)
-            return original(self, *args, **kwargs)
+            return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = _with_pipelines(strategy, name, args, kwargs)
-        if name in ("evaluate", "predict") and not strategy.is_chief:
-            kwargs["verbose"] = 0
         with _scope_of(strategy), _weights_kept(self):
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             return original(self, *args, **kwargs)
+            if name in ("evaluate", "predict") and strategy.mesh.is_spread:
+                args, kwargs = (), strategy.alike(original, self, args, kwargs)
 
     return method
 
@@ -286,16 +286,13 @@ def _weights_kept(model: Any) -> Iterator[None]:
 
 def writes_files(model: Any) -> bool:
     """Whether this process writes the files of a model: the first of several workers does, for all."""
-    strategy = _BOUND.get(model) or getattr(model, _MARK, None)
+    strategy = holder_of(model)
     return strategy is None or bool(strategy.is_chief)
 
+def holder_of(model: Any) -> Any | None:
+    """The strategy that a model belongs to, compiled or not."""
+    return _BOUND.get(model) or getattr(model, _MARK, None)
 
-def _written_once(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    strategy = _BOUND.get(self) or getattr(self, _MARK, None)
-    if strategy is None or not strategy.mesh.is_spread:
-        return original(self, *args, **kwargs)
-    # No worker waits for another here: callbacks of the chief alone save, too.
-    return write_whole(original, self, args, kwargs) if strategy.is_chief else None
 
 
 def _maker(attribute: str, task: Task) -> Callable[..., Any]:

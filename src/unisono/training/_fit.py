@@ -325,8 +325,10 @@ class TrainerFunction:
     def _take(self, iterator: Iterator[Any]) -> list[Any]:
         wanted = max(1, self._model.steps_per_execution)
         self.clock.begin()
-        batches = [next(iterator)]
-        batches.extend(itertools.islice(iterator, wanted - 1))
+        batches = list(itertools.islice(iterator, wanted))
+        self._strategy.note_step(self._task.name.lower(), batches)
+        if not batches:
+            raise StopIteration
         self.clock.took(batches)
         return batches
 

@@ -14,24 +14,35 @@ from unisono._export._files import written_aside
 _FILES = (".keras", ".h5", ".hdf5", ".onnx")
 
 
-def write_whole(
-    original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Call Keras' `save`, `save_weights` or `export` with a place beside the path, and rename it at the end.
-
-    Other workers may look at the path at any moment, and so may the next start after a crash.
+def written_once(holder_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return what to call instead of Keras' `save`, `save_weights` and `export`, methods or functions.
 
     Args:
-        original: Keras' method.
-        model: the model.
-        args: of the method.
-        kwargs: likewise.
+        holder_of: gives a model's strategy, or None.
 
     Returns:
-        What the method returns.
+        A function of the original, the model and the arguments.
     """
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
-    bound.apply_defaults()
+
+    def write(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = holder_of(model)
+        if strategy is None or not strategy.mesh.is_spread:
+            return original(model, *args, **kwargs)
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        path = str(bound.arguments["filepath"])
+        result = _write_whole(original, bound) if strategy.is_chief else None
+        strategy.share_file(path)
+        return result
+
+    return write
+
+
+def _write_whole(original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    """Write to a place beside the path, and rename it at the end.
+
+    Other workers may look at the path at any moment, and so may the next start after a crash.
+    """
     place = _place(bound.arguments)
     if place is None:
         return original(*bound.args, **bound.kwargs)

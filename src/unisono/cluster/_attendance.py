@@ -1,0 +1,216 @@
+"""This process among the others of its cluster: who is missing, and whether all do the same.
+
+Messages go from port to port (`_presence`), beside JAX' collectives, and only when something is new: at
+the first batch of another shape, after a file, and when a collective has failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import ClusterError, UnisonoError
+from unisono.cluster._differences import differences
+from unisono.cluster._presence import AbsentError, EndedError, Peers
+from unisono.cluster._record import Record, described
+
+_LOG = logging.getLogger("unisono")
+
+#: What errors of JAX say that tell of another process.
+_WORDS = ("Gloo", "NCCL", "onnection closed by peer", "onnection reset by peer", "ollective")
+#: Seconds between two questions, at first and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
+
+class Attendance:
+    """This process among the others.
+
+    Args:
+        record: what the others may know of this process.
+        peers: the others.
+        limit: seconds that this process waits for another.
+    """
+
+    def __init__(self, record: Record, peers: Peers, limit: float) -> None:
+        self.record, self._peers, self._limit = record, peers, limit
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether all must end: another process is lost, or does something else."""
+        return bool(self.record.word)
+
+    def take(self, kind: str, batches: Sequence[Any]) -> None:
+        """Note the next batches; where they differ from those before, compare them with another process'.
+
+        If not all have the same, there is one whose batch is new and whose neighbour has another: it is
+        enough that each asks the next one.
+
+        Args:
+            kind: what is done with them.
+            batches: pytrees of arrays, none at the end of the data.
+
+        Raises:
+            ClusterError: when the next process has others, or does not come to this batch in time.
+        """
+        shapes = tuple(np.shape(x) for x in jax.tree.leaves(list(batches))) if batches else None
+        is_new = self.record.take((kind, shapes))
+        if is_new and not self.is_broken:
+            self._compare(self.record.batches, described((kind, shapes)))
+        if self.is_broken:
+            raise ClusterError(self.record.word)
+
+    def wait_for_file(self, path: str) -> None:
+        """Wait until the first process has written a file, or has gone on without it.
+
+        Args:
+            path: of the file.
+        """
+        question = {"kind": "saved", "path": path, "meetings": self.record.meetings}
+        try:
+            done = self._wait(lambda: self._asked(0, question, "done"), self._limit)
+        except EndedError as error:
+            _LOG.warning("The first worker may not have written %s: %s.", path, error)
+            return
+        if done is None:
+            _LOG.warning("The first worker has not written %s within %g s.", path, self._limit)
+
+    def explained(self, error: BaseException) -> ClusterError | None:
+        """Return the error for one of JAX that another process caused; None for other errors.
+
+        Args:
+            error: any.
+        """
+        cause = None if isinstance(error, ClusterError) else _of_others(error)
+        if cause is None:
+            return None
+        if not self.is_broken:
+            self._look_around()
+        return ClusterError(f"{self.record.word} Here: {cause[:300]}")
+
+    def leave(self, seconds: float) -> str | None:
+        """Wait until all have come to the end of their programs.
+
+        Args:
+            seconds: at most.
+
+        Returns:
+            Who has not, None where all have.
+        """
+        self.record.is_leaving = True
+        staying = set(self._peers.others)
+        states: dict[int, dict[str, Any] | AbsentError] = {}
+
+        def have_come() -> bool | None:
+            states.update(self._peers.ask_all({"kind": "state"}, sorted(staying)))
+            staying.difference_update(p for p, s in states.items() if isinstance(s, dict) and s["leaving"])
+            # One that is gone will not come; one that is only silent may.
+            return not staying or any(isinstance(s, EndedError) for s in states.values()) or None
+
+        self._wait(have_come, seconds)
+        return self._told({p: states[p] for p in sorted(staying)}) if staying else None
+
+    def _compare(self, number: int, batch: str) -> None:
+        process = (self._peers.own + 1) % len(self._peers.addresses)
+        question = {"kind": "batch", "number": number}
+        try:
+            answer = self._wait(lambda: self._asked(process, question, "reached"), self._limit)
+        except EndedError:
+            answer = None
+        if answer is None:
+            self._look_around()
+        elif answer["batch"] not in (batch, None):
+            self._end(_same(self._unequal(number, batch)), self._peers.others)
+
+    def _asked(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+        """The answer of a process when it says yes to `key`, or when all must end; else None.
+
+        Raises:
+            EndedError: when it has ended. One that is only silent may be busy.
+        """
+        try:
+            answer = self._peers.ask(process, question)
+        except EndedError:
+            raise
+        except AbsentError:
+            return None
+        return answer if answer[key] or self.is_broken else None
+
+    def _wait(self, ask: Callable[[], Any], seconds: float) -> Any:
+        """The first answer that is not None; None when the time is over."""
+        until = time.monotonic() + seconds
+        pause = _FIRST_PAUSE
+        while (answer := ask()) is None and time.monotonic() < until:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return answer
+
+    def _look_around(self) -> None:
+        """End: somebody is missing, or does not come to where this process waits."""
+        states = self._peers.ask_all({"kind": "state"}, self._peers.others)
+        lost = {p: state for p, state in states.items() if isinstance(state, AbsentError)}
+        here = [p for p in states if p not in lost]
+        own = f"worker {self._peers.own} of {len(self._peers.addresses)}"
+        if lost:
+            received = f"{own} lost {self._told(lost)}"
+        else:
+            progress = _progress(self.record.answer({"kind": "state"}))
+            received = f"{own} has waited in vain, {progress}; but {self._told(states)}"
+        self._end(_stay(received), here)
+
+    def _end(self, text: str, others: Sequence[int]) -> None:
+        """Tell all why they end; what is told first counts."""
+        self.record.answer({"kind": "word", "text": text})
+        self._peers.ask_all({"kind": "word", "text": text}, others)
+
+    def _told(self, states: Mapping[int, dict[str, Any] | AbsentError]) -> str:
+        return "; ".join(f"{self._peers.names[p]}: {_progress(state)}" for p, state in states.items())
+
+    def _unequal(self, number: int, batch: str) -> str:
+        answers = self._peers.ask_all({"kind": "batch", "number": number}, self._peers.others)
+        texts = {p: a["batch"] for p, a in answers.items() if isinstance(a, dict) and a["batch"]}
+        texts[self._peers.own] = batch
+        return " ".join(differences({p: {f"batch {number}": text} for p, text in sorted(texts.items())}))
+
+
+def _stay(received: str) -> str:
+    return (
+        f"All workers must stay until all are done. Received: {received}. The log of the worker "
+        "that ended or stopped first says why; `unisono launch --max-restarts 3` starts all again."
+    )
+
+
+def _same(received: str) -> str:
+    return (
+        f"All workers must take batches of the same shapes at the same time. Received: {received} For data of "
+        "each worker's own there are `AutoShardPolicy.FILE` and `strategy.distribute_datasets_from_function`."
+    )
+
+
+def _progress(state: dict[str, Any] | AbsentError) -> str:
+    if isinstance(state, AbsentError):
+        return str(state)
+    if state["leaving"]:
+        return "it has come to the end of its program"
+    return f"it has taken {state['batches']} batches" + (
+        f", the last {state['batch']}" if state["batch"] else ""
+    )
+
+
+def _of_others(error: BaseException) -> str | None:
+    """What an error, or one that it came from, says of another process; None where none does.
+
+    The state of a step that failed on the devices is gone, and what tries to save it fails as well.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        # Of JAX; our own speak of collectives, too.
+        is_foreign = isinstance(seen, (RuntimeError, ValueError)) and not isinstance(seen, UnisonoError)
+        if is_foreign and any(word in str(seen) for word in _WORDS):
+            return str(seen)
+        seen = seen.__cause__ or seen.__context__
+    return None
