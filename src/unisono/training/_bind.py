@@ -200,9 +200,9 @@ def _guarded(name: str) -> Callable[..., Any]:
         with _scope_of(strategy), _weights_kept(self):
             if name == "fit":
                 return _fit(original, self, args, kwargs)
-            return original(self, *args, **kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:
                 args, kwargs = (), strategy.alike(original, self, args, kwargs)
+            return original(self, *args, **kwargs)
 
     return method
 
@@ -284,15 +284,15 @@ def _weights_kept(model: Any) -> Iterator[None]:
         raise
 
 
-def writes_files(model: Any) -> bool:
-    """Whether this process writes the files of a model: the first of several workers does, for all."""
-    strategy = holder_of(model)
-    return strategy is None or bool(strategy.is_chief)
-
 def holder_of(model: Any) -> Any | None:
     """The strategy that a model belongs to, compiled or not."""
     return _BOUND.get(model) or getattr(model, _MARK, None)
 
+
+def writes_files(model: Any) -> bool:
+    """Whether this process writes the files of a model: the first of several workers does, for all."""
+    strategy = holder_of(model)
+    return strategy is None or bool(strategy.is_chief)
 
 
 def _maker(attribute: str, task: Task) -> Callable[..., Any]:
