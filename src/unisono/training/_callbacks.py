@@ -57,6 +57,12 @@ class SharedDecisions(keras.callbacks.Callback):
         # needs no logs.
         self.async_safe = True
         self._hears_batches = any(_hears_of_batches(c) for c in others)
+        self._trained: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Note the model: a batch's hook that asks for `self.model` makes Keras move the whole state."""
+        super().set_model(model)
+        self._trained = model
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin at the epoch that a callback of the chief has restored."""
@@ -71,8 +77,9 @@ class SharedDecisions(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Put a stop off to the end of the epoch."""
-        if self._hears_batches and not self._at_once and self.model.stop_training:
-            self.model.stop_training = False
+        # Perhaps in another thread, beside a step that takes the state over.
+        if self._hears_batches and not self._at_once and self._trained.stop_training:
+            self._trained.stop_training = False
             if not self._stops_later:
                 _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
             self._stops_later = True
