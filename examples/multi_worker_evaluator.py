@@ -33,8 +33,9 @@ with strategy.scope():
 if strategy.cluster_resolver.task_type == "evaluator":
     evaluator = unisono.SidecarEvaluator(model, test, "run/checkpoints", log_dir="run/logs")
     history = evaluator.start()  # until the launcher says that training has ended
-    step, best = max(history, key=lambda each: each[1]["accuracy"])
-    print(f"The best of {len(history)}: step {step}, accuracy {best['accuracy']:.4f}")
+    if history:
+        step, best = max(history, key=lambda each: each[1]["accuracy"])
+        print(f"The best of {len(history)}: step {step}, accuracy {best['accuracy']:.4f}")
 else:
     save = keras.callbacks.ModelCheckpoint("run/checkpoints/{epoch:02d}.keras")
     backup = unisono.callbacks.BackupAndRestore("run/backup", save_freq="epoch")

@@ -120,7 +120,7 @@ def test_the_last_checkpoint_gives_the_numbers_of_plain_keras(saved, capsys, kin
     model = reader(replicas)
     own = evaluator(copy(kind), model)
     same(own.start(), results[-1:])
-    shown = " ".join(f"{name} {value:.4g}" for name, value in results[-1][1].items())
+    shown = "loss {loss:.4g} accuracy {accuracy:.4g}".format(**results[-1][1])
     assert capsys.readouterr().out == f"checkpoint step 4: {shown}\n"
     # Nothing of the optimizer that trained, but how far it had come.
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)

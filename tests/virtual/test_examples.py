@@ -81,4 +81,6 @@ def test_every_example_is_run():
     own_tests = {"seed_002_keras_tutorial.py", "seed_004_custom_loop.py"}
     # In tests/cluster/test_examples.py.
     own_tests |= {"seed_001_multi_worker.py", "seed_004_multi_worker.py"}
+    # In tests/cluster/test_evaluator.py.
+    own_tests |= {"multi_worker_evaluator.py"}
     assert set(CASES) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}

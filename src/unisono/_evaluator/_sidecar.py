@@ -239,7 +239,9 @@ class SidecarEvaluator:
             x=x, y=y, sample_weight=weights, batch_size=self._batch_size, steps=self.steps, verbose=0,
             callbacks=[_Interrupt(self._beat_or_stop), *self.callbacks], return_dict=True,
         )  # fmt: skip
-        return {name: np.asarray(value).tolist() for name, value in results.items()}
+        # JAX sorts names; readers look for the loss first.
+        names = sorted(results, key=lambda name: name != "loss")
+        return {name: np.asarray(results[name]).tolist() for name in names}
 
     def _beat_or_stop(self) -> bool:
         self._heart.beat()
