@@ -13,8 +13,8 @@ CONTRACT = [
     "-k",
     "multi-worker or test_spread",
 ]
-#: Those whose path through a cluster differs from that of the others.
-NAMES = "never or weights or validation or outputs or clipnorm or accumulation"
+#: Those whose path through a cluster differs from that of the others; of two alike the harder one.
+NAMES = "never or mean or (validation and data) or global or accumulation"
 FEATURES = ["tests/virtual/training/test_exact.py", "-k", f"feature and ({NAMES})"]
 
 

@@ -86,6 +86,21 @@ def test_after_sigterm_the_same_command_goes_on(trainer, undisturbed, tmp_path, 
     assert second[2] == [expected | {"steps": list(range(10, 25))}]
 
 
+def test_sigterm_for_one_worker_ends_the_fit_of_all_after_the_same_step(trainer, tmp_path):
+    """And the same command goes on."""
+    undisturbed = trainer.run("fit", workers=2)
+    ended, again = (trainer.run("fit", tmp_path, wait, workers=2) for wait in ((1, 9), None))
+    assert [run[:2] for run in (undisturbed, ended, again)] == [
+        ([0, 0], False),
+        ([42, 42], True),
+        ([0, 0], False),
+    ], trainer.log.read_text()
+    assert {result["state"] for result in again[2]} == {undisturbed[2][0]["state"]}
+    first, second = (result["steps"] for result in again[2])
+    assert first == second == list(range(first[0], 25))
+    assert 9 < first[0] < 25
+
+
 def test_sigterm_for_one_worker_saves_and_ends_all_after_the_same_step(trainer, tmp_path):
     """Each in turn. The workers ask each other after steps 1, 2, 4, 8, 16 at the latest."""
     undisturbed = trainer.run("run", workers=2)
