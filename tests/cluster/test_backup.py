@@ -83,8 +83,10 @@ def killed_until_it_ends(trainer, data, replicas, backup, kills, **options):
 def test_killed_at_a_random_step_and_started_again(trainer, tmp_path, seed):
     """Backups are written beside training, so the kill also meets one that is half written."""
     kill_at = random.Random(seed).randrange(2, BATCHES)
-    found = killed_until_it_ends(trainer, "arrays", 2, tmp_path / "b", [kill_at])
-    assert found == trainer.undisturbed("arrays", 2), f"seed {seed}, killed at {kill_at}"
+    # How often "auto" saves depends on the machine, and the result must not.
+    every = "auto" if seed % 3 == 2 else 2
+    found = killed_until_it_ends(trainer, "arrays", 2, tmp_path / "b", [kill_at], every=every)
+    assert found == trainer.undisturbed("arrays", 2), f"seed {seed}, killed at {kill_at}, every {every}"
     assert not (tmp_path / "b").exists()
 
 

@@ -123,6 +123,14 @@ def test_host_collectives_do_not_grow_with_the_model(run):
         assert 0 < small == large
 
 
+def test_how_often_backups_are_made_needs_no_messages_between_workers(run):
+    """Never, after each batch, and as often as was measured; the chief alone decides and writes."""
+    first, second = both(run, "backing_up")
+    assert len({count for count, _ in (*first, *second)}) == 1
+    assert [saved > 0 for _, saved in first] == [False, True, True]
+    assert [saved for _, saved in second] == [0, 0, 0]
+
+
 def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_path):
     command = ["-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "1", "--spares", "0"]
     command += ["--log-dir", str(tmp_path / "logs"), PROGRAM, str(tmp_path), "killed"]

@@ -206,6 +206,17 @@ def collectives():
     return found
 
 
+def backing_up():
+    """How many collectives the host makes in a `fit` with backups, by how often they are made."""
+    found = []
+    for every in (0, 1, "auto"):
+        model, before = model_of(), _bootstrap.host_collectives
+        backup = unisono.callbacks.BackupAndRestore(FOLDER / f"every-{every}", every)
+        fit(model, callbacks=[backup])
+        found.append([_bootstrap.host_collectives - before, backup.saved])
+    return found
+
+
 def killed(kill=False):
     """Train with backups in a directory of all; worker 1 is killed once."""
 
@@ -250,6 +261,17 @@ if sys.argv[2:] == ["raises"]:
 elif sys.argv[2:] == ["killed"]:
     (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(killed(kill=True)))
 else:
-    checks = (writing, deciding, differing, beginning, saving, mismatches, collectives, killed, resuming)
+    checks = (
+        writing,
+        deciding,
+        differing,
+        beginning,
+        saving,
+        mismatches,
+        collectives,
+        backing_up,
+        killed,
+        resuming,
+    )
     result = {check.__name__: check() for check in checks}
     (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(result))

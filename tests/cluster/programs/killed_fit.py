@@ -105,7 +105,9 @@ def train(run):
         Kill(run["kill_at"]),
     ]
     if run["backup"]:
-        callbacks.append(BackupAndRestore(run["backup"], save_freq=2, asynchronous=run.get("beside", True)))
+        callbacks.append(
+            BackupAndRestore(run["backup"], run.get("every", 2), asynchronous=run.get("beside", True))
+        )
     history = model.fit(**data_of(run["data"]), epochs=EPOCHS, verbose=0, callbacks=callbacks)
     state = [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in state))

@@ -1,4 +1,8 @@
-"""Train with backups on any number of workers: `resized.py FOLDER RESULT KILL_AT`."""
+"""Train with backups on any number of workers: `resized.py FOLDER RESULT END`.
+
+END is after how many steps this process is killed, 0 for never; or `elastic`: under `unisono launch`,
+worker 1 goes with its machine, and later there is room for it again.
+"""
 
 import json
 import os
@@ -13,7 +17,7 @@ strategy = unisono.MultiWorkerMirroredStrategy()
 import keras
 import numpy as np
 
-folder, result, kill_at = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+folder, result, end = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 keras.utils.set_random_seed(3)
 x = np.random.default_rng(0).normal(size=(240, 6)).astype("f4")
 dataset = unisono.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(100).batch(24).prefetch(2)
@@ -23,18 +27,49 @@ with strategy.scope():
 
 
 class Kill(keras.callbacks.Callback):
-    """The chief's end: if all ended themselves, it might first hear that another has gone."""
-
-    left = kill_at
+    left = 0 if end == "elastic" else int(end)
 
     def on_train_batch_end(self, batch, logs=None):
         Kill.left -= 1
-        if not Kill.left and strategy.is_chief:
+        if not Kill.left:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-backup = unisono.callbacks.BackupAndRestore(folder, save_freq=3, asynchronous=False)
-history = model.fit(dataset, epochs=4, verbose=0, callbacks=[Kill(), backup]).history
+class Elastic(keras.callbacks.Callback):
+    """The first generation loses worker 1, the second is asked to make room for it."""
+
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        Elastic.steps += 1
+        generation = os.environ["UNISONO_GENERATION"]
+        if (generation, strategy.worker_index, Elastic.steps) == ("0", 1, 17):
+            make_room(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (generation, Elastic.steps) == ("1", 8):
+            # The signal writes into a pipe as it arrives.
+            reader, writer = os.pipe()
+            os.set_blocking(writer, False)
+            before = signal.set_wakeup_fd(writer)
+            make_room(2)
+            os.read(reader, 1)
+            signal.set_wakeup_fd(before)
+
+
+def make_room(workers):
+    """Say how many workers there is room for, all at once."""
+    place = Path(os.environ["UNISONO_FENCE"]).parent
+    (place / "aside").write_text(f"{workers}\n")
+    (place / "aside").replace(place / "capacity")
+
+
+if strategy.is_chief:
+    print("workers", strategy.num_workers, flush=True)
+backup = unisono.callbacks.BackupAndRestore(
+    folder, save_freq=3, asynchronous=False, save_before_preemption=end == "elastic"
+)
+acts = Elastic() if end == "elastic" else Kill()
+history = model.fit(dataset, epochs=4, verbose=0, callbacks=[acts, backup]).history
 if strategy.is_chief:
     weights = [float(np.abs(w).sum()) for w in model.get_weights()]
     result.write_text(json.dumps([history["loss"], weights]))
