@@ -54,7 +54,8 @@ class BackupAndRestore(Companion):
             `"auto"` measures the first backups and then saves as often as `max_overhead` allows; it
             says so in a line. None is `"auto"` under `unisono launch`, and else `"epoch"`, as in Keras.
         double_checkpoint: taken for Keras' sake; two are kept in any case.
-        delete_checkpoint: whether the backups are deleted when `fit` has ended well.
+        delete_checkpoint: whether the backups are deleted when `fit` has ended well; the last of those that
+            are kept is the end of training.
         save_before_preemption: whether SIGTERM makes `fit` save after the running batch and end the
             program with code 42, for a supervisor that starts it again.
         max_to_keep: how many backups are kept, at least 2.
@@ -189,9 +190,15 @@ class BackupAndRestore(Companion):
         if self._run is not None:
             self._run.pause()
 
-    def _is_due(self, batches: int, epoch_ended: bool) -> bool:
+    def _is_due(self, batches: int, epoch_ended: bool, is_last: bool) -> bool:
         """Whether to save after so many batches since the last backup."""
-        if epoch_ended and self.save_freq != "epoch" and self._backups is not None and self._backups.is_busy:
+        backups = self._backups
+        if backups is None:
+            return False
+        if is_last and batches and self.save_freq and (not self.delete_checkpoint or backups.is_watched):
+            # What is kept ends with the end of training.
+            return True
+        if epoch_ended and self.save_freq != "epoch" and backups.is_busy:
             # The next batch asks again.
             return False
         if self._wanted:

@@ -95,6 +95,11 @@ class Backups:
         """Whether one is being written."""
         return self._writer.is_busy
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether an evaluator reads them."""
+        return _finished.is_watched(self.directory)
+
     def newest(self) -> tuple[Path, Snapshot] | None:
         """The newest one that is as it was written."""
         found = _commits.newest_good(self.directory, _NAME)
@@ -142,7 +147,7 @@ class Backups:
         """
         if self.read_only or not self.directory.is_dir():
             return
-        watched = _finished.is_watched(self.directory)
+        watched = self.is_watched
         if watched or not delete:
             _finished.mark_finished(self.directory, discard=delete)
         if delete:
@@ -432,11 +437,12 @@ class Run:
 
     def end_epoch(self, epoch: int) -> None:
         """Called last when an epoch has ended."""
-        if not self._is_due(self._watching.batches - self._saved_at, True):
+        stopped = bool(self._model.stop_training)
+        is_last = stopped or epoch + 1 >= self._call.arguments["epochs"]
+        if not self._is_due(self._watching.batches - self._saved_at, True, is_last):
             return
         # One at a time: each that waits for the disk is a copy of the whole state.
         self._backups.wait()
-        stopped = bool(self._model.stop_training)
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
 
     def _save(self, progress: Progress, values: dict[int, Any]) -> None:

@@ -73,10 +73,10 @@ def test_one_copy_of_the_state_at_a_time(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no directory in memory")
-def test_backups_in_memory(caplog, expected):
+def test_backups_in_memory_and_the_last_that_is_kept(caplog, expected):
     folder = Path(tempfile.mkdtemp(dir=MEMORY))
     try:
-        trained(BackupAndRestore(folder, delete_checkpoint=False), epochs=1)
+        trained(BackupAndRestore(folder, 1000, delete_checkpoint=False), epochs=1)
         with caplog.at_level("INFO", "unisono"):
             assert trained(BackupAndRestore(folder)) == expected
         assert f"Going on from {folder / 'backup-1'}: epoch 2" in caplog.text
