@@ -192,7 +192,8 @@ class Run:
         owner: the callback that users made.
         call: the arguments of `fit`.
         backups: where to save.
-        is_due: from batches since the last backup, and whether an epoch has ended, to whether to save.
+        is_due: from batches since the last backup, whether an epoch has ended, and whether it is the last,
+            to whether to save.
         interval: measures how often to save, where that was asked for.
     """
 
@@ -201,7 +202,7 @@ class Run:
         owner: Any,
         call: FitCall,
         backups: Backups,
-        is_due: Callable[[int, bool], bool],
+        is_due: Callable[[int, bool, bool], bool],
         interval: BackupInterval | None = None,
     ) -> None:
         self._call, self._model, self._backups, self._is_due = call, call.model, backups, is_due
@@ -414,7 +415,7 @@ class Run:
         if self._interval is not None:
             self._interval.begin_batch(watched.batches, self._backups.is_busy, self._backups.last)
         done = watched.batches - self._saved_at
-        if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False):
+        if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False, False):
             return
         variables = variables_of(self._model, Task.TRAIN)
         values = {
