@@ -109,6 +109,16 @@ class ReplicaMesh:
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
+    def put_own(self, value: np.generic) -> jax.Array:
+        """Return an array with an element for each replica: what the replica's own process says.
+
+        Args:
+            value: a number; processes may give different ones.
+        """
+        return jax.make_array_from_callback(
+            (self.num_replicas,), self.sharded, lambda index: np.full(1, value)
+        )
+
     def local(self, array: Any) -> Any:
         """Return this process' copy of an array that is the same on all devices.
 

@@ -33,11 +33,11 @@ FLOORS = {
     "_summaries": 6,
     "_values": 1,
     "callbacks._backup": 15,
+    "callbacks._interval": 1,
     "callbacks._run": 14,
     "callbacks._states": 2,
     "callbacks._tensorboard": 8,
     "callbacks._timer": 2,
-    "callbacks._interval": 1,
     "callbacks._watch": 3,
     "checkpoint._agreement": 1,
     "checkpoint._arrays": 1,
@@ -118,6 +118,7 @@ FLOORS = {
     "summary": 7,
     "testing": 4,
     "tpu": 5,
+    "training._ahead": 2,
     "training._bind": 11,
     "training._callbacks": 1,
     "training._clock": 1,
@@ -128,6 +129,7 @@ FLOORS = {
     "training._placing": 9,
     "training._rows": 1,
     "training._saving": 2,
+    "training._step": 9,
 }
 
 #: The pipeline of `unisono.data.Dataset` stands on its own: it imports nothing of the others.

@@ -31,7 +31,7 @@ from unisono.data._keras_input import KerasInput, KerasStream, Position, as_kera
 from unisono.training._bind import strategy_of
 from unisono.training._callbacks import SharedDecisions
 from unisono.training._companion import FitCall
-from unisono.training._fit import Task, variables_of
+from unisono.training._step import Task, variables_of
 
 _LOG = logging.getLogger("unisono")
 _NAME = "backup"

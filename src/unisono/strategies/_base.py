@@ -88,6 +88,14 @@ class Strategy(abc.ABC):
             batches: pytrees of arrays; none at the end of the data.
         """
 
+    def all_agree(self, word: bool) -> bool:
+        """Return whether all workers say yes.
+
+        Args:
+            word: what this worker says.
+        """
+        return word
+
     def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)
         """Wait, on all workers but the first, until the first has written a file.
 
@@ -259,6 +267,9 @@ class Strategy(abc.ABC):
         options = options or InputOptions()
         join = from_function(options, _not_in_replica, self._join_elements)
         return results.FunctionDataset(dataset_fn, self._mesh, options, join, _not_in_replica, self._worker)
+
+    #: Whether several steps of `fit` may run in one program, without the state coming back between them.
+    runs_ahead = True
 
     #: The number of this worker, and how many there are.
     _worker = (0, 1)

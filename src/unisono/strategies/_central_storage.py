@@ -47,6 +47,9 @@ class CentralStorageStrategy(Strategy):
         """XLA's own all-reduce."""
         return self._ops
 
+    #: The state returns to its one place after each step.
+    runs_ahead = False
+
     @property
     def parameter_devices(self) -> tuple[Any, ...]:
         """The device on which variables live."""

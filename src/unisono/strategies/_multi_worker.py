@@ -100,6 +100,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Return an error that says which worker caused one of JAX; None for other errors."""
         return _bootstrap.explain(error) if self._mesh.is_spread else None
 
+    def all_agree(self, word: bool) -> bool:
+        """Return whether all workers say yes.
+
+        Args:
+            word: what this worker says.
+        """
+        if not self._mesh.is_spread:
+            return word
+        return all(_bootstrap.gather_bytes(b"yes" if word else b""))
+
     def note_step(self, kind: str, batches: Sequence[Any]) -> None:
         """Note that a step begins; where its shapes are new they are compared with another worker's."""
         attendance = _bootstrap.attendance()

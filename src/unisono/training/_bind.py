@@ -35,10 +35,12 @@ from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
+from unisono.training._ahead import looking_ahead, nobody_looks
 from unisono.training._companion import accompanied, has_companions
-from unisono.training._fit import Task, TrainerFunction, gather_rows
+from unisono.training._fit import TrainerFunction
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._saving import written_once
+from unisono.training._step import Task, gather_rows
 
 _MARK = "_unisono_strategy"
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -211,15 +213,18 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
     """Keras' `fit`, with the callbacks that take part in it, and what several workers need."""
     strategy = _BOUND.get(model)
     spread = strategy if strategy is not None and strategy.mesh.is_spread else None
-    if spread is None and not has_companions(args, kwargs):
+    if strategy is None and not has_companions(args, kwargs):
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     arguments.pop("self")
+    ahead = strategy is not None and strategy.runs_ahead and nobody_looks(model, arguments["callbacks"])
     together = contextlib.nullcontext(arguments) if spread is None else spread.together(model, arguments)
-    with together as shared, accompanied(model, shared) as changed:
-        return original(model, **changed)
+    with together as shared, accompanied(model, shared) as joined:
+        ahead = ahead if spread is None else spread.all_agree(ahead)
+        with looking_ahead(model, joined, ahead) as changed:
+            return original(model, **changed)
 
 
 def _with_pipelines(

@@ -8,32 +8,28 @@ replicas, so that they too are exact.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import keras
 import numpy as np
 
-from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, entered
 from unisono._errors import InvalidArgumentError
-from unisono._values import ReduceOp
+from unisono._mesh import AXIS
 from unisono.step._compiler import CompiledStep
-from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
-from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.step._engines import SHARDED, UNSHARDED
+from unisono.training._ahead import Ahead, Pace, agreeing, looped, slots_for
 from unisono.training._clock import StepClock
-from unisono.training._joined import DeafEngine, JoiningEngine, NotAloneError, are_sums, can_join
-from unisono.training._placing import BatchPlacer
+from unisono.training._placing import BatchPlacer, GroupPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
+from unisono.training._step import State, Task, TrainerStep, variables_of
 
 _LOG = logging.getLogger("unisono")
-
-State = tuple[Sequence[Any], ...]
 
 
 class StatePart(Sequence[Any]):
@@ -58,223 +54,13 @@ class StatePart(Sequence[Any]):
         return [self._view(v) for v in value] if isinstance(index, slice) else self._view(value)
 
 
-class Task(enum.Enum):
-    """What a step does; the value names the lists of variables in its state, in Keras' order."""
-
-    TRAIN = ("trainable", "non_trainable", "optimizer", "metrics")
-    TEST = ("trainable", "non_trainable", "metrics")
-    PREDICT = ("trainable", "non_trainable")
-
-
 class Mode(enum.Enum):
     """How a batch reaches the replicas."""
 
     SPLIT = "each replica gets its equal part"
     WHOLE = "every replica gets all rows and computes the same"
     PADDED = "filled up to a size that divides, and split"
-    SCAN = "several batches in one program, each split"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainerStep:
-    """A Keras step on all replicas, as a pure function of `(state, batch)`.
-
-    Args:
-        model: the model.
-        strategy: whose replicas.
-        task: which of the model's steps.
-    """
-
-    model: Any
-    strategy: Any
-    task: Task
-
-    def one_device(self, state: State, batch: Any) -> tuple[Any, State]:
-        """Keras' own step, on all rows."""
-        if self.task is Task.TRAIN:
-            logs, new = self.model.train_step(state, batch)
-        elif self.task is Task.TEST:
-            logs, new = self.model.test_step(state, batch)
-        else:
-            logs, non_trainable = self.model.predict_step(state, batch)
-            new = (state[0], non_trainable)
-        return logs, new
-
-    def whole(self, state: State, batch: Any) -> tuple[Any, State]:
-        """The step as one replica of one: every device computes the same."""
-        with entered(Context(self.strategy, ReplicaContext(self.strategy, OneReplica()), means=True)):
-            return self.one_device(state, batch)
-
-    def split(self, state: State, batch: Any) -> tuple[Any, State]:
-        """The step of one replica on its part of the rows."""
-        engine = self._engine()
-        if engine.num_replicas == 1:
-            return self.whole(state, batch)
-        rules = self._rules()
-        local = tuple(
-            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
-            for rs, vs in zip(rules, state, strict=True)
-        )
-        logs, new, rules = self._one_replica(engine, rules, local, batch)
-        merged = _merge_state(rules, local, new, engine)
-        if self.task is Task.PREDICT and self.strategy.mesh.is_spread:
-            # Every process gets all rows, as in tf.distribute.
-            logs = jax.tree.map(lambda x: engine.all_gather(x, 0), logs)
-        return self._merged_logs(logs, merged, engine), merged
-
-    def _one_replica(
-        self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: Any
-    ) -> tuple[Any, State, tuple[list[Merge], ...]]:
-        """One replica's step, and by which rules the rest of its state is merged."""
-        passengers: list[Any] | None = None
-        if self.task is Task.TRAIN and self.strategy.mesh.is_spread and can_join(self.model):
-            passengers = self._passengers(DeafEngine(engine), rules[-1], local, batch)
-        if passengers is None:
-            return *self._inside(engine, local, batch), rules
-        joining = JoiningEngine(engine, passengers)
-        logs, new = self._inside(joining, local, batch)
-        return logs, (*new[:-1], joining.arrived), (*rules[:-1], [Merge.KEEP] * len(passengers))
-
-    def _passengers(
-        self, engine: DeafEngine, rules: list[Merge], local: State, batch: Any
-    ) -> list[Any] | None:
-        """The metrics after the step, if they can travel with the gradients; else None."""
-        if any(rule is not Merge.SUM for rule in rules):
-            return None
-        try:
-            _, new = self._inside(engine, local, batch)
-        except NotAloneError:
-            return None
-        metrics = list(new[-1])
-        return metrics if engine.calls == 1 and are_sums(metrics) else None
-
-    def _inside(self, engine: ReplicaEngine, local: State, batch: Any) -> tuple[Any, State]:
-        with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
-            return self.one_device(local, batch)
-
-    def padded(self, true_rows: int, state: State, batch: Any) -> tuple[Any, State]:
-        """The step of one replica on its part of a padded batch of `true_rows` true rows."""
-        engine = self._engine()
-        rules = self._rules()
-        # Metrics see all true rows on every replica: their copies are equal, not parts of a sum.
-        rules = tuple([Merge.KEEP if r is Merge.SUM else r for r in rs] for rs in rules)
-        local = tuple(
-            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
-            for rs, vs in zip(rules, state, strict=True)
-        )
-        context = Context(
-            self.strategy, ReplicaContext(self.strategy, engine), means=True, true_rows=true_rows
-        )
-        rows = jax.tree.leaves(batch)[0].shape[0]
-        with entered(context):
-            logs, new = self.one_device(local, batch)
-        merged = _merge_state(rules, local, new, engine)
-        if self.task is Task.PREDICT:
-            return gather_rows(logs, engine, true_rows), merged
-        merged = self._recount_loss(local, merged, true_rows, rows)
-        return self._merged_logs(logs, merged, engine), merged
-
-    def _engine(self) -> ReplicaEngine:
-        replicas = self.strategy.num_replicas_in_sync
-        return OneReplica() if replicas == 1 else SpmdEngine(replicas, self.strategy.cross_device_ops)
-
-    def _rules(self) -> tuple[list[Merge], ...]:
-        """The rule of every variable, in the order of the state."""
-        return tuple(
-            # Trainable and optimizer variables change by aggregated gradients: copies are equal.
-            [Merge.KEEP] * len(variables)
-            if name in ("trainable", "optimizer")
-            else [_fit_rule(v) for v in variables]
-            for name, variables in zip(self.task.value, variables_of(self.model, self.task), strict=True)
-        )
-
-    def _merged_logs(self, logs: Any, state: State, engine: ReplicaEngine) -> Any:
-        """The logs of all replicas: from the merged metrics, or the replicas' mean for others."""
-        if self.task is Task.PREDICT:
-            return logs
-        with keras.StatelessScope(zip(self.model.metrics_variables, state[-1], strict=True)):
-            results = self.model.get_metrics_result()
-        if isinstance(logs, dict) and set(logs) == set(results):
-            return results
-        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(_as_float, logs))
-
-    def _recount_loss(self, old: State, new: State, true_rows: int, rows: int) -> State:
-        """Make the loss tracker count true rows, where Keras counted a replica's padded ones."""
-        tracker = {id(v) for v in self.model.metrics[0].variables}
-        metrics = [
-            a + (b - a) * true_rows / rows if id(v) in tracker else b
-            for v, a, b in zip(self.model.metrics_variables, old[-1], new[-1], strict=True)
-        ]
-        return (*new[:-1], metrics)
-
-
-def _fit_rule(variable: Any) -> Merge:
-    rule = merge_rule(kind_of(variable))
-    if rule is not Merge.STACK:
-        return rule
-    # Keras carries one array for each variable: copies that differ become their mean or first.
-    return merge_rule(dataclasses.replace(kind_of(variable), owns_copies=False))
-
-
-def _as_float(value: Any) -> Any:
-    value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
-
-
-def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: ReplicaEngine) -> State:
-    """Merge what the step changed; what it did not is the same object, and stays untouched."""
-    old_flat, new_flat = list(itertools.chain(*old)), list(itertools.chain(*new))
-    rules_flat = list(itertools.chain(*rules))
-    offsets = (Merge.SUM, Merge.SEED)
-    changed = [
-        i
-        for i, (a, b, r) in enumerate(zip(old_flat, new_flat, rules_flat, strict=True))
-        if a is not b or r in offsets
-    ]
-    merged = merge_all([rules_flat[i] for i in changed], [new_flat[i] for i in changed], engine)
-    for i, value in zip(changed, merged, strict=True):
-        new_flat[i] = value
-    values = iter(new_flat)
-    return tuple([next(values) for _ in part] for part in new)
-
-
-def variables_of(model: Any, task: Task) -> tuple[list[Any], ...]:
-    """The variables behind a step's state."""
-    every = {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: model.optimizer.variables,
-        "metrics": lambda: model.metrics_variables,
-    }
-    return tuple(list(every[name]()) for name in task.value)
-
-
-def gather_rows(tree: Any, engine: ReplicaEngine, true_rows: int) -> Any:
-    """Return the true rows of all replicas, in order, on every replica.
-
-    The derivative of a loss of them by this replica's rows is this replica's part, times the
-    number of replicas, because `fit` averages gradients.
-    """
-    return jax.tree.map(lambda x: _gathered(x, engine)[:true_rows], tree)
-
-
-def _gathered(x: Any, engine: ReplicaEngine) -> Any:
-    rows, replicas = x.shape[0], engine.num_replicas
-
-    @jax.custom_vjp
-    def gather(x: Any) -> Any:
-        return engine.all_gather(x, 0)
-
-    def forward(x: Any) -> tuple[Any, None]:
-        return gather(x), None
-
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        # Every replica computes the same loss, so the cotangent is at hand: no communication.
-        own = jax.lax.dynamic_slice_in_dim(cotangent, engine.replica_id * rows, rows)
-        return (own * replicas,)
-
-    gather.defvjp(forward, backward)
-    return gather(x)
+    TOGETHER = "several batches in one program, each split or padded"
 
 
 class TrainerFunction:
@@ -293,6 +79,10 @@ class TrainerFunction:
         self._returned: tuple[StatePart, ...] | None = None
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
+        self._groups: dict[Any, GroupPlacer] = {}
+        self._pace = Pace()
+        #: What runs ahead of Keras' loop, during a call of `fit` in which nobody can tell.
+        self.ahead: Ahead | None = None
         #: Where the host's time goes.
         self.clock = StepClock()
         mesh = strategy.mesh
@@ -301,8 +91,8 @@ class TrainerFunction:
             Mode.SPLIT: split,
             Mode.PADDED: split,
             Mode.WHOLE: self.clock.timing(BatchPlacer(mesh, mesh.replicated)),
-            Mode.SCAN: self.clock.timing(BatchPlacer(mesh, mesh.scanned)),
         }
+        self._place_group = self.clock.timing(GroupPlacer.placed)
 
     @property
     def num_programs(self) -> int:
@@ -311,8 +101,15 @@ class TrainerFunction:
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
         """Run as many batches as the model executes at once; Keras' convention."""
-        batches = self._take(iterator)
+        logs = self.ahead.asked() if self.ahead is not None else None
+        if logs is not None:
+            # What this step computes was computed with the steps before it.
+            return logs, self._returned_for(state)
+        self.clock.begin()
         try:
+            if self.ahead is not None:
+                return self._run_ahead(self.ahead, state, iterator)
+            batches = self._take(iterator)
             if self._model.run_eagerly or not self._model.jit_compile:
                 return self._eagerly(state, batches)
             return self._compiled(state, batches)
@@ -324,13 +121,43 @@ class TrainerFunction:
 
     def _take(self, iterator: Iterator[Any]) -> list[Any]:
         wanted = max(1, self._model.steps_per_execution)
-        self.clock.begin()
         batches = list(itertools.islice(iterator, wanted))
         self._strategy.note_step(self._task.name.lower(), batches)
         if not batches:
             raise StopIteration
         self.clock.took(batches)
         return batches
+
+    def _returned_for(self, state: State) -> State:
+        if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
+            raise InvalidArgumentError(
+                "The weights may not be changed between two batches of an epoch unless a callback of `fit` "
+                "does it, in `on_train_batch_begin` or `on_train_batch_end`. Received: other weights."
+            )
+        return self._returned
+
+    def _run_ahead(self, ahead: Ahead, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
+        """Run the next step, and those after it that fit into its program."""
+        strategy, kind = self._strategy, self._task.name.lower()
+        try:
+            batch = ahead.first(iterator)
+        except StopIteration:
+            strategy.note_step(kind, [])
+            raise
+        strategy.note_step(kind, [batch])
+        self.clock.took([batch])
+        group = self._group(batch, slots_for(batch))
+        if group is None:
+            return self._compiled(state, [batch])
+        self.clock.begin()
+        began = perf_counter()
+        most = min(self._pace.size, group.slots) - 1
+        for further in ahead.more(iterator, most, group.fits, waits=strategy.mesh.is_spread):
+            strategy.note_step(kind, [further])
+            self.clock.took([group.added(further)])
+            self.clock.begin()
+        logs, state = self._together(self._placed(state), group, perf_counter() - began)
+        return ahead.done(logs, group.count), self._keep(state)
 
     def _eagerly(self, state: State, batches: list[Any]) -> tuple[Any, State]:
         """Op by op, all rows as one replica, so that a debugger sees values."""
@@ -343,21 +170,28 @@ class TrainerFunction:
     def _compiled(self, state: State, batches: list[Any]) -> tuple[Any, State]:
         state = self._placed(state)
         wanted = self._model.steps_per_execution
-        if wanted > 1 and len(batches) == wanted and self._same_and_divide(batches):
-            outputs, state = self._scan(state, batches)
-        else:
-            collected = []
-            for batch in batches:
-                logs, state = self._one(state, batch)
-                collected.append(logs)
-            outputs = self._joined(collected)
-        store = self._strategy.store_state
-        if not self._strategy.mesh.is_spread:
-            self._returned = tuple(StatePart(list(store(part))) for part in state)
-            return outputs, self._returned
-        view = self._strategy.mesh.local
-        self._returned = tuple(StatePart(list(store(part)), view) for part in state)
-        return jax.tree.map(view, outputs), self._returned
+        group = None
+        if wanted > 1:
+            batches = [jax.tree.map(np.asarray, batch) for batch in batches]
+            group = self._group(batches[0], wanted)
+        if group is not None and all(map(group.fits, batches[1:])):
+            for batch in batches[1:]:
+                group.added(batch)
+            logs, state = self._together(state, group)
+            return self._of_group(logs, group.count), self._keep(state)
+        collected = []
+        for batch in batches:
+            logs, state = self._one(state, batch)
+            collected.append(logs)
+        outputs = self._joined(collected)
+        return jax.tree.map(self._strategy.mesh.local, outputs), self._keep(state)
+
+    def _keep(self, state: State) -> State:
+        """The state as Keras carries it."""
+        mesh = self._strategy.mesh
+        view = {"view": mesh.local} if mesh.is_spread else {}
+        self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
+        return self._returned
 
     def _placed(self, state: State) -> State:
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
@@ -403,17 +237,36 @@ class TrainerFunction:
             )  # fmt: skip
         return reason is None
 
-    def _same_and_divide(self, batches: list[Any]) -> bool:
-        shapes = [[np.shape(x) for x in jax.tree.leaves(b)] for b in batches]
-        return all(s == shapes[0] for s in shapes) and self._mode(_rows(batches[0])) is Mode.SPLIT
+    def _group(self, batch: Any, slots: int) -> GroupPlacer | None:
+        """Where several batches like this one are collected, with this one; None if it must run alone."""
+        if slots < 2 or self._mode(rows := _rows(batch)) is Mode.WHOLE:
+            return None
+        leaves, structure = jax.tree.flatten(batch)
+        key = (slots, rows, structure, tuple((x.shape, x.dtype) for x in leaves))
+        if key not in self._groups:
+            self._groups[key] = GroupPlacer(self._strategy.mesh, batch, slots)
+        group = self._groups[key]
+        group.begin()
+        group.added(batch)
+        return group
 
-    def _scan(self, state: State, batches: list[Any]) -> tuple[Any, State]:
-        stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *batches)
-        program = self._program(Mode.SCAN, len(batches))
-        outputs, state = program(state, self._place[Mode.SCAN](stacked))
-        if self._task is Task.PREDICT:
-            outputs = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), outputs)
-        return outputs, state
+    def _together(self, state: State, group: GroupPlacer, collecting: float = 0.0) -> tuple[Any, State]:
+        mode, mesh = self._mode(group.rows), self._strategy.mesh
+        program = self._program(Mode.TOGETHER, (group.slots, mode, group.rows if mode is Mode.PADDED else 0))
+        data, agreed = self._place_group(group), None
+        if mesh.is_spread:
+            (logs, agreed), state = program(state, (mesh.put_own(np.int32(self._pace.wish)), data))
+            logs, agreed = jax.tree.map(mesh.local, (logs, agreed))
+        else:
+            logs, state = program(state, data)
+        self._pace.started(jax.tree.leaves(logs), group.count, collecting, agreed)
+        return logs, state
+
+    def _of_group(self, logs: Any, count: int) -> Any:
+        """The logs of the last of several steps, as in Keras; the predictions of all of them."""
+        if self._task is not Task.PREDICT:
+            return jax.tree.map(lambda x: x[count - 1], logs)
+        return jax.tree.map(lambda x: np.asarray(x)[:count].reshape(-1, *x.shape[2:]), logs)
 
     def _program(self, mode: Mode, detail: Any) -> CompiledStep:
         if (mode, detail) not in self._programs:
@@ -421,19 +274,12 @@ class TrainerFunction:
         return self._programs[mode, detail]
 
     def _compile(self, mode: Mode, detail: Any) -> CompiledStep:
-        predicts = self._task is Task.PREDICT and not self._strategy.mesh.is_spread
-        step: Callable[..., Any]
-        outputs = UNSHARDED
-        if mode is Mode.WHOLE:
-            step, batch = self._step.whole, UNSHARDED
-        elif mode is Mode.PADDED:
-            step, batch = (lambda s, b: self._step.padded(detail, s, b)), SHARDED
-        elif mode is Mode.SPLIT:
-            step, batch = self._step.split, SHARDED
-            outputs = SHARDED if predicts else UNSHARDED
-        else:
-            step, batch = self._scanned, jax.sharding.PartitionSpec(None, *SHARDED)
-            outputs = batch if predicts else UNSHARDED
+        step, batch, outputs = self._step_of(*detail[1:] if mode is Mode.TOGETHER else (mode, detail))
+        if mode is Mode.TOGETHER:
+            step = looped(step, slots=detail[0])
+            batch, outputs = (UNSHARDED, _later(batch)), _later(outputs)
+            if self._strategy.mesh.is_spread:
+                step, batch, outputs = agreeing(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         return CompiledStep(
             step,
             self._strategy.mesh,
@@ -442,18 +288,14 @@ class TrainerFunction:
             out_specs=(outputs, UNSHARDED),
         )
 
-    def _scanned(self, state: State, batches: Any) -> tuple[Any, State]:
-        """Several steps in one program; logs are those of the last one, as in Keras."""
-
-        def one(state: State, batch: Any) -> tuple[State, Any]:
-            logs, new = self._step.split(state, batch)
-            # A scan carries fixed types: a weak type from a Python number must not change it.
-            return jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state, new), logs
-
-        state, logs = jax.lax.scan(one, state, batches)
-        if self._task is Task.PREDICT:
-            return logs, state
-        return jax.tree.map(lambda x: x[-1], logs), state
+    def _step_of(self, mode: Mode, rows: Any) -> tuple[Callable[..., Any], Any, Any]:
+        """The step of one batch, and how the batch and what it returns lie on the replicas."""
+        if mode is Mode.WHOLE:
+            return self._step.whole, UNSHARDED, UNSHARDED
+        if mode is Mode.PADDED:
+            return functools.partial(self._step.padded, rows), SHARDED, UNSHARDED
+        predicts = self._task is Task.PREDICT and not self._strategy.mesh.is_spread
+        return self._step.split, SHARDED, SHARDED if predicts else UNSHARDED
 
     def _joined(self, outputs: list[Any]) -> Any:
         if self._task is not Task.PREDICT:
@@ -468,6 +310,11 @@ class TrainerFunction:
             for variable, value in zip(variables, values, strict=True):
                 if not value.is_deleted():
                     variable.assign(self._strategy.mesh.local(value))
+
+
+def _later(spec: Any) -> Any:
+    """How several arrays lie, of which each lies like `spec`."""
+    return jax.sharding.PartitionSpec(None, *spec)
 
 
 def _rows(batch: Any) -> int:

@@ -20,6 +20,9 @@ _LARGEST = 4 << 20
 #: One buffer for every step that may be in flight, the one being filled, and one to spare.
 _SLOTS = RUN_AHEAD + 2
 
+#: Buffers for two programs in flight, and for the one whose batches are being collected.
+_GROUPS = 3
+
 
 class BatchPlacer:
     """Puts batches onto the devices of a sharding.
@@ -67,6 +70,92 @@ class BatchPlacer:
         buffer = next(self._rings[key])
         np.copyto(buffer, array, casting="unsafe")
         return jax.make_array_from_callback(array.shape, self._sharding, lambda index: buffer[index])
+
+
+class GroupPlacer:
+    """Puts several batches onto the devices as one array, split along its second dimension.
+
+    Each batch is copied when it comes, into buffers that lie on their device as they lie in the
+    host's memory. They are written again two programs later: whoever starts programs must wait for
+    the last but one.
+
+    Args:
+        mesh: the devices.
+        batch: the first batch; pytree of NumPy arrays.
+        slots: how many batches there is room for.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, batch: Any, slots: int) -> None:
+        self._mesh = mesh
+        leaves, structure = jax.tree.flatten(batch)
+        self._structure: Any = structure
+        self.slots = slots
+        self.rows = leaves[0].shape[0]
+        shapes = [(slots, -(-self.rows // mesh.num_replicas), *x.shape[1:]) for x in leaves]
+        dtypes = [jax.dtypes.canonicalize_dtype(x.dtype) for x in leaves]
+        self._like = [(x.shape, x.dtype) for x in leaves]
+        rings = [
+            [
+                {r: _aligned(shape, dtype) for r in mesh.local_replicas}
+                for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
+            for _ in range(_GROUPS)
+        ]
+        self._rings = itertools.cycle(rings)
+        self._buffers = rings[0]
+        self._counts: dict[int, Any] = {}
+        self.count = 0
+
+    def begin(self) -> None:
+        """Turn to the next buffers."""
+        self._buffers = next(self._rings)
+        self.count = 0
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has the structure, shapes and types of the first one.
+
+        Args:
+            batch: any.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        return bool(structure == self._structure) and all(
+            isinstance(x, np.ndarray) and (x.shape, x.dtype) == like
+            for x, like in zip(leaves, self._like, strict=True)
+        )
+
+    def added(self, batch: Any) -> Any:
+        """Copy a batch behind the others, filled up where it does not divide; return it.
+
+        Args:
+            batch: one that fits.
+        """
+        for buffers, array in zip(self._buffers, jax.tree.leaves(batch), strict=True):
+            for replica, buffer in buffers.items():
+                rows = buffer.shape[1]
+                part = array[replica * rows : (replica + 1) * rows]
+                buffer[self.count, : len(part)] = part
+                # True rows, as `pad_rows` does it.
+                buffer[self.count, len(part) :] = array[-1]
+        self.count += 1
+        return batch
+
+    def placed(self) -> tuple[Any, Any]:
+        """Return how many batches there are, and the batches on the devices."""
+        if self.count not in self._counts:
+            self._counts[self.count] = self._mesh.put(np.int32(self.count), self._mesh.replicated)
+        return self._counts[self.count], jax.tree.unflatten(
+            self._structure, [self._place(b) for b in self._buffers]
+        )
+
+    def _place(self, buffers: dict[int, np.ndarray]) -> Any:
+        first = next(iter(buffers.values()))
+        rows, replicas = first.shape[1], self._mesh.num_replicas
+        shape = (self.slots, rows * replicas, *first.shape[2:])
+
+        def part(index: Any) -> np.ndarray:
+            return buffers[(index[1].start or 0) // rows]
+
+        return jax.make_array_from_callback(shape, self._mesh.scanned, part)
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

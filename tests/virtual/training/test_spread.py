@@ -10,7 +10,7 @@ import pytest
 import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
-from unisono.training import _fit
+from unisono.training import _step
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
 
@@ -26,11 +26,18 @@ def program_of(batch_normalization=False):
     rows = 8 * strategy.num_replicas_in_sync
     model.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
     strategy = unisono.training._bind.strategy_of(model)
-    parts = tuple([v.value for v in part] for part in _fit.variables_of(model, _fit.Task.TRAIN))
+    parts = tuple([v.value for v in part] for part in _step.variables_of(model, _step.Task.TRAIN))
     (program,) = model.train_function._programs.values()
     state = strategy.mesh.put(parts, strategy.mesh.replicated)
-    batch = strategy.mesh.put((x[:rows], y[:rows], None), strategy.mesh.sharded)
-    return program.lower(state, batch).compile(), strategy.num_replicas_in_sync
+    (group,) = model.train_function._groups.values()
+    group.begin()
+    group.added((x[:rows], y[:rows], None))
+    data = (strategy.mesh.put_own(np.int32(1)), group.placed())
+    return program.lower(state, data).compile(), strategy.num_replicas_in_sync
+
+
+#: Once in a program of several steps: how many steps the next one shall have.
+WISH = 1
 
 
 def messages(compiled):
@@ -44,11 +51,14 @@ def test_gradients_and_metrics_are_one_message(monkeypatch):
     together, replicas = program_of()
     rounds = replicas.bit_length() - 1
     is_power = not replicas & (replicas - 1)
-    assert messages(together) == ({"collective-permute": rounds} if is_power else {"all-reduce": 1})
-    monkeypatch.setattr(_fit, "can_join", lambda model: False)
+    in_program = {"all-reduce": WISH}
+    assert messages(together) == (
+        {"collective-permute": rounds, **in_program} if is_power else {"all-reduce": 1 + WISH}
+    )
+    monkeypatch.setattr(_step, "can_join", lambda model: False)
     apart, _ = program_of()
     if is_power:
-        assert messages(apart) == {"collective-permute": 2 * rounds}
+        assert messages(apart) == {"collective-permute": 2 * rounds, **in_program}
     # Traced twice, computed once.
     products = [len(re.findall(r" dot\(", compiled.as_text())) for compiled in (together, apart)]
     assert products[0] == products[1] > 0
@@ -57,7 +67,8 @@ def test_gradients_and_metrics_are_one_message(monkeypatch):
 def test_moving_statistics_take_one_more():
     compiled, replicas = program_of(batch_normalization=True)
     if not replicas & (replicas - 1):
-        assert messages(compiled) == {"collective-permute": 2 * (replicas.bit_length() - 1)}
+        rounds = replicas.bit_length() - 1
+        assert messages(compiled) == {"collective-permute": 2 * rounds, "all-reduce": WISH}
 
 
 def flat(batches):
