@@ -31,7 +31,7 @@ def evaluated():
 class Waiting(keras.callbacks.ModelCheckpoint):
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while f"{{epoch + 1:02d}}.keras" not in evaluated() or (generation == 0 and epoch == 1):
             if generation == 0 and epoch == 1 and len(evaluated()) == 2:
                 open("killable", "w").close()
@@ -44,12 +44,15 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_each_epoch_is_evaluated_once_although_a_worker_is_killed(tmp_path):
     flags = ("-n", "2", "--evaluator", "--max-restarts", "1", "--spares", "0")
     with launched(tmp_path, SCRIPT, *flags) as run:
-        until(lambda: (tmp_path / "killable").exists() or run.process.poll() is not None, "two evaluations")
+        wait_for_evaluations(run, 2)
+        until(lambda: (tmp_path / "killable").exists(), "the chief")
         os.kill(run.wait_for("started", task="worker:1")["pid"], signal.SIGKILL)
+        run.wait_for("started", task="evaluator:0", generation=1)
+        wait_for_evaluations(run, EPOCHS)
         assert run.end() == 0
         log = run.log("evaluator:0")
         assert len(run.history("started", task="evaluator:0")) == 2
@@ -65,6 +68,17 @@ def test_each_epoch_is_evaluated_once_although_a_worker_is_killed(tmp_path):
     assert f"The best of {EPOCHS}: step" in log
     assert not record["watching"]
     check_numbers(tmp_path / "run", found)
+
+
+def wait_for_evaluations(run, count):
+    """One after the other, each with a limit of its own."""
+    for i in range(1, count + 1):
+        until(
+            lambda i=i: (
+                run.log("evaluator:0").count("checkpoint step") >= i or run.process.poll() is not None
+            ),
+            f"{i} evaluations",
+        )
 
 
 def check_numbers(folder, found):
