@@ -17,7 +17,7 @@ import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
 from unisono.step._compiler import run_ahead_of
-from unisono.training._placing import BatchPlacer
+from unisono.training._placing import BatchPlacer, GroupPlacer
 
 #: Seconds after which a held step gives up: only a test that fails waits for them.
 GIVE_UP = 20
@@ -120,9 +120,21 @@ def test_one_device_does_not_hold_the_host_either():
     assert any(running)
 
 
-def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch):
+class Looks(keras.callbacks.Callback):
+    """Sees single batches, so that each step is a program of its own."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("placer", "method", "callbacks"),
+    [(BatchPlacer, "__call__", [Looks()]), (GroupPlacer, "added", [])],
+    ids=["one by one", "several in one program"],
+)
+def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, callbacks):
     gate = Gate(6)
-    place = BatchPlacer.__call__
+    place = getattr(placer, method)
     placed = []
 
     def counting(self, batch):
@@ -132,9 +144,9 @@ def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch):
             gate.host_came()
         return result
 
-    monkeypatch.setattr(BatchPlacer, "__call__", counting)
+    monkeypatch.setattr(placer, method, counting)
     x, y = (np.concatenate(parts) for parts in zip(*batches(6), strict=True))
-    held_model(gate, 2).fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    held_model(gate, 2).fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
     assert len(placed) == 6
     assert all(came for _, came in gate.held), gate.held
 
