@@ -39,8 +39,9 @@ _PATIENCE = 0.01
 #: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
 IN_FLIGHT = 2
 
-#: The methods of a callback that see single batches.
-_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+#: The methods of a callback that see single batches, before and after the step.
+_BEFORE = ("on_batch_begin", "on_train_batch_begin")
+_AFTER = ("on_batch_end", "on_train_batch_end")
 
 
 def looped(step: Callable[[Any, Any], tuple[Any, Any]], slots: int) -> Callable[..., tuple[Any, Any]]:
@@ -297,12 +298,14 @@ def _sees_batches(callback: Any) -> bool:
     """Whether a callback does anything at single batches that has to happen between two steps."""
     if isinstance(callback, Companion):
         return True
-    if getattr(callback, "async_safe", False):
-        return False  # it promises Keras to look at the logs alone
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
+    if hasattr(callback, "sees_batches"):
+        return bool(callback.sees_batches)
+    # Who is safe to be called beside the next step, in another thread, looks at the logs alone.
+    hooks = _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER
     base = keras.callbacks.Callback
-    return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in _HOOKS)
+    return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
 
 
 def nobody_looks(model: Any, callbacks: Any) -> bool:

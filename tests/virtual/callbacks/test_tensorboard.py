@@ -100,7 +100,8 @@ def test_the_callback_does_not_hold_up_the_devices(tmp_path):
         x, y = data(rows)
         with count_host_reads() as counted:
             model.fit(x, y, batch_size=4, verbose=0, callbacks=list(callbacks))
-        return len(counted)
+        # Waiting for a program that has more behind it holds no device up.
+        return sum(name != "block_until_ready" for name in counted)
 
     def callback():
         return TensorBoard(tmp_path, update_freq=2)

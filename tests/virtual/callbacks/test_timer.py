@@ -142,7 +142,8 @@ def test_nothing_is_read_for_the_timer(rows):
     """Only the two results, when the epoch is over: as many as without it, however many steps there are."""
     counter = HostReads()
     fit(build(), StepTimer(), counter, rows=rows)
-    assert len(counter.reads) == 2
+    # Waiting for a program that has two more behind it holds no device up.
+    assert [name for name in counter.reads if name != "block_until_ready"] == ["array", "array"]
 
 
 def test_keras_reads_logs_in_its_own_thread():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+from unisono.callbacks import TensorBoard
 from unisono.training import _ahead
 from unisono.training._fit import Mode
 
@@ -162,6 +163,9 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
     for callbacks, runs_ahead in (
         ([], True),
         (patient, True),
+        ([TensorBoard(tmp_path / "epochs")], True),
+        ([TensorBoard(tmp_path / "batches", update_freq=2)], False),
+        ([Listens()], True),
         ([Looks()], False),
         ([keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)], False),
         ([keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2)], False),
@@ -174,7 +178,7 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
 
 def test_an_interrupt_leaves_whole_weights(together):
     class Interrupts(keras.callbacks.Callback):
-        async_safe = True
+        sees_batches = False
 
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 7:
