@@ -169,8 +169,9 @@ class BackupAndRestore(Companion):
                 self._backups.wait()
                 self._wanted = True
             self._run.begin_batch()
-            if self._preempted and self._run.is_saved:
+            if self._preempted and self._run.is_saved and self._agreement is not None:
                 self._backups.wait()
+                self._agreement.finish()
                 raise SystemExit(RESTART)
 
     def _agree_on_preemption(self) -> bool:

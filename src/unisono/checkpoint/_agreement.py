@@ -41,6 +41,9 @@ class Agreement(Protocol):
             `step` or a later one, the same in all processes, until it has come; None while none wants.
         """
 
+    def finish(self) -> None:
+        """Return when all processes have saved, so that none ends while another still writes."""
+
 
 class Alone:
     """The agreement of one process with itself."""
@@ -53,6 +56,9 @@ class Alone:
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
         """At once."""
         return step if wanted else None
+
+    def finish(self) -> None:
+        """There is nobody to wait for."""
 
 
 class AskAll:
@@ -104,6 +110,10 @@ class AskAll:
         self._next = step + _steps_until(max(seconds for _, seconds in answers), self._period, steps)
         self._asked = step, self._clock()
         return step if any(wish for wish, _ in answers) else None
+
+    def finish(self) -> None:
+        """One more question; a large state may take the one who writes it minutes."""
+        self._gather(b"")
 
 
 def _steps_until(seconds: float, period: float, before: int) -> int:

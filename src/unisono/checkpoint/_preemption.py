@@ -384,6 +384,7 @@ class PreemptionCheckpointHandler:
         self._saved = not ends
         if ends:
             self._notice.at = None
+            self._agreement.finish()
             _LOG.warning("Saved after step %d; this process ends, to be started again.", step)
             (self._config.exit_fn or _exit)()
 

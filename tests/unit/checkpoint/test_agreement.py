@@ -101,6 +101,18 @@ def test_a_word_before_the_last_step_is_heard_after_it():
     assert workers.together(lambda i, a: a.agree(22, i == 1, is_last=True)) == [22, 22]
 
 
+def test_nobody_ends_before_all_have_saved():
+    workers, saved = Workers(1.0, 1.0), threading.Event()
+
+    def end(i, agreement):
+        if i == 0:
+            saved.set()
+        agreement.finish()
+        return saved.is_set()
+
+    assert workers.together(end) == [True, True]
+
+
 def test_all_must_go_on_after_the_same_step():
     workers = Workers(1.0, 1.0, 1.0)
     assert workers.together(lambda i, agreement: agreement.begin(16)) == [None] * 3

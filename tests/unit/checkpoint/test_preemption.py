@@ -166,6 +166,9 @@ def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):
             self.asked.append((step, wanted))
             return 4 if step in (2, 3, 4) else None
 
+        def finish(self):
+            self.finished = True
+
     ended, value = [], keras.Variable(0)
     resolver = SimpleClusterResolver(
         unisono.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
@@ -180,6 +183,7 @@ def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):
     assert ended == [4]
     assert OneLater.asked == [(step, False) for step in range(1, 7)]
     assert OneLater.begun == [0]
+    assert handler._agreement.finished
     # The chief writes.
     assert not list(tmp_path.iterdir())
 
