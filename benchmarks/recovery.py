@@ -24,6 +24,8 @@ from typing import Any
 EPOCHS, BATCH, ROWS = 6, 50, 1500
 STEPS = EPOCHS * ROWS // BATCH
 TASKS = ["worker:0", "worker:1"]
+#: Seconds after which a run counts as hung, on however busy a machine.
+LIMIT = 600
 #: What happens to a task in random plans; "kill both" happens to all.
 KINDS = ("kill while saving", "kill", "fail", "stop", "kill both")
 
@@ -197,7 +199,7 @@ def launch(folder, plan, steady=True):
     command += ["--log-dir", str(folder / "log"), os.path.abspath(__file__)]
     command += ["--train", str(folder), "--plan", plan.to_json(), *(["--steady"] if steady else [])]
     env = dict(os.environ, KERAS_BACKEND="jax")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -33,7 +33,7 @@ PLANS = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(recovery.LIMIT + 60)
 @pytest.mark.parametrize("name", PLANS)
 def test_the_next_generation_goes_on_at_the_exact_next_batch(tmp_path, expected, name):
     plan = PLANS[name]
