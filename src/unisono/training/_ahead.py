@@ -80,7 +80,7 @@ def looped(step: Callable[[Any, Any], tuple[Any, Any]], slots: int) -> Callable[
             put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
             return jax.tree.map(put, every, logs), state
 
-        shapes, _ = jax.eval_shape(one, state, jax.eval_shape(lambda b: at(0, b), batches))
+        shapes, _ = jax.eval_shape(lambda state, batches: one(state, at(count, batches)), state, batches)
         every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
         logs, state = jax.lax.fori_loop(0, count, body, (every, state))
         return logs, state
@@ -285,13 +285,16 @@ class _Rhythm(keras.callbacks.Callback):
         self._ahead = Ahead()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.model.train_function.ahead = self._ahead
+        _tell(self.model, self._ahead)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._ahead.epoch(self.params["steps"])
 
-    def on_train_end(self, logs: Any = None) -> None:
-        self.model.train_function.ahead = None
+
+def _tell(model: Any, ahead: Ahead | None) -> None:
+    # A user's own `make_train_function` may have made another kind of function.
+    if hasattr(model.train_function, "ahead"):
+        model.train_function.ahead = ahead
 
 
 def _sees_batches(callback: Any) -> bool:
@@ -344,5 +347,4 @@ def looking_ahead(model: Any, arguments: dict[str, Any], allowed: bool) -> Itera
     try:
         yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _Rhythm()]}
     finally:
-        if getattr(model.train_function, "ahead", None) is not None:
-            model.train_function.ahead = None
+        _tell(model, None)

@@ -193,3 +193,22 @@ def test_an_interrupt_leaves_whole_weights(together):
     assert all(np.isfinite(w).all() for w in model.get_weights())
     model.fit(x[:32], y[:32], verbose=0)
     assert int(model.optimizer.iterations.numpy()) == done + 1
+
+
+def test_the_step_is_traced_once():
+    calls = []
+
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            calls.append(x)
+            return x
+
+    x, y = digits()
+    with mirrored(2).scope():
+        model = mlp(Counts())
+        model.compile("adam", crossentropy())
+    model.build((None, 64))
+    model._symbolic_build(data_batch=(x[:32], y[:32]))
+    calls.clear()
+    model.fit(x[:64], y[:64], batch_size=32, verbose=0)
+    assert len(calls) == 1
