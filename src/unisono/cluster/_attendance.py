@@ -14,15 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from unisono._errors import ClusterError, UnisonoError
+from unisono._errors import ClusterError
 from unisono.cluster._differences import differences
 from unisono.cluster._presence import AbsentError, EndedError, Peers
 from unisono.cluster._record import Record, described
 
 _LOG = logging.getLogger("unisono")
 
-#: What errors of JAX say that tell of another process.
-_WORDS = ("Gloo", "NCCL", "onnection closed by peer", "onnection reset by peer", "ollective")
+#: What JAX' errors say that tell of another process. Where a step is started they are ValueErrors.
+_WORDS = ("Gloo", "NCCL", "ollective", "by peer")
 #: Seconds between two questions, at first and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
@@ -85,7 +85,7 @@ class Attendance:
         Args:
             error: any.
         """
-        cause = None if isinstance(error, ClusterError) else _of_others(error)
+        cause = _of_others(error)
         if cause is None:
             return None
         if not self.is_broken:
@@ -186,8 +186,9 @@ def _stay(received: str) -> str:
 
 def _same(received: str) -> str:
     return (
-        f"All workers must take batches of the same shapes at the same time. Received: {received} For data of "
-        "each worker's own there are `AutoShardPolicy.FILE` and `strategy.distribute_datasets_from_function`."
+        "All workers must take batches of the same shapes at the same time. "
+        f"Received: {received} For data of each worker's own there are `AutoShardPolicy.FILE` and "
+        "`strategy.distribute_datasets_from_function`."
     )
 
 
@@ -196,9 +197,8 @@ def _progress(state: dict[str, Any] | AbsentError) -> str:
         return str(state)
     if state["leaving"]:
         return "it has come to the end of its program"
-    return f"it has taken {state['batches']} batches" + (
-        f", the last {state['batch']}" if state["batch"] else ""
-    )
+    last = f", the last {state['batch']}" if state["batch"] else ""
+    return f"it has taken {state['batches']} batches{last}"
 
 
 def _of_others(error: BaseException) -> str | None:
@@ -207,10 +207,12 @@ def _of_others(error: BaseException) -> str | None:
     The state of a step that failed on the devices is gone, and what tries to save it fails as well.
     """
     seen: BaseException | None = error
-    while seen is not None:
-        # Of JAX; our own speak of collectives, too.
-        is_foreign = isinstance(seen, (RuntimeError, ValueError)) and not isinstance(seen, UnisonoError)
-        if is_foreign and any(word in str(seen) for word in _WORDS):
-            return str(seen)
+    # What was explained before is the program's own affair.
+    while seen is not None and not isinstance(seen, ClusterError):
+        text = str(seen)
+        if isinstance(seen, jax.errors.JaxRuntimeError) and any(word in text for word in _WORDS):
+            return text
+        if isinstance(seen, ValueError) and "Gloo" in text:
+            return text
         seen = seen.__cause__ or seen.__context__
     return None

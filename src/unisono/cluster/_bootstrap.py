@@ -233,15 +233,16 @@ def explain(error: BaseException) -> ClusterError | None:
 
 def _leave(seconds: float) -> None:
     """Go when all go. JAX would wait at a barrier, and end the process in C++ when somebody does not come."""
-    is_broken = _failed or _attendance is None or _attendance.is_broken
-    if not is_broken and _attendance is not None:
-        missing = _attendance.leave(seconds)
-        if missing is None:
+    if not _failed and _attendance is not None:
+        if _attendance.is_broken:
+            sys.stderr.write(f"This process ends with code 1. {_attendance.record.word}\n")
+        elif (missing := _attendance.leave(seconds)) is None:
             return
-        sys.stderr.write(
-            "All workers must come to the end of the program. Received: this one came, and not "
-            f"{missing}. The log of the worker that ended or stopped first says why.\n"
-        )
+        else:
+            sys.stderr.write(
+                "All workers must come to the end of the program. Received: this one came, and not "
+                f"{missing}. The log of the worker that ended or stopped first says why.\n"
+            )
     # The others hear of it at once through their closed connections.
     logging.shutdown()
     sys.stdout.flush()

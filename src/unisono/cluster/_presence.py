@@ -28,8 +28,8 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds for a question to come, and for an answer by default. Processors may be busy.
 _SECONDS = 10.0
-#: Questions are answered at least so often, in seconds, though nobody asks: to notice the end.
-_TICK = 0.5
+#: Seconds between two looks at connections that say nothing.
+_TICK = 1.0
 
 
 class AbsentError(ClusterError):
@@ -88,6 +88,9 @@ class Presence:
     def close(self) -> None:
         """Answer nobody any more."""
         self._is_open = False
+        # Wakes the thread.
+        with contextlib.suppress(OSError):
+            socket.create_connection(self._listener.getsockname()[:2], _TICK).close()
         self._thread.join()
 
     def _serve(self) -> None:
@@ -120,7 +123,8 @@ class Presence:
             question = line.receive()
             if question is None:
                 return False
-            if not self.secret or not hmac.compare_digest(str(question.get("secret")), self.secret):
+            told = str(question.get("secret")).encode()
+            if not self.secret or not hmac.compare_digest(told, self.secret.encode()):
                 raise StrangerError("it does not know the secret of this cluster")
             # A short text for an empty buffer: it does not block.
             line.sock.sendall(frame(self._record.answer(question)))

@@ -99,7 +99,9 @@ def _to_the_service(near: socket.socket, far: socket.socket) -> None:
                 far.sendall(data)
             except OSError:
                 is_heard = False
-    # This process is done.
+    # This process is done. Closing alone does not wake the other thread, nor tell the service.
+    with contextlib.suppress(OSError):
+        far.shutdown(socket.SHUT_RDWR)
     far.close()
     near.close()
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import keras
 
 from unisono._context import Context, current, entered
@@ -204,7 +205,8 @@ def _guarded(name: str) -> Callable[..., Any]:
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:
                 args, kwargs = (), strategy.alike(original, self, args, kwargs)
-            return original(self, *args, **kwargs)
+            # Keras passes over the error of a number that it cannot read.
+            return jax.block_until_ready(original(self, *args, **kwargs))
 
     return method
 
@@ -296,8 +298,7 @@ def holder_of(model: Any) -> Any | None:
 
 def writes_files(model: Any) -> bool:
     """Whether this process writes the files of a model: the first of several workers does, for all."""
-    strategy = holder_of(model)
-    return strategy is None or bool(strategy.is_chief)
+    return bool(getattr(holder_of(model), "is_chief", True))
 
 
 def _maker(attribute: str, task: Task) -> Callable[..., Any]:
