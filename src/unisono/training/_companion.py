@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from unisono._errors import InvalidArgumentError
+
 
 @dataclasses.dataclass
 class FitCall:
@@ -30,6 +32,23 @@ class FitCall:
 
 class Companion(keras.callbacks.Callback, abc.ABC):
     """A callback that is asked before `fit` begins and told when it is over."""
+
+    #: Whether a call of `fit` has asked it.
+    is_joined = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras' hook: make sure that it takes part.
+
+        Raises:
+            InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
+        """
+        if not self.is_joined:
+            name = type(self).__name__
+            raise InvalidArgumentError(
+                f"`{name}` must be made before `fit` is called, which it takes part in. Received: the first "
+                f"{name} of this program, made inside the call. Write `callback = {name}(...)` in a line "
+                "before, and `model.fit(..., callbacks=[callback])`."
+            )
 
     @abc.abstractmethod
     def joined(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
@@ -98,6 +117,8 @@ def accompanied(model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any
     with contextlib.ExitStack() as stack:
         for companion in companions:
             stack.enter_context(companion.joined(call))
+            companion.is_joined = True
+            stack.callback(setattr, companion, "is_joined", False)
         call.arguments["callbacks"] = [wrapper, *call.callbacks]
         try:
             yield call.arguments
