@@ -92,7 +92,8 @@ def test_the_chiefs_initial_weights_give_the_result_of_one_device(run):
 def test_saving_on_all_workers_writes_once_and_whole(run):
     for differences in both(run, "saving"):
         assert max(differences.values()) < 1e-5, differences
-    endings = (".keras", "-folder", ".weights.h5", ".stablehlo", "-exported.keras", "-saved-model")
+    endings = [".keras", "-folder", ".weights.h5", ".stablehlo", "-exported.keras", "-saved-model"]
+    endings += ["-function.keras", "-function.weights.h5"]
     found = sorted(p.name for p in (run[0] / "saved").iterdir())
     assert found == sorted(name + ending for name in ("all", "own-0") for ending in endings)
 
@@ -105,22 +106,37 @@ def test_saving_on_all_workers_writes_once_and_whole(run):
         ("shapes", ["(40, 6)", "(39, 6)"]),
         ("model", ["model", "dense", "(6, 6)"]),
         ("callbacks", ["callbacks", "Steps"]),
+        ("evaluate", ["batch_size is '10' on process 0, but '11' on process 1"]),
+        ("predict", ["x is 'ndarray (40, 6)' on process 0, but 'ndarray (39, 6)' on process 1"]),
+        ("steps", ["steps is '2' on process 0, but '3' on process 1"]),
+        ("batches", ["x is 'Batches 4 batches' on process 0, but 'Batches 5 batches' on process 1"]),
+        ("method", ["method is 'evaluate' on process 0, but 'predict' on process 1"]),
     ],
 )
-def test_a_fit_that_differs_is_refused_by_all(run, case, words):
-    for found in both(run, "mismatches"):
-        assert found[case].startswith("A call of `fit` must be the same on all processes. Received: ")
+def test_a_call_that_differs_is_refused_by_all(run, case, words):
+    name = {"evaluate": "evaluate", "predict": "predict", "steps": "predict", "batches": "predict"}.get(case)
+    for worker, found in enumerate(both(run, "mismatches")):
+        called = name or (["evaluate", "predict"][worker] if case == "method" else "fit")
+        assert found[case].startswith(f"A call of `{called}` must be the same on all processes. Received: ")
         assert all(word in found[case] for word in words), found[case]
 
 
-def test_workers_go_on_after_a_refused_fit(run):
+def test_workers_go_on_after_a_refused_call(run):
     first, second = both(run, "mismatches")
     assert first["after"] == second["after"]
 
 
-def test_host_collectives_do_not_grow_with_the_model(run):
-    for small, large in both(run, "collectives"):
+def test_host_collectives_do_not_grow_with_the_model_or_the_steps(run):
+    for found in both(run, "collectives"):
+        small, large = found.pop("fit")
         assert 0 < small == large
+        assert found == {
+            "evaluate": [1, 1],
+            "predict": [1, 1],
+            "train_on_batch": [0, 0],
+            "test_on_batch": [0, 0],
+            "predict_on_batch": [0, 0],
+        }
 
 
 def test_how_often_backups_are_made_needs_no_messages_between_workers(run):

@@ -308,15 +308,16 @@ def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _size_of(data: Any) -> str:
     """The type of some input, and the shapes or the number of batches where they are known before."""
-    leaves = [data] if hasattr(data, "num_batches") else jax.tree.leaves(data)
-    return f"{type(data).__name__} {' '.join(map(_size_of_leaf, leaves))}"
+    return f"{type(data).__name__} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
 
 
 def _size_of_leaf(leaf: Any) -> str:
     if hasattr(leaf, "shape"):
         return str(tuple(leaf.shape))
-    batches = getattr(leaf, "num_batches", None)
-    return type(leaf).__name__ if batches is None else f"{batches} batches"
+    try:
+        return f"{leaf.num_batches if hasattr(leaf, 'num_batches') else len(leaf)} batches"
+    except (TypeError, NotImplementedError):  # what generators and the like say
+        return "of unknown size"
 
 
 def _same_random_state() -> None:

@@ -157,21 +157,43 @@ def saving():
     folder = FOLDER / "saved"
     for name in ("all", f"own-{WORKER}"):
         model.save(folder / f"{name}.keras")
+        keras.saving.save_model(model, folder / f"{name}-function.keras")
+        keras.saving.save_weights(model, folder / f"{name}-function.weights.h5")
         model.save(folder / f"{name}-folder", zipped=False)
         model.save_weights(folder / f"{name}.weights.h5")
         unisono.export.export(model, folder / f"{name}.stablehlo")
         unisono.export.export(model, folder / f"{name}-exported.keras")
         unisono.experimental.export_saved_model(model, folder / f"{name}-saved-model")
-    # `save` makes nobody wait; a step of all does.
-    rows = model.predict(x, verbose=0)
-    _bootstrap.gather_bytes(b"")
+    # Nobody comes here before the chief has written.
     again = {
         "keras": keras.saving.load_model(folder / "all.keras").predict(x, verbose=0),
+        "function": keras.saving.load_model(folder / "all-function.keras").predict(x, verbose=0),
         "folder": keras.saving.load_model(folder / "all-folder").predict(x, verbose=0),
         "stablehlo": unisono.export.load(folder / "all.stablehlo")(x),
         "exported": keras.saving.load_model(folder / "all-exported.keras").predict(x, verbose=0),
     }
+    rows = model.predict(x, verbose=0)
+    other = model_of(seed=1)
+    for weights_file in ("all", "all-function"):
+        other.load_weights(folder / f"{weights_file}.weights.h5")
+        again[weights_file] = other.predict(x, verbose=0)
+    with strategy.scope():
+        again["in the scope"] = keras.saving.load_model(folder / "all.keras").predict(x, verbose=0)
     return {name: float(np.abs(np.asarray(value) - rows).max()) for name, value in again.items()}
+
+
+class Batches(keras.utils.PyDataset):
+    """So many batches."""
+
+    def __init__(self, count):
+        super().__init__()
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        return x[:10]
 
 
 def mismatches():
@@ -184,6 +206,11 @@ def mismatches():
         "shapes": lambda: same.fit(x[: 40 - WORKER], y[: 40 - WORKER], verbose=0),
         "model": lambda: fit(other),
         "callbacks": lambda: fit(same, callbacks=[Steps()] * WORKER),
+        "evaluate": lambda: same.evaluate(x, y, batch_size=10 + WORKER, verbose=0),
+        "predict": lambda: same.predict(x[: 40 - WORKER], verbose=0),
+        "steps": lambda: same.predict(x, batch_size=10, steps=2 + WORKER, verbose=0),
+        "batches": lambda: same.predict(Batches(4 + WORKER), verbose=0),
+        "method": lambda: (same.predict if WORKER else same.evaluate)(x, verbose=0),
     }
     found = {}
     for name, call in calls.items():
@@ -196,14 +223,29 @@ def mismatches():
 
 
 def collectives():
-    """How many collectives the host makes in a `fit`."""
+    """How many collectives the host makes: in a `fit` of a small and a large model, and in other methods."""
     found = []
     for layers in (1, 11):
         model = model_of(layers)
-        before = _bootstrap.host_collectives
-        fit(model, validation_split=0.25)
-        found.append(_bootstrap.host_collectives - before)
-    return found
+        found.append(counted(lambda model=model: fit(model, validation_split=0.25)))
+    calls = {
+        "evaluate": lambda size: model.evaluate(x, y, batch_size=size, verbose=0),
+        "predict": lambda size: model.predict(x, batch_size=size, verbose=0),
+        "train_on_batch": lambda size: model.train_on_batch(x[:size], y[:size]),
+        "test_on_batch": lambda size: model.test_on_batch(x[:size], y[:size]),
+        "predict_on_batch": lambda size: model.predict_on_batch(x[:size]),
+    }
+    for call in calls.values():
+        call(10)
+    # 4 and 20 batches; batches of two sizes.
+    sizes = {name: [counted(lambda c=call, s=size: c(s)) for size in (10, 2)] for name, call in calls.items()}
+    return {"fit": found, **sizes}
+
+
+def counted(call):
+    before = _bootstrap.host_collectives
+    call()
+    return _bootstrap.host_collectives - before
 
 
 def backing_up():
