@@ -64,7 +64,7 @@ class Plan:
     @property
     def flags(self):
         """What the launcher needs to notice the faults."""
-        return ["--stall-timeout", "5"] if any(f.kind == "stop" for f in self.faults.faults) else []
+        return ["--stall-timeout", "8"] if any(f.kind == "stop" for f in self.faults.faults) else []
 
     def __str__(self):
         text = ", then ".join(
@@ -248,7 +248,7 @@ def scenarios():
         "SIGKILL of worker 0": Plan(FaultPlan().kill("worker:0", middle)),
         "SIGKILL while a backup is written": Plan(FaultPlan().kill("worker:0", middle), ([0, middle],)),
         "exception on worker 1": Plan(FaultPlan().fail("worker:1", middle)),
-        "SIGSTOP of worker 1 (stall timeout 5 s)": Plan(FaultPlan().stop("worker:1", middle)),
+        "SIGSTOP of worker 1 (stall timeout 8 s)": Plan(FaultPlan().stop("worker:1", middle)),
     }
 
 

@@ -151,7 +151,8 @@ class Tasks:
 
     def check_progress(self, sights: tuple[Sight, ...], timeout: float, now: float) -> Stall | None:
         """Count a task that holds the others up as failed, after it wrote its stack into its log."""
-        stall = None if self._ending or self._failures else find_stall(sights, timeout, now)
+        over = self._ending or self._failures or self._is_training_over()
+        stall = None if over else find_stall(sights, timeout, now)
         if stall is None:
             return None
         process = self._processes[stall.task]
@@ -164,6 +165,12 @@ class Tasks:
             # It hears no request to end, and the next generation need not wait for an answer.
             process.kill()
         return stall
+
+    def _is_training_over(self) -> bool:
+        """Workers that compute together end together: who is left saves, exports, or says good-bye."""
+        jobs = {task.type for task in self.plan.tasks}
+        ended = {task.type for task, code in self._codes.items() if code == 0}
+        return "ps" not in jobs and bool(ended & {"chief", "worker"})
 
     def _ask_for_stack(self, task: Task, process: Process) -> None:
         log = self.plan.place.log(task)

@@ -130,3 +130,11 @@ def test_a_stopped_task_that_holds_the_others_up_is_killed_at_once(launch):
     assert launch.failures() == {W1: stall.detail}
     (failure,) = [t.failure for t in launch.tasks.look((), False).tasks if t.failure is not None]
     assert failure.code == decide.STALLED
+
+
+def test_who_makes_no_steps_after_another_has_ended_well_is_at_its_end_too(launch):
+    """It may save or export for long: that is no stall."""
+    launch.processes[W0].end(0)
+    launch.tasks.look((), False)
+    assert launch.tasks.check_progress((Sight(W1, 5, 1.0),), 10.0, 20.0) is None
+    assert launch.failures() == {}
