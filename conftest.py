@@ -4,7 +4,10 @@ In a worker of a cluster (`tests/cluster/test_contract.py` runs the contract in 
 the strategy makes the devices.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -15,6 +18,13 @@ if "TF_CONFIG" not in os.environ:
     import jax
 
     jax.config.update("jax_num_cpu_devices", 8)
+
+    # Many tests build the same small models: what one has compiled, the next one reads. It halves the time.
+    # The folder is of this process alone, as JAX does not write the files at once.
+    folder = tempfile.mkdtemp(prefix="unisono-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Both set variables of the environment when they are imported; no test must be blamed for that.
 import keras  # noqa: F401

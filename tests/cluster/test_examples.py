@@ -24,7 +24,7 @@ def run(folder, *command):
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
     done = subprocess.run(
         [sys.executable, *command],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=150, check=False,
+        cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("logs/*.log"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + logs[-6000:]
@@ -60,7 +60,6 @@ def assert_same(found, expected):
     assert found == {what: pytest.approx(values, abs=2e-4, rel=1e-3) for what, values in expected.items()}
 
 
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", CASES)
 def test_two_workers_by_the_launcher(alone, tmp_path, name):
     launch = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs"]
@@ -71,11 +70,10 @@ def test_two_workers_by_the_launcher(alone, tmp_path, name):
     assert "Epoch" not in other
 
 
-@pytest.mark.timeout(330)
 def test_two_workers_by_hand(alone, tmp_path):
     name = "seed_001_multi_worker.py"
     workers = Workers(tmp_path, [str(EXAMPLES / name)])
-    assert workers.wait(150) == [0, 0], workers.text()
+    assert workers.wait(400) == [0, 0], workers.text()
     assert_same(numbers(workers.logs[0].read_text(), name), alone(name))
     assert "Workers: 2, replicas: 2" in workers.logs[1].read_text()
 
@@ -85,7 +83,6 @@ def test_the_first_lines_say_how_to_run_it():
         assert f"unisono launch -n 2 examples/{name}" in (EXAMPLES / name).read_text()
 
 
-@pytest.mark.timeout(330)
 def test_the_program_of_the_readme(tmp_path):
     text = (EXAMPLES.parent / "README.md").read_text()
     section = text.partition("## Many workers")[2].partition("\n## ")[0]

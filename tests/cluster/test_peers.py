@@ -3,14 +3,11 @@
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.cluster._workers import Workers
 
 PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
 
 
-@pytest.mark.timeout(300)
 def test_a_stopped_worker_is_not_waited_for_longer_than_the_limit(tmp_path):
     """10 s by `CommunicationOptions(timeout_seconds=10)`; Gloo itself would wait half an hour."""
     workers = Workers(tmp_path, [PROGRAM, str(tmp_path)])

@@ -88,5 +88,5 @@ def test_before_and_after_jax_starts():
         for name, (code, _) in SCRIPTS.items()
     }
     for name, process in running.items():
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=400)
         assert SCRIPTS[name][1] in output, f"{name}:\n{output}"

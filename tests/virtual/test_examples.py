@@ -42,7 +42,7 @@ def run(name, arguments, folder):
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=170, check=False,
+        cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout

@@ -14,7 +14,7 @@ def test_readme_programs(tmp_path):
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False,
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Replicas: 2" in done.stdout

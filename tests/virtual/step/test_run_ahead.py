@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 SCRIPT = """
 import unisono, numpy as np
 strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(8)])
@@ -28,11 +26,10 @@ print("done", bool(jnp.isfinite(weights.value).all()))
 """
 
 
-@pytest.mark.timeout(240)
 def test_three_thousand_steps_that_nobody_waits_for():
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "done True" in done.stdout
