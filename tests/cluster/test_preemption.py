@@ -86,6 +86,7 @@ def test_after_sigterm_the_same_command_goes_on(trainer, undisturbed, tmp_path, 
     assert second[2] == [expected | {"steps": list(range(10, 25))}]
 
 
+@pytest.mark.timeout(600)
 def test_sigterm_for_one_worker_ends_the_fit_of_all_after_the_same_step(trainer, tmp_path):
     """And the same command goes on."""
     undisturbed = trainer.run("fit", workers=2)
@@ -101,6 +102,7 @@ def test_sigterm_for_one_worker_ends_the_fit_of_all_after_the_same_step(trainer,
     assert 9 < first[0] < 25
 
 
+@pytest.mark.timeout(600)
 def test_sigterm_for_one_worker_saves_and_ends_all_after_the_same_step(trainer, tmp_path):
     """Each in turn. The workers ask each other after steps 1, 2, 4, 8, 16 at the latest."""
     undisturbed = trainer.run("run", workers=2)
