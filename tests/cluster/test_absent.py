@@ -25,6 +25,8 @@ def test_every_way_to_the_others_names_the_one_that_was_killed(tmp_path, victim)
     workers = Workers(tmp_path, [PROGRAM, str(tmp_path), str(victim)])
     codes = codes_of(workers)
     assert (codes[victim], codes[1 - victim]) == (-9, 1), workers.text()
+    # A custom loop begins with the first worker's values.
+    assert (tmp_path / "weights-0").read_text() == (tmp_path / "weights-1").read_text()
     found = json.loads((tmp_path / "found.json").read_text())
     named = f"worker {1 - victim} of 2 lost worker {victim} at 127.0.0.1:"
     assert set(found) == {"function", "run", "reduce", "gather", "iteration", "scope", "evaluate"}
@@ -43,7 +45,7 @@ def test_rows_that_differ_are_an_error_on_all_workers(tmp_path):
     assert codes_of(workers) == [1, 1], workers.text()
     for log in workers.logs:
         assert (
-            "ClusterError: All workers must take batches of the same shapes at the same time. Received: "
-            "batch 4 is 'train on (8, 6), (8, 1)' on process 0, but 'train on (6, 6), (6, 1)' on process 1."
+            "ClusterError: All workers must take the same steps, on batches of the same shapes. Received: "
+            "step 4 is 'train on (8, 6), (8, 1)' on process 0, but 'train on (6, 6), (6, 1)' on process 1."
         ) in log.read_text()
     assert [(tmp_path / f"collectives-{i}").read_text() for i in range(2)] == ["0", "0"]

@@ -1,7 +1,7 @@
 """This process among the others of its cluster: who is missing, and whether all do the same.
 
 Messages go from port to port (`_presence`), beside JAX' collectives, and only when something is new: at
-the first batch of another shape, after a file, and when a collective has failed.
+the first step of another kind or shape, after a file, and when a collective has failed.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class Attendance:
         """Whether all must end: another process is lost, or does something else."""
         return bool(self.record.word)
 
-    def take(self, kind: str, batches: Sequence[Any]) -> None:
-        """Note the next batches; where they differ from those before, compare them with another process'.
+    def begin(self, kind: str, batches: Sequence[Any]) -> None:
+        """Note the next step; where it differs from the one before, compare it with another process'.
 
-        If not all have the same, there is one whose batch is new and whose neighbour has another: it is
+        If not all take the same, there is one whose step is new and whose neighbour takes another: it is
         enough that each asks the next one.
 
         Args:
-            kind: what is done with them.
+            kind: what is done.
             batches: pytrees of arrays, none at the end of the data.
 
         Raises:
-            ClusterError: when the next process has others, or does not come to this batch in time.
+            ClusterError: when the next process takes another, or does not come to this one in time.
         """
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(list(batches))) if batches else None
-        is_new = self.record.take((kind, shapes))
+        is_new = self.record.begin((kind, shapes))
         if is_new and not self.is_broken:
-            self._compare(self.record.batches, described((kind, shapes)))
+            self._compare(self.record.steps, described((kind, shapes)))
         if self.is_broken:
             raise ClusterError(self.record.word)
 
@@ -114,17 +114,17 @@ class Attendance:
         self._wait(have_come, seconds)
         return self._told({p: states[p] for p in sorted(staying)}) if staying else None
 
-    def _compare(self, number: int, batch: str) -> None:
+    def _compare(self, number: int, step: str) -> None:
         process = (self._peers.own + 1) % len(self._peers.addresses)
-        question = {"kind": "batch", "number": number}
+        question = {"kind": "step", "number": number}
         try:
             answer = self._wait(lambda: self._asked(process, question, "reached"), self._limit)
         except EndedError:
             answer = None
         if answer is None:
             self._look_around()
-        elif answer["batch"] not in (batch, None):
-            self._end(_same(self._unequal(number, batch)), self._peers.others)
+        elif answer["step"] not in (step, None):
+            self._end(_same(self._unequal(number, step)), self._peers.others)
 
     def _asked(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         """The answer of a process when it says yes to `key`, or when all must end; else None.
@@ -170,11 +170,11 @@ class Attendance:
     def _told(self, states: Mapping[int, dict[str, Any] | AbsentError]) -> str:
         return "; ".join(f"{self._peers.names[p]}: {_progress(state)}" for p, state in states.items())
 
-    def _unequal(self, number: int, batch: str) -> str:
-        answers = self._peers.ask_all({"kind": "batch", "number": number}, self._peers.others)
-        texts = {p: a["batch"] for p, a in answers.items() if isinstance(a, dict) and a["batch"]}
-        texts[self._peers.own] = batch
-        return " ".join(differences({p: {f"batch {number}": text} for p, text in sorted(texts.items())}))
+    def _unequal(self, number: int, step: str) -> str:
+        answers = self._peers.ask_all({"kind": "step", "number": number}, self._peers.others)
+        texts = {p: a["step"] for p, a in answers.items() if isinstance(a, dict) and a["step"]}
+        texts[self._peers.own] = step
+        return " ".join(differences({p: {f"step {number}": text} for p, text in sorted(texts.items())}))
 
 
 def _stay(received: str) -> str:
@@ -186,7 +186,7 @@ def _stay(received: str) -> str:
 
 def _same(received: str) -> str:
     return (
-        "All workers must take batches of the same shapes at the same time. "
+        "All workers must take the same steps, on batches of the same shapes. "
         f"Received: {received} For data of each worker's own there are `AutoShardPolicy.FILE` and "
         "`strategy.distribute_datasets_from_function`."
     )
@@ -197,8 +197,8 @@ def _progress(state: dict[str, Any] | AbsentError) -> str:
         return str(state)
     if state["leaving"]:
         return "it has come to the end of its program"
-    last = f", the last {state['batch']}" if state["batch"] else ""
-    return f"it has taken {state['batches']} batches{last}"
+    last = f", the last: {state['step']}" if state["step"] else ""
+    return f"it has begun {state['steps']} steps{last}"
 
 
 def _of_others(error: BaseException) -> str | None:

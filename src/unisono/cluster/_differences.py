@@ -114,8 +114,8 @@ def _remedy(name: str) -> str:
         return f"Install one version of {name} for every process."
     if name in _ONE_MODEL:
         return "Build the same model in every process."
-    if name.startswith("batch "):
-        return "Give every worker the same data with the same batch size."
+    if name.startswith("step "):
+        return "Give every worker the same model, and the same data with the same batch size."
     return _REMEDIES.get(name, "Make it the same in every process.")
 
 

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-#: Batches, and files, that are remembered. A process can be some ten batches ahead of another.
+#: Steps, and files, that are remembered. A process can be some ten steps ahead of another.
 _REMEMBERED = 256
 
-#: A step and the shapes of its arrays; None for the end of the data.
-Batch = tuple[str, tuple[tuple[int, ...], ...] | None]
+#: What is done, and the shapes of the arrays; None for the end of the data.
+Step = tuple[str, tuple[tuple[int, ...], ...] | None]
 
 
 @dataclasses.dataclass
@@ -20,33 +20,33 @@ class Record:
 
     Args:
         meetings: how many steps or messages of all processes it has begun.
-        batches: how many batches it has taken.
+        steps: how many steps.
         word: why it shall end, as a process found out.
         is_leaving: whether its program has come to its end.
     """
 
     meetings: int = 0
-    batches: int = 0
+    steps: int = 0
     word: str = ""
     is_leaving: bool = False
-    _seen: collections.deque[Batch] = dataclasses.field(
+    _seen: collections.deque[Step] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
     _saved: collections.deque[tuple[int, str]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
 
-    def take(self, batch: Batch) -> bool:
-        """Note a batch; return whether it differs from the one before.
+    def begin(self, step: Step) -> bool:
+        """Note a step; return whether it differs from the one before.
 
         >>> record = Record()
-        >>> record.take(("train", ((8, 3),))), record.take(("train", ((8, 3),)))
+        >>> record.begin(("train", ((8, 3),))), record.begin(("train", ((8, 3),)))
         (True, False)
         """
-        differs = not self._seen or self._seen[-1] != batch
-        self.batches += 1
+        differs = not self._seen or self._seen[-1] != step
+        self.steps += 1
         self.meetings += 1
-        self._seen.append(batch)
+        self._seen.append(step)
         return differs
 
     def saved(self, path: str) -> None:
@@ -57,42 +57,42 @@ class Record:
         """Return the answer to another process' question.
 
         Args:
-            question: `"state"`; `"batch"` with a number from 1; `"saved"` with a path and the number of
+            question: `"state"`; `"step"` with a number from 1; `"saved"` with a path and the number of
                 meetings after which it was saved; or `"word"` with a text, to be told why all end.
 
         >>> record = Record()
-        >>> record.answer({"kind": "batch", "number": 1})
-        {'kind': 'batch', 'reached': False, 'batch': None}
-        >>> record.take(("train", ((8, 3), (8,))))
+        >>> record.answer({"kind": "step", "number": 1})
+        {'kind': 'step', 'reached': False, 'step': None}
+        >>> record.begin(("train", ((8, 3), (8,))))
         True
-        >>> record.answer({"kind": "batch", "number": 1})
-        {'kind': 'batch', 'reached': True, 'batch': 'train on (8, 3), (8,)'}
+        >>> record.answer({"kind": "step", "number": 1})
+        {'kind': 'step', 'reached': True, 'step': 'train on (8, 3), (8,)'}
         """
         kind = question.get("kind")
-        if kind == "batch":
+        if kind == "step":
             number = question.get("number")
-            reached = isinstance(number, int) and number <= self.batches
-            return {"kind": kind, "reached": reached, "batch": self._batch(number) if reached else None}
+            reached = isinstance(number, int) and number <= self.steps
+            return {"kind": kind, "reached": reached, "step": self._step(number) if reached else None}
         if kind == "saved":
             at, path = question.get("meetings"), question.get("path")
             done = (at, path) in self._saved or (isinstance(at, int) and self.meetings > at)
             return {"kind": kind, "done": done}
         if kind == "word":
             self.word = self.word or str(question.get("text"))
-        batch = self._batch(self.batches)
-        return {"kind": "state", "batches": self.batches, "batch": batch, "leaving": self.is_leaving}
+        step = self._step(self.steps)
+        return {"kind": "state", "steps": self.steps, "step": step, "leaving": self.is_leaving}
 
-    def _batch(self, number: Any) -> str | None:
-        """What the batch of a number was, None where that is forgotten."""
-        back = self.batches - number
+    def _step(self, number: Any) -> str | None:
+        """What the step of a number was, None where that is forgotten."""
+        back = self.steps - number
         return described(self._seen[-1 - back]) if number > 0 and back < len(self._seen) else None
 
 
-def described(batch: Batch) -> str:
-    """Return a batch as text.
+def described(step: Step) -> str:
+    """Return a step as text.
 
     >>> described(("train", ((8, 3), (8,)))), described(("train", None))
     ('train on (8, 3), (8,)', 'train: the end of the data')
     """
-    kind, shapes = batch
+    kind, shapes = step
     return f"{kind}: the end of the data" if shapes is None else f"{kind} on {', '.join(map(str, shapes))}"

@@ -24,6 +24,9 @@ _LOG = logging.getLogger("unisono")
 #: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
 RUN_AHEAD = 16
 
+#: Marks variables that hold the same on all workers. One that has a value for each replica may differ.
+_IS_ALIKE = "_unisono_is_alike"
+
 #: Programs kept for each strategy; the oldest is dropped, with the functions it holds.
 _CACHE_SIZE = 256
 
@@ -167,6 +170,9 @@ class Entry:
     ) -> None:
         self.plan = plan
         self._is_shared = is_shared
+        self._is_begun = False
+        shapes = ", ".join(str(tuple(slot.variable.shape)) for slot in plan.slots)
+        self._kind = f"run with variables {shapes}" if shapes else "run"
         self._strategy = strategy
         self._results: list[Result] = []
         # Variable -> what it holds between steps, and the array on all devices that stands for it.
@@ -198,9 +204,10 @@ class Entry:
         return written, (reads, self._place_arrays(call))
 
     def __call__(self, call: Call) -> Any:
-        if self._is_shared:
-            self._strategy.note_step("run", (call.arrays,))
         try:
+            if self._is_shared:
+                self._strategy.note_step(self._kind, (call.arrays,))
+                self._begin_alike()
             outputs, new = self.step(*self.arguments(call))
         except (RuntimeError, ValueError) as error:
             explained = self._strategy.explain(error)
@@ -214,6 +221,17 @@ class Entry:
             _store(slot, held)
             self._last[id(slot.variable)] = held, value
         return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
+
+    def _begin_alike(self) -> None:
+        """Give variables that no step has used before the first worker's values."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
+        values = self._strategy.first_values([_stored(s) for s in new])
+        for slot, value in zip(new, values, strict=True):
+            _store(slot, value)
+            object.__setattr__(slot.variable, _IS_ALIKE, True)
 
     def _placed(self, slot: Slot) -> Any:
         value = _stored(slot)

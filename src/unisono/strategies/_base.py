@@ -80,6 +80,14 @@ class Strategy(abc.ABC):
         """
         return values
 
+    def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the first worker's values of variables that are used for the first time.
+
+        Args:
+            values: this worker's.
+        """
+        return values
+
     def note_step(self, kind: str, batches: Sequence[Any]) -> None:  # noqa: B027 (most have nothing to do)
         """Note that a step of all replicas begins: all workers must have batches of the same shapes.
 

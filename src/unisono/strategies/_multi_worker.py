@@ -27,6 +27,7 @@ from unisono.collectives._cross_device import (
 )
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
+from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.data._sharding import InputOptions
 from unisono.data._workers import elements_of_workers, pipeline_of_worker
 from unisono.strategies._base import Strategy
@@ -114,7 +115,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Note that a step begins; where its shapes are new they are compared with another worker's."""
         attendance = _bootstrap.attendance()
         if attendance is not None and self._mesh.is_spread:
-            attendance.take(kind, batches)
+            attendance.begin(kind, batches)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine a per-replica value into one array; see `Strategy.reduce`."""
@@ -168,9 +169,15 @@ class MultiWorkerMirroredStrategy(Strategy):
             return values
         self._begun.add(what)
         leaves, structure = jax.tree.flatten(values)
-        facts = {f"variable {i}": f"{x.shape} {x.dtype}" for i, x in enumerate(leaves)}
-        _bootstrap.require_same(facts, "The variables of the model")
+        lines = "\n".join(f"{x.shape} {x.dtype}" for x in leaves)
+        _bootstrap.require_same({"variables": lines}, "The variables of the model")
         return jax.tree.unflatten(structure, _bootstrap.broadcast_arrays(leaves))
+
+    def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the first worker's values of variables that a custom loop uses for the first time."""
+        if not values or not self._mesh.is_spread:
+            return values
+        return [jax.numpy.asarray(v) for v in _bootstrap.broadcast_arrays(list(values))]
 
     def shared_pipeline(self, dataset: Any) -> Any:
         """Divide a `unisono.data.Dataset` by its `AutoShardPolicy`; other input is made by all alike."""
@@ -302,13 +309,30 @@ def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     paths = canonical_paths(v.path for v in model.variables)
     rows = zip(paths, model.variables, strict=True)
     facts["model"] = "\n".join(f"{path} {tuple(v.shape)} {v.dtype}" for path, v in rows)
+    facts |= {
+        "loss": _named(model.loss),
+        "optimizer": _named(model.optimizer),
+        "precision": _precision(model),
+    }
+    facts["steps_per_execution"] = str(model.steps_per_execution)
     facts["callbacks"] = "\n".join(type(c).__name__ for c in flat_callbacks(arguments.get("callbacks")))
     return facts
 
 
+def _named(part: Any) -> str:
+    """The name of a loss or an optimizer, or of several in a structure."""
+    leaves = jax.tree.leaves(part)
+    return " ".join(x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in leaves)
+
+
+def _precision(model: Any) -> str:
+    return str(getattr(getattr(model, "dtype_policy", None), "name", None))
+
+
 def _size_of(data: Any) -> str:
     """The type of some input, and the shapes or the number of batches where they are known before."""
-    return f"{type(data).__name__} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
+    name = "Dataset" if isinstance(data, (KerasInput, KerasStream)) else type(data).__name__
+    return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
 
 
 def _size_of_leaf(leaf: Any) -> str:

@@ -4,6 +4,7 @@ The other one notes what each way to speak with it says then, and ends with an e
 With `unequal` nobody disappears: one worker is given fewer rows by `train_on_batch`.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ WORKER = strategy.worker_index
 x = np.random.default_rng(0).normal(size=(32, 6)).astype("f4")
 y = x.sum(1, keepdims=True)
 
+# Each would begin with other weights.
+keras.utils.set_random_seed(WORKER)
 with strategy.scope():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.01)
@@ -74,6 +77,8 @@ for batch in batches:
     strategy.gather(inputs, axis=0)
 list(per_worker)
 float(total)
+weights = b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights())
+(folder / f"weights-{WORKER}").write_text(hashlib.sha256(weights).hexdigest())
 (folder / f"trained-{WORKER}").touch()
 if victim == WORKER:
     while not (folder / f"trained-{1 - WORKER}").exists():

@@ -34,25 +34,25 @@ def test_a_batch_is_new_when_its_shapes_or_its_step_are():
         ("test", ((7, 3),)),
         ("test", None),
     ]
-    assert [record.take(b) for b in batches] == [True, False, True, True, True]
-    assert record.answer({"kind": "batch", "number": 3})["batch"] == "train on (7, 3)"
-    assert record.answer({"kind": "batch", "number": 5})["batch"] == "test: the end of the data"
-    assert record.answer({"kind": "batch", "number": 6}) == {"kind": "batch", "reached": False, "batch": None}
+    assert [record.begin(b) for b in batches] == [True, False, True, True, True]
+    assert record.answer({"kind": "step", "number": 3})["step"] == "train on (7, 3)"
+    assert record.answer({"kind": "step", "number": 5})["step"] == "test: the end of the data"
+    assert record.answer({"kind": "step", "number": 6}) == {"kind": "step", "reached": False, "step": None}
 
 
 @pytest.mark.parametrize("number", [None, "1", -1, 0])
 def test_batches_that_nobody_has(number):
     record = Record()
-    record.take(("train", ((8,),)))
-    assert record.answer({"kind": "batch", "number": number})["batch"] is None
+    record.begin(("train", ((8,),)))
+    assert record.answer({"kind": "step", "number": number})["step"] is None
 
 
 def test_old_batches_are_forgotten():
     record = Record()
     for _ in range(300):
-        record.take(("train", ((8,),)))
-    assert record.answer({"kind": "batch", "number": 1}) == {"kind": "batch", "reached": True, "batch": None}
-    assert record.answer({"kind": "batch", "number": 300})["batch"] == described(("train", ((8,),)))
+        record.begin(("train", ((8,),)))
+    assert record.answer({"kind": "step", "number": 1}) == {"kind": "step", "reached": True, "step": None}
+    assert record.answer({"kind": "step", "number": 300})["step"] == described(("train", ((8,),)))
 
 
 def test_the_first_word_counts():
@@ -92,7 +92,7 @@ class Cluster:
 
         def one(member, shape):
             try:
-                member.take(kind, [] if shape is None else [np.zeros(shape)])
+                member.begin(kind, [] if shape is None else [np.zeros(shape)])
             except ClusterError as error:
                 return str(error)
             return None
@@ -117,9 +117,9 @@ def cluster():
 
 def test_all_are_asked_at_once(cluster):
     two = cluster(3)
-    two.records[2].take(("train", None))
+    two.records[2].begin(("train", None))
     found = two.peers[0].ask_all({"kind": "state"}, [1, 2])
-    assert [found[1]["batches"], found[2]["batches"]] == [0, 1]
+    assert [found[1]["steps"], found[2]["steps"]] == [0, 1]
     two.ports[1].close()
     assert isinstance(two.peers[0].ask_all({"kind": "state"}, [1, 2])[1], EndedError)
 
@@ -133,7 +133,7 @@ def test_strangers_are_not_answered(cluster):
         with socket.create_connection(("127.0.0.1", two.ports[1].port)) as sock:
             sock.sendall(nonsense)
             assert sock.recv(10) == b""
-    assert two.peers[0].ask(1, {"kind": "state"})["batches"] == 0
+    assert two.peers[0].ask(1, {"kind": "state"})["steps"] == 0
 
 
 def test_one_that_listens_and_says_nothing_is_stopped():
@@ -177,32 +177,32 @@ def test_unequal_batches_end_all(cluster, shapes):
     # Who did not look hears of it at the next batch, or from the error of its collective.
     for member, text in zip(three.members, found, strict=True):
         told = text or str(member.explained(gloo_error()))
-        assert told.startswith("All workers must take batches of the same shapes at the same time.")
-        assert "Received: batch 2 is 'train" in told
+        assert told.startswith("All workers must take the same steps, on batches of the same shapes.")
+        assert "Received: step 2 is 'train" in told
         # One that was slow may not have come to this batch when it was asked.
         assert ", but 'train" in told
 
 
 def test_a_batch_waits_for_the_other_worker(cluster):
     two = cluster(2)
-    first = threading.Thread(target=two.members[0].take, args=("train", [np.zeros(3)]))
+    first = threading.Thread(target=two.members[0].begin, args=("train", [np.zeros(3)]))
     first.start()
     assert first.is_alive()
-    two.members[1].take("train", [np.zeros(3)])
+    two.members[1].begin("train", [np.zeros(3)])
     first.join(60)
     assert not first.is_alive()
 
 
 def test_a_worker_that_does_not_come_is_named_with_what_it_did_last(cluster):
     two = cluster(2, limit=0.2)
-    two.records[1].take(("test", ((4,),)))
-    two.records[1].take(("test", ((4,),)))
-    two.members[0].record.batches = 2
+    two.records[1].begin(("test", ((4,),)))
+    two.records[1].begin(("test", ((4,),)))
+    two.members[0].record.steps = 2
     with pytest.raises(
         ClusterError,
-        match=r"worker 0 of 2 has waited in vain.*worker 1: it has taken 2 batches, the last test on \(4,\)",
+        match=r"worker 0 of 2 has waited in vain.*worker 1: it has begun 2 steps, the last: test on \(4,\)",
     ):
-        two.members[0].take("train", [np.zeros(3)])
+        two.members[0].begin("train", [np.zeros(3)])
 
 
 def test_a_worker_that_has_ended_is_named(cluster):
@@ -213,14 +213,14 @@ def test_a_worker_that_has_ended_is_named(cluster):
     assert all("Received: worker 0 of 3 lost worker 2: its process has ended." in text for text in told)
     assert all(text.endswith(f"Here: {GLOO}") for text in told)
     with pytest.raises(ClusterError, match="lost worker 2"):
-        three.members[1].take("train", [np.zeros(3)])
+        three.members[1].begin("train", [np.zeros(3)])
 
 
 def test_the_next_worker_has_ended(cluster):
     two = cluster(2)
     two.ports[1].close()
     with pytest.raises(ClusterError, match=r"worker 0 of 2 lost worker 1: its process has ended\. The log"):
-        two.members[0].take("train", [np.zeros(3)])
+        two.members[0].begin("train", [np.zeros(3)])
 
 
 def chained(error, cause):
@@ -248,7 +248,7 @@ def test_other_errors_are_left_alone(cluster, error):
 @pytest.mark.parametrize("error", [ValueError(GLOO), chained(RuntimeError("deleted"), gloo_error())])
 def test_errors_of_others_are_found(cluster, error):
     two = cluster(2)
-    assert "worker 1: it has taken 0 batches" in str(two.members[0].explained(error))
+    assert "worker 1: it has begun 0 steps" in str(two.members[0].explained(error))
     assert two.members[1].is_broken
 
 
@@ -259,7 +259,7 @@ def test_leaving_waits_for_all(cluster):
 
 
 @pytest.mark.parametrize(
-    ("ended", "text"), [(True, "its process has ended"), (False, "it has taken 0 batches")]
+    ("ended", "text"), [(True, "its process has ended"), (False, "it has begun 0 steps")]
 )
 def test_leaving_without_somebody(cluster, ended, text):
     two = cluster(2)
