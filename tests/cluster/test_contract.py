@@ -13,7 +13,7 @@ FEATURES = ["tests/virtual/training/test_exact.py"]
 NAMES = "never or mean or (validation and data) or global or accumulation"
 ALL = f"multi-worker or test_spread or (feature and ({NAMES}))"
 #: What depends on the number of workers and devices.
-SOME = "(multi-worker or test_spread) and not compiled and not loss_scaled"
+SOME = "(multi-worker or test_spread) and not compiled"
 
 
 @pytest.mark.parametrize(

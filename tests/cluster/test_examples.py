@@ -18,6 +18,8 @@ CASES = {
     "seed_001_multi_worker.py": {"Losses": 5, "Evaluation loss": 1, "Predictions": 1},
     "seed_004_multi_worker.py": {"Evaluation loss": 2, "Loop": 1},
 }
+#: file: arguments.
+SHORT = {"seed_004_multi_worker.py": ["--epochs", "2"]}
 
 
 def run(folder, *command):
@@ -29,6 +31,10 @@ def run(folder, *command):
     logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("logs/*.log"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + logs[-6000:]
     return done.stdout
+
+
+def command_of(name):
+    return [str(EXAMPLES / name), *SHORT.get(name, [])]
 
 
 def numbers(output, name):
@@ -49,7 +55,7 @@ def alone(tmp_path_factory):
 
     def numbers_of(name):
         if name not in found:
-            found[name] = numbers(run(tmp_path_factory.mktemp("alone"), str(EXAMPLES / name)), name)
+            found[name] = numbers(run(tmp_path_factory.mktemp("alone"), *command_of(name)), name)
         return found[name]
 
     return numbers_of
@@ -63,7 +69,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", CASES)
 def test_two_workers_by_the_launcher(alone, tmp_path, name):
     launch = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs"]
-    output = run(tmp_path, *launch, str(EXAMPLES / name))
+    output = run(tmp_path, *launch, *command_of(name))
     assert_same(numbers(output, name), alone(name))
     other = (tmp_path / "logs" / "worker-1.log").read_text()
     assert "Evaluation" not in other

@@ -4,7 +4,9 @@ In a process of a cluster the table has one entry, the strategy of all its worke
 runs the same tests at the same time (`tests/cluster/test_contract.py`).
 """
 
+import contextlib
 import copy
+import functools
 import os
 
 import jax
@@ -180,32 +182,40 @@ def trained(strategy, compiled=True, loss_scaled=False):
     return losses, float(accuracy.result()), model.get_weights()
 
 
-@pytest.mark.parametrize("options", [{}, {"compiled": False}, {"loss_scaled": True}], ids=str)
+@functools.cache
+def trained_on_one_device(loss_scaled):
+    return trained(unisono.get_strategy(), loss_scaled=loss_scaled)
+
+
+@pytest.mark.parametrize("options", [{"compiled": False}, {"loss_scaled": True}], ids=str)
 def test_a_custom_loop_equals_one_device(strategy, options):
     """41 rows in batches of 8: the last batch has one row, fewer than there are replicas."""
     losses, accuracy, weights = trained(strategy, **options)
-    expected = trained(unisono.get_strategy(), **options)
+    expected = trained_on_one_device("loss_scaled" in options)
     np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
     assert accuracy == pytest.approx(expected[1], rel=1e-6)
     for a, b in zip(weights, expected[2], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_fit_equals_plain_keras(strategy):
+def fitted(scope):
     x = np.random.default_rng(0).normal(size=(30, 4)).astype("f4")
+    keras.utils.set_random_seed(1)
+    with scope:
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    history = model.fit(x, x.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return history, model.predict(x, verbose=0)
 
-    def fit(scope):
-        keras.utils.set_random_seed(1)
-        with scope:
-            model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-        history = model.fit(x, x.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
-        return history, model.predict(x, verbose=0)
 
-    import contextlib
+@functools.cache
+def fitted_by_plain_keras():
+    return fitted(contextlib.nullcontext())
 
-    history, predictions = fit(strategy.scope())
-    expected = fit(contextlib.nullcontext())
+
+def test_fit_equals_plain_keras(strategy):
+    history, predictions = fitted(strategy.scope())
+    expected = fitted_by_plain_keras()
     for key in expected[0]:
         np.testing.assert_allclose(history[key], expected[0][key], rtol=1e-5)
     np.testing.assert_allclose(predictions, expected[1], rtol=1e-4, atol=1e-5)
