@@ -75,8 +75,8 @@ class Record:
             return {"kind": kind, "reached": reached, "step": self._step(number) if reached else None}
         if kind == "saved":
             at, path = question.get("meetings"), question.get("path")
-            done = (at, path) in self._saved or (isinstance(at, int) and self.meetings > at)
-            return {"kind": kind, "done": done}
+            passed = self.is_leaving or (isinstance(at, int) and self.meetings > at)
+            return {"kind": kind, "done": passed or (at, path) in self._saved}
         if kind == "word":
             self.word = self.word or str(question.get("text"))
         step = self._step(self.steps)

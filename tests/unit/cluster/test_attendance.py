@@ -69,6 +69,8 @@ def test_a_file_is_saved_after_a_meeting(path, meetings, done):
     record = Record(meetings=2)
     record.saved("a")
     assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"] is done
+    record.is_leaving = True
+    assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"]
 
 
 # --- ports
