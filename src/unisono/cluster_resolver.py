@@ -1,5 +1,6 @@
 """What describes a cluster: `unisono.cluster_resolver`."""
 
+from unisono.cluster._gce import GCEClusterResolver
 from unisono.cluster._jax import JaxClusterResolver
 from unisono.cluster._kubernetes import ExecutableLocation as KubernetesExecutableLocation
 from unisono.cluster._kubernetes import KubernetesClusterResolver
@@ -17,6 +18,7 @@ UnionClusterResolver = UnionResolver
 __all__ = [
     "ClusterResolver",
     "ClusterSpec",
+    "GCEClusterResolver",
     "JaxClusterResolver",
     "KubernetesClusterResolver",
     "KubernetesExecutableLocation",

@@ -69,6 +69,7 @@ FLOORS = {
     "cluster._beat": 4,
     "cluster._bootstrap": 6,
     "cluster._differences": 0,
+    "cluster._gce": 4,
     "cluster._hostlist": 1,
     "cluster._jax": 4,
     "cluster._kubernetes": 4,

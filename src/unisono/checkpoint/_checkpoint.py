@@ -17,6 +17,7 @@ from unisono.checkpoint import _commits
 from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Parts, Snapshot
 from unisono.checkpoint._writer import BackgroundWriter
+from unisono.training._bind import holder_of
 
 _FACTS = "facts.json"
 
@@ -107,7 +108,34 @@ class Checkpoint:
             CheckpointError: it exists, or cannot be written; nothing is left then.
         """
         target = Path(path).absolute()
-        return str(write_snapshot(target.parent, target.name, self.snapshot()))
+        if self.is_written_here():
+            write_snapshot(target.parent, target.name, self.snapshot())
+        self.share(str(target))
+        return str(target)
+
+    def is_shared(self) -> bool:
+        """Whether it is the state of several workers, which save it together."""
+        return self._shared_by() is not None
+
+    def is_written_here(self) -> bool:
+        """Whether this process writes: of several workers the first does, for all."""
+        strategy = self._shared_by()
+        return strategy is None or bool(strategy.is_chief)
+
+    def share(self, path: str) -> None:
+        """Wait, on all workers but the first, until the first has written a checkpoint.
+
+        Args:
+            path: of the checkpoint.
+        """
+        strategy = self._shared_by()
+        if strategy is not None:
+            strategy.share_file(path)
+
+    def _shared_by(self) -> Any | None:
+        """The strategy of several workers that holds what is saved; None without one."""
+        holders = (holder_of(variable) for variable in self.parts().variables.values())
+        return next((s for s in holders if s is not None and s.mesh.is_spread), None)
 
     def restore(self, path: str | os.PathLike[str], parts: Sequence[str] | None = None) -> dict[str, Any]:
         """Read a checkpoint into the objects, all of it or nothing.
@@ -134,7 +162,8 @@ class CheckpointManager:
     """Numbered checkpoints in a directory, of which the newest are kept.
 
     Saving copies the state on the devices and returns; a thread writes it. Use the manager in a
-    `with` block, or call `close`, so that the last one is complete and errors are seen.
+    `with` block, or call `close`, so that the last one is complete and errors are seen. Of several
+    workers, which all call `save`, the first writes.
 
     Args:
         checkpoint: what to save.
@@ -164,8 +193,10 @@ class CheckpointManager:
         self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
         self._asynchronous = asynchronous
         self._writer = BackgroundWriter()
-        self._newest: int | None = None
         _commits.sweep(self.directory)
+        self._newest = max(self._numbers(), default=0)
+        #: The last checkpoint for which not all workers have waited.
+        self._unshared: str | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -196,17 +227,23 @@ class CheckpointManager:
             CheckpointError: this or an earlier checkpoint could not be written.
         """
         self._writer.wait()
-        numbers = [n for n, _ in _commits.commits(self.directory, self._name)]
-        newest = max([*numbers, self._newest or 0])
+        shared = self._checkpoint.is_shared()
+        # Among several workers the first may have written this number before another asks.
+        newest = max([self._newest, *([] if shared else self._numbers())])
         number = newest + 1 if checkpoint_number is None else int(checkpoint_number)
         self._newest = max(newest, number)
-        snapshot = self._checkpoint.snapshot()
         name = f"{self._name}-{number}"
-        self._writer.submit(lambda: self._write(name, snapshot))
+        self._unshared = str(self.directory / name)
+        if self._checkpoint.is_written_here():
+            snapshot = self._checkpoint.snapshot()
+            self._writer.submit(lambda: self._write(name, snapshot))
         if not self._asynchronous:
             self.wait()
             self._writer.close()
         return str(self.directory / name)
+
+    def _numbers(self) -> list[int]:
+        return [number for number, _ in _commits.commits(self.directory, self._name)]
 
     def _write(self, name: str, snapshot: Snapshot) -> None:
         write_snapshot(self.directory, name, snapshot)
@@ -224,6 +261,9 @@ class CheckpointManager:
             CheckpointError: one could not be written, or the time is over.
         """
         self._writer.wait(timeout)
+        path, self._unshared = self._unshared, None
+        if path is not None:
+            self._checkpoint.share(path)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the newest checkpoint that is as it was written; a damaged one is passed over and logged.
@@ -252,7 +292,7 @@ class CheckpointManager:
             CheckpointError: a checkpoint could not be written.
         """
         self._writer.close()
-        self._writer.wait()
+        self.wait()
 
     def __enter__(self) -> Self:
         return self

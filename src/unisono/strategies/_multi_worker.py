@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from unisono._errors import ClusterError, InvalidTypeError
-from unisono._mesh import ReplicaMesh, devices_of_all
+from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._values import PerReplica, ReduceOp
 from unisono.checkpoint import _preemption
 from unisono.checkpoint._agreement import AskAll
@@ -77,6 +78,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
         if spread:
+            _connect(self._mesh)
             _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)
         self._begun: set[str] = set()
         self._worker = (self._membership.process_id, self._membership.num_processes)
@@ -283,6 +285,21 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"The first worker must succeed for all. Received there: {answer[1:].decode()}"
             )
         return answer[1:]
+
+
+def _connect(mesh: ReplicaMesh) -> None:
+    """Let all devices meet once: Gloo connects them at their first collective, and gives up after 30 s.
+
+    Later a worker may be loading data.
+    """
+    if len(mesh.local_devices) == 1 and mesh.platform == "cpu":
+        return  # the processes have met, and have no other devices
+    spec = mesh.sharded.spec
+    total = jax.shard_map(
+        lambda x: jax.lax.psum(x, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    with _bootstrap.together():
+        jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
 
 
 #: Numbers and options that all workers must give alike, and data of which only the size is compared.

@@ -291,9 +291,9 @@ def _weights_kept(model: Any) -> Iterator[None]:
         raise
 
 
-def holder_of(model: Any) -> Any | None:
-    """The strategy that a model belongs to, compiled or not."""
-    return _BOUND.get(model) or getattr(model, _MARK, None)
+def holder_of(thing: Any) -> Any | None:
+    """The strategy that a model belongs to, compiled or not, or a variable."""
+    return (isinstance(thing, keras.Model) and _BOUND.get(thing)) or getattr(thing, _MARK, None)
 
 
 def writes_files(model: Any) -> bool:
