@@ -96,6 +96,21 @@ def test_saving_on_all_workers_writes_once_and_whole(run):
     assert found == sorted(name + ending for name in ("all", "own-0") for ending in endings)
 
 
+def test_checkpoints_of_all_workers_are_written_once_by_the_first_and_read_by_all(run):
+    first, second = both(run, "committing")
+    assert first == second | {"commits-own": first["commits-own"]}
+    names = ["ckpt-1", "ckpt-2", "ckpt-3", "ckpt-30", "ckpt-31"]
+    written = {"paths": names, "exists": True, "restored": "ckpt-31", "same": True}
+    assert first["commits"] == first["commits-own"] == second["commits"] == written
+    # A directory that the first worker does not write to stays empty.
+    assert second["commits-own"] == {"paths": names, "exists": False, "restored": "none", "same": False}
+    assert first["one"]
+    folder = run[0]
+    assert sorted(p.name for p in (folder / "commits").iterdir()) == ["ckpt-30", "ckpt-31"]
+    assert not any((folder / "commits-1").glob("*"))
+    assert [p.name for p in (folder / "chief's").iterdir()] == ["ckpt-1"]
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -113,10 +113,6 @@ class Checkpoint:
         self.share(str(target))
         return str(target)
 
-    def is_shared(self) -> bool:
-        """Whether it is the state of several workers, which save it together."""
-        return self._shared_by() is not None
-
     def is_written_here(self) -> bool:
         """Whether this process writes: of several workers the first does, for all."""
         strategy = self._shared_by()
@@ -131,6 +127,16 @@ class Checkpoint:
         strategy = self._shared_by()
         if strategy is not None:
             strategy.share_file(path)
+
+    def number(self, series: str, number: int) -> int:
+        """Return the number of the next checkpoint of a series, the same on all workers.
+
+        Args:
+            series: the path without the number.
+            number: what this worker would choose.
+        """
+        strategy = self._shared_by()
+        return number if strategy is None else int(strategy.checkpoint_number(series, number))
 
     def _shared_by(self) -> Any | None:
         """The strategy of several workers that holds what is saved; None without one."""
@@ -194,7 +200,7 @@ class CheckpointManager:
         self._asynchronous = asynchronous
         self._writer = BackgroundWriter()
         _commits.sweep(self.directory)
-        self._newest = max(self._numbers(), default=0)
+        self._newest = 0
         #: The last checkpoint for which not all workers have waited.
         self._unshared: str | None = None
 
@@ -227,10 +233,12 @@ class CheckpointManager:
             CheckpointError: this or an earlier checkpoint could not be written.
         """
         self._writer.wait()
-        shared = self._checkpoint.is_shared()
-        # Among several workers the first may have written this number before another asks.
-        newest = max([self._newest, *([] if shared else self._numbers())])
-        number = newest + 1 if checkpoint_number is None else int(checkpoint_number)
+        newest = max([self._newest, *(n for n, _ in _commits.commits(self.directory, self._name))])
+        if checkpoint_number is None:
+            # The first worker may have written this one before another looks for the newest.
+            number = self._checkpoint.number(str(self.directory / self._name), newest + 1)
+        else:
+            number = int(checkpoint_number)
         self._newest = max(newest, number)
         name = f"{self._name}-{number}"
         self._unshared = str(self.directory / name)
@@ -241,9 +249,6 @@ class CheckpointManager:
             self.wait()
             self._writer.close()
         return str(self.directory / name)
-
-    def _numbers(self) -> list[int]:
-        return [number for number, _ in _commits.commits(self.directory, self._name)]
 
     def _write(self, name: str, snapshot: Snapshot) -> None:
         write_snapshot(self.directory, name, snapshot)

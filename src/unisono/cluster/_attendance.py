@@ -70,14 +70,36 @@ class Attendance:
         Args:
             path: of the file.
         """
-        question = {"kind": "saved", "path": path, "meetings": self.record.meetings}
+        self._ask_first({"kind": "saved", "path": path}, f"written {path}")
+
+    def number(self, series: str, number: int, *, is_first: bool) -> int:
+        """Return the number of the next checkpoint of a series, which the first process chooses.
+
+        Args:
+            series: such as the path without the number.
+            number: what this process would choose; taken where the first goes on without a checkpoint.
+            is_first: whether this is the first process.
+        """
+        if not is_first:
+            index = self.record.count(series)
+            question = {"kind": "number", "series": series, "index": index}
+            answer = self._ask_first(question, f"numbered checkpoint {index} of {series}")
+            if answer is not None and answer.get("number") is not None:
+                number = int(answer["number"])
+        self.record.numbered(series, number)
+        return number
+
+    def _ask_first(self, question: dict[str, Any], what: str) -> dict[str, Any] | None:
+        """The answer of the first process once it has done what is asked for, or has gone on without it."""
+        question |= {"meetings": self.record.meetings}
         try:
-            done = self._wait(lambda: self._asked(0, question, "done"), self._limit)
+            answer: dict[str, Any] | None = self._wait(lambda: self._asked(0, question, "done"), self._limit)
         except EndedError as error:
-            _LOG.warning("The first worker may not have written %s: %s.", path, error)
-            return
-        if done is None:
-            _LOG.warning("The first worker has not written %s within %g s.", path, self._limit)
+            _LOG.warning("The first worker may not have %s: %s.", what, error)
+            return None
+        if answer is None:
+            _LOG.warning("The first worker has not %s within %g s.", what, self._limit)
+        return answer
 
     def explained(self, error: BaseException) -> ClusterError | None:
         """Return the error for one of JAX that another process caused; None for other errors.

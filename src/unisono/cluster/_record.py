@@ -35,6 +35,8 @@ class Record:
     _saved: collections.deque[tuple[int, str]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
+    #: Of each series, the numbers that its checkpoints got, in order.
+    _numbers: dict[str, list[int]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
 
     def begin(self, step: Step) -> bool:
         """Note a step; return whether it differs from the one before.
@@ -53,12 +55,21 @@ class Record:
         """Note that a file is complete."""
         self._saved.append((self.meetings, path))
 
+    def numbered(self, series: str, number: int) -> None:
+        """Note the number of the next checkpoint of a series."""
+        self._numbers[series].append(number)
+
+    def count(self, series: str) -> int:
+        """How many checkpoints of a series were numbered."""
+        return len(self._numbers[series])
+
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to another process' question.
 
         Args:
-            question: `"state"`; `"step"` with a number from 1; `"saved"` with a path and the number of
-                meetings after which it was saved; or `"word"` with a text, to be told why all end.
+            question: `"state"`; `"step"` with a number from 1; `"saved"` with a path, or `"number"` with a
+                series and an index, and the number of meetings after which it is asked; or `"word"` with
+                a text, to be told why all end.
 
         >>> record = Record()
         >>> record.answer({"kind": "step", "number": 1})
@@ -74,13 +85,22 @@ class Record:
             reached = isinstance(number, int) and number <= self.steps
             return {"kind": kind, "reached": reached, "step": self._step(number) if reached else None}
         if kind == "saved":
-            at, path = question.get("meetings"), question.get("path")
-            passed = self.is_leaving or (isinstance(at, int) and self.meetings > at)
-            return {"kind": kind, "done": passed or (at, path) in self._saved}
+            saved = (question.get("meetings"), question.get("path")) in self._saved
+            return {"kind": kind, "done": saved or self._has_passed(question)}
+        if kind == "number":
+            given, index = self._numbers.get(str(question.get("series")), []), question.get("index")
+            number = given[index] if isinstance(index, int) and 0 <= index < len(given) else None
+            done = number is not None or self._has_passed(question)
+            return {"kind": kind, "done": done, "number": number}
         if kind == "word":
             self.word = self.word or str(question.get("text"))
         step = self._step(self.steps)
         return {"kind": "state", "steps": self.steps, "step": step, "leaving": self.is_leaving}
+
+    def _has_passed(self, question: Mapping[str, Any]) -> bool:
+        """Whether it has gone on from where the other process is."""
+        at = question.get("meetings")
+        return self.is_leaving or (isinstance(at, int) and self.meetings > at)
 
     def _step(self, number: Any) -> str | None:
         """What the step of a number was, None where that is forgotten."""

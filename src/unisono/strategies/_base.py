@@ -111,6 +111,15 @@ class Strategy(abc.ABC):
             path: of the file, as the program gives it.
         """
 
+    def checkpoint_number(self, series: str, number: int) -> int:
+        """Return the number of the next checkpoint of a series: of several workers the first chooses it.
+
+        Args:
+            series: the path without the number.
+            number: what this worker would choose.
+        """
+        return number
+
     def explain(self, error: BaseException) -> Exception | None:
         """Return an error that says which worker caused one of JAX; None for other errors.
 

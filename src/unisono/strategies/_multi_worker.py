@@ -255,6 +255,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         else:
             attendance.wait_for_file(path)
 
+    def checkpoint_number(self, series: str, number: int) -> int:
+        """Return the number of the next checkpoint of a series, which the chief chooses.
+
+        Args:
+            series: the path without the number.
+            number: what this worker would choose; taken where the chief saves nothing here.
+        """
+        attendance = _bootstrap.attendance()
+        if attendance is None or not self._mesh.is_spread:
+            return number
+        return attendance.number(series, number, is_first=self.is_chief)
+
     def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
         """Each worker's elements for its own replicas; all agree at each step on who has how many."""
         if not mesh.is_spread:

@@ -293,7 +293,7 @@ def _weights_kept(model: Any) -> Iterator[None]:
 
 def holder_of(thing: Any) -> Any | None:
     """The strategy that a model belongs to, compiled or not, or a variable."""
-    return (isinstance(thing, keras.Model) and _BOUND.get(thing)) or getattr(thing, _MARK, None)
+    return (_BOUND.get(thing) if isinstance(thing, keras.Model) else None) or getattr(thing, _MARK, None)
 
 
 def writes_files(model: Any) -> bool:

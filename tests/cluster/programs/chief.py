@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -182,6 +183,39 @@ def saving():
     return {name: float(np.abs(np.asarray(value) - rows).max()) for name, value in again.items()}
 
 
+def committing():
+    """Every worker saves checkpoints: into one directory, and into one of its own."""
+    model, other = model_of(), model_of(seed=1)
+    checkpoint = unisono.checkpoint.Checkpoint(model=model)
+    again = unisono.checkpoint.Checkpoint(model=other)
+    found = {}
+    for name in (f"commits-{WORKER}", "commits"):
+        if WORKER:
+            # The first has saved before this one looks for the newest number.
+            time.sleep(1)
+        manager = unisono.checkpoint.CheckpointManager(checkpoint, FOLDER / name, max_to_keep=2)
+        paths = [manager.save()]
+        fit(model)
+        paths += [manager.save(), manager.save(), manager.save(checkpoint_number=30), manager.save()]
+        expected = digest(model)
+        manager.close()
+        exists = os.path.exists(paths[-1])
+        fit(model)
+        found[name.replace(str(WORKER), "own")] = {
+            "paths": [os.path.basename(path) for path in paths],
+            "exists": exists,
+            "restored": os.path.basename(manager.restore_or_initialize() or "none"),
+            "same": digest(model) == expected,
+        }
+    single = checkpoint.save(FOLDER / "one commit")
+    fit(other)
+    again.restore(single)
+    # With the first worker alone: the others do not wait.
+    if WORKER == 0:
+        unisono.checkpoint.CheckpointManager(checkpoint, FOLDER / "chief's", asynchronous=False).save()
+    return {**found, "one": digest(other) == digest(model), "hash": digest(model)}
+
+
 class Batches(keras.utils.PyDataset):
     """So many batches."""
 
@@ -310,6 +344,7 @@ else:
         differing,
         beginning,
         saving,
+        committing,
         mismatches,
         collectives,
         backing_up,

@@ -73,6 +73,25 @@ def test_a_file_is_saved_after_a_meeting(path, meetings, done):
     assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"]
 
 
+@pytest.mark.parametrize(
+    ("series", "index", "meetings", "done", "number"),
+    [
+        ("a", 0, 2, True, 7),
+        ("a", 1, 2, True, 9),
+        ("a", 2, 2, False, None),
+        ("a", 2, 1, True, None),
+        ("b", 0, 2, False, None),
+        ("a", None, 2, False, None),
+    ],
+)
+def test_a_checkpoint_is_numbered_or_will_not_be(series, index, meetings, done, number):
+    record = Record(meetings=2)
+    for given in (7, 9):
+        record.numbered("a", given)
+    question = {"kind": "number", "series": series, "index": index, "meetings": meetings}
+    assert record.answer(question) == {"kind": "number", "done": done, "number": number}
+
+
 # --- ports
 
 
@@ -124,6 +143,23 @@ def test_all_are_asked_at_once(cluster):
     assert [found[1]["steps"], found[2]["steps"]] == [0, 1]
     two.ports[1].close()
     assert isinstance(two.peers[0].ask_all({"kind": "state"}, [1, 2])[1], EndedError)
+
+
+def test_the_first_process_numbers_checkpoints(cluster):
+    two = cluster(2)
+    first, second = two.members
+    assert [first.number("a", 7, is_first=True), first.number("a", 9, is_first=True)] == [7, 9]
+    assert [second.number("a", 1, is_first=False), second.number("a", 2, is_first=False)] == [7, 9]
+    # It goes on without a third, and so does this one.
+    two.records[0].begin(("train", None))
+    assert second.number("a", 3, is_first=False) == 3
+
+
+def test_a_first_process_that_has_ended_numbers_nothing(cluster, caplog):
+    two = cluster(2)
+    two.ports[0].close()
+    assert two.members[1].number("a", 3, is_first=False) == 3
+    assert "The first worker may not have numbered checkpoint 0 of a" in caplog.text
 
 
 def test_strangers_are_not_answered(cluster):
