@@ -14,8 +14,9 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed  ## train a CNN on handwritten digits over two virtual devices
 	$(BIN)/python examples/demo_digits.py
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest
+test: $(VENV)/installed  ## clusters alone, as they start processes of their own; the others two at a time
+	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/virtual src
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

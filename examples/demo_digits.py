@@ -1,11 +1,12 @@
 """`make demo`: a CNN on scikit-learn's handwritten digits, over two virtual devices.
 
-    python examples/demo_digits.py
+    python examples/demo_digits.py [--epochs 20]
 
 Shows Keras' progress bar, the accuracy on digits that were held out, images per second, and saves a
 picture of some predictions and of the training: demo_output/digits.png.
 """
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,9 @@ import numpy as np
 
 from _digits import load
 
-EPOCHS = 20
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=20)
+EPOCHS = parser.parse_args().epochs
 BATCH = 50  # need not divide by anything
 
 keras.utils.set_random_seed(0)
