@@ -1,6 +1,7 @@
 """Two workers: one writes, prints and decides for both, and both end with the same weights."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,13 @@ def test_callbacks_write_on_the_chief_and_once(run):
 def test_progress_is_printed_on_the_chief_alone(run):
     chief, other = run[2]
     assert "Epoch 2/2" in chief
+    begin = (
+        "unisono: fit on 2 replicas: 2 workers, each with 1 cpu device\n  global batch  10 rows, 5 for each"
+    )
+    # Other calls of `fit` are silent.
+    assert chief.count(begin) == chief.count("unisono: fit on") == 1
+    assert re.search(r"  checkpoints   ModelCheckpoint: .*both/\{epoch\}.keras, every epoch\n", chief)
+    assert "unisono: fit on" not in other
     # Of `fit`, `evaluate` and `predict`.
     assert chief.count("━") > 0
     assert "Epoch" not in other

@@ -122,6 +122,7 @@ FLOORS = {
     "training._ahead": 2,
     "training._bind": 11,
     "training._callbacks": 1,
+    "training._briefing": 1,
     "training._clock": 1,
     "training._companion": 1,
     "training._fit": 10,

@@ -47,7 +47,8 @@ def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
     if op is ReduceOp.SUM and replicas > 1 and not is_zero:
         raise InvalidArgumentError(
             "Only a per-replica value can be summed over the replicas. Received: "
-            f"{type(value).__name__} {value!r}. Pass what `strategy.run` returned, or use 'MEAN'."
+            f"{type(value).__name__} {value!r}. Pass what `strategy.run` returned, where steps return arrays "
+            "(a Python number is the same on all replicas), or use 'MEAN'."
         )
     if axis is None:
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.data._sharding import InputOptions
 from unisono.data._workers import elements_of_workers, pipeline_of_worker
 from unisono.strategies._base import Strategy
+from unisono.training._briefing import briefing
 from unisono.training._callbacks import SharedDecisions, is_chief_only
 from unisono.training._companion import flat_callbacks
 
@@ -81,6 +83,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             _connect(self._mesh)
             _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)
         self._begun: set[str] = set()
+        self._said = ""
         self._worker = (self._membership.process_id, self._membership.num_processes)
 
     @contextlib.contextmanager
@@ -209,11 +212,23 @@ class MultiWorkerMirroredStrategy(Strategy):
         _same_random_state()
         changed = dict(arguments)
         callbacks = flat_callbacks(arguments["callbacks"])
+        self._say(arguments, callbacks)
         if not self.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
         changed["callbacks"] = [*callbacks, SharedDecisions(_bootstrap.broadcast_bytes, callbacks)]
         yield changed
+
+    def _say(self, arguments: dict[str, Any], callbacks: Sequence[Any]) -> None:
+        """Say on the chief's screen what begins, unless `fit` is silent or has said it before."""
+        if not self.is_chief or not arguments.get("verbose", "auto"):
+            return
+        data = {k: _size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
+        counts = self.num_replicas_in_sync, self._membership.num_processes
+        text = briefing(arguments, callbacks, data, self._mesh.platform, *counts)
+        if text != self._said:
+            print(text, file=sys.stderr, flush=True)
+        self._said = text
 
     def alike(
         self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
