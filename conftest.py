@@ -29,3 +29,8 @@ if "TF_CONFIG" not in os.environ:
 # Both set variables of the environment when they are imported; no test must be blamed for that.
 import keras  # noqa: F401
 import sklearn  # noqa: F401
+
+import unisono
+
+# Doctests of single modules need what a program's `import unisono` gives them, in any order.
+unisono.get_strategy  # noqa: B018
