@@ -46,21 +46,37 @@ class Workers:
     def __init__(self, folder, command, count=2, devices=1, env=None):
         self.logs = [folder / f"worker-{i}.log" for i in range(count)]
         addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-        self.processes = []
-        for i, log in enumerate(self.logs):
+        self.processes, self._starts = [], []
+        for i in range(count):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
             own = dict(os.environ, TF_CONFIG=json.dumps(config), UNISONO_DEVICES_PER_WORKER=str(devices))
             own |= {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
             own.pop("PJRT_NPROC", None)
             own |= {k: v.format(worker=i) for k, v in (env or {}).items()}
-            with log.open("w") as stream:
-                process = subprocess.Popen(
-                    [sys.executable, *(part.format(worker=i) for part in command)],
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    env=own,
-                )
-            self.processes.append(process)
+            self._starts.append(([sys.executable, *(part.format(worker=i) for part in command)], own))
+            self.processes.append(self._start(i))
+
+    def _start(self, i):
+        command, env = self._starts[i]
+        with self.logs[i].open("a") as stream:
+            return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=env)
+
+    def wait_with_restarts(self, seconds, most):
+        """Start each that fails again, with its old TF_CONFIG; return each one's exit codes."""
+        deadline = time.monotonic() + seconds
+        codes = [[] for _ in self.processes]
+        try:
+            while time.monotonic() < deadline and any(found[-1:] != [0] for found in codes):
+                for i, process in enumerate(self.processes):
+                    if codes[i][-1:] == [0] or process.poll() is None:
+                        continue
+                    codes[i].append(process.returncode)
+                    if process.returncode and len(codes[i]) <= most:
+                        self.processes[i] = self._start(i)
+                time.sleep(0.05)
+        finally:
+            self.kill()
+        return codes
 
     def wait(self, seconds):
         """The exit codes; all processes are ended when the time is over, or a while after one fails."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -177,15 +178,30 @@ def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_pa
     logs = "\n".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "was killed by SIGKILL" in done.stderr
-    found = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(2)]
-    expected = both(run, "killed")
+    assert_went_on(tmp_path, both(run, "killed"))
+
+
+def test_without_the_launcher_whatever_starts_them_again_is_enough(run, tmp_path):
+    """As Kubernetes does: each by itself, when it has failed, with the same TF_CONFIG."""
+    workers = Workers(tmp_path, [PROGRAM, str(tmp_path), "killed"])
+    codes = workers.wait_with_restarts(400, most=5)
+    assert all(found[-1:] == [0] for found in codes), f"{codes}\n{workers.text()}"
+    # The first lost the second, which was killed.
+    assert codes[0][0] > 0, workers.text()
+    assert codes[1][0] == -signal.SIGKILL
+    assert "lost worker 1" in workers.logs[0].read_text()
+    assert_went_on(tmp_path, both(run, "killed"))
+
+
+def assert_went_on(folder, expected):
+    found = [json.loads((folder / f"worker-{i}.json").read_text()) for i in range(2)]
     # Bit for bit; the chief alone wrote.
     assert [f["hash"] for f in found] == [e["hash"] for e in expected]
     assert [e["saved"] for e in expected] == [4, 0]
     # The kill may come while the chief writes its second backup.
     assert found[0]["saved"] in (2, 3)
     assert found[1]["saved"] == 0
-    assert not (tmp_path / "backup").exists()
+    assert not (folder / "backup").exists()
 
 
 def test_a_backup_that_only_the_chief_restores_moves_all(run):

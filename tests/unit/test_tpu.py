@@ -12,6 +12,9 @@ def test_devices_given_by_hand():
     assert (topology.num_tasks, topology.num_tpu_devices_per_task) == (1, 2)
     assert resolver.num_accelerators() == {"TPU": 2}
     assert (resolver.master(), resolver.cluster_spec(), resolver.environment) == ("", {}, "")
+    metadata = resolver.get_tpu_system_metadata()
+    assert (metadata.num_cores, metadata.num_hosts, metadata.num_of_cores_per_host) == (2, 1, 2)
+    assert [str(device) for device in metadata.devices] == [str(device) for device in resolver.devices]
     strategy = unisono.TPUStrategy(resolver)
     assert strategy.num_replicas_in_sync == 2
     assert strategy.cluster_resolver is resolver

@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     import jax
 
 
+@dataclasses.dataclass(frozen=True)
+class TPUSystemMetadata:
+    """How large a TPU is.
+
+    Args:
+        num_cores: how many cores there are.
+        num_hosts: how many machines.
+        num_of_cores_per_host: how many cores each has.
+        devices: the cores, in replica order.
+    """
+
+    num_cores: int
+    num_hosts: int
+    num_of_cores_per_host: int
+    devices: tuple[jax.Device, ...]
+
+
 class TPUClusterResolver(ClusterResolver):
     """The TPU of this machine, or any devices given by hand.
 
@@ -52,6 +69,17 @@ class TPUClusterResolver(ClusterResolver):
         experimental_connect_to_cluster(resolver)
         initialize_tpu_system(resolver)
         return resolver
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """Return how many cores and machines there are.
+
+        >>> data = TPUClusterResolver(devices=["cpu:0", "cpu:1"]).get_tpu_system_metadata()
+        >>> data.num_cores, data.num_hosts, data.num_of_cores_per_host
+        (2, 1, 2)
+        """
+        hosts = len({device.process_index for device in self._devices})
+        cores = len(self._devices)
+        return TPUSystemMetadata(cores, hosts, cores // hosts, self._devices)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return no addresses: the TPU belongs to this process."""
