@@ -96,6 +96,14 @@ def test_the_chiefs_initial_weights_give_the_result_of_one_device(run):
     assert first["losses"][0] == pytest.approx(first["losses"][1], rel=1e-5)
 
 
+def test_sums_travel_as_the_options_say_and_are_the_same(run):
+    first, second = both(run, "travelling")
+    # Bit for bit: each sum has two terms.
+    assert first == second
+    assert first["AUTO"] == first["RING"] == first["NCCL"]
+    assert "NCCL is for GPUs, and these are devices of the kind 'cpu': partners exchange" in run[2][0]
+
+
 def test_saving_on_all_workers_writes_once_and_whole(run):
     for differences in both(run, "saving"):
         assert max(differences.values()) < 1e-5, differences

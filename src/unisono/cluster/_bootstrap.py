@@ -181,8 +181,15 @@ def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str
     }
 
 
+def _choose_transport() -> None:
+    """CPUs of several processes talk through Gloo, unless MPI is configured for JAX."""
+    name = "jax_cpu_collectives_implementation"
+    if getattr(jax.config, name) != "mpi":
+        jax.config.update(name, "gloo")
+
+
 def _start_jax(agreement: Agreement, count: int, process: int, timeouts: Timeouts, limit: float) -> None:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _choose_transport()
     # It swallows SIGTERM, which belongs to the library and its users.
     jax.config.update("jax_enable_preemption_service", False)
     _connect_directly()

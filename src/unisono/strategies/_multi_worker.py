@@ -78,7 +78,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._membership = _bootstrap.join(self._resolver, timeouts, limit)
         super().__init__(ReplicaMesh(devices_of_all()))
         spread = self._mesh.is_spread
-        self._ops = PackedAllReduce(self._options) if spread else CrossDeviceOps()
+        self._ops = PackedAllReduce(self._options, self._mesh.platform) if spread else CrossDeviceOps()
         if spread:
             _connect(self._mesh)
             _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)

@@ -151,6 +151,18 @@ def beginning():
     }
 
 
+def travelling():
+    """Sums around a ring, and by what stands in for NCCL here: the numbers are those of an exchange."""
+    found = {}
+    for name in ("AUTO", "RING", "NCCL"):
+        options = unisono.CommunicationOptions(implementation=name, bytes_per_pack=64)
+        other = unisono.MultiWorkerMirroredStrategy(communication_options=options)
+        model = model_of(3, strategy=other)
+        fit(model)
+        found[name] = [weights(model).tolist(), digest(model)]
+    return found
+
+
 def saving():
     """Every worker saves to the same path, and to one of its own."""
     model = model_of()
@@ -345,6 +357,7 @@ else:
         deciding,
         differing,
         beginning,
+        travelling,
         saving,
         committing,
         mismatches,

@@ -203,7 +203,7 @@ def test_nccl_without_a_gpu_says_so_once(caplog):
         collectives_in(unisono.NcclAllReduce(), 2)
         collectives_in(unisono.NcclAllReduce(), 3)
     assert [r.message for r in caplog.records] == [
-        "NcclAllReduce: no GPU here, XLA's all-reduce for cpu is used instead."
+        "NCCL is for GPUs, and these are devices of the kind 'cpu': XLA's all-reduce is used instead."
     ]
 
 

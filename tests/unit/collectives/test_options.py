@@ -1,0 +1,37 @@
+"""What `CommunicationOptions` choose."""
+
+import jax
+import pytest
+
+from unisono import CommunicationImplementation, CommunicationOptions
+from unisono.cluster import _bootstrap
+from unisono.collectives._cross_device import PackedAllReduce
+
+
+@pytest.mark.parametrize(
+    ("implementation", "platform", "algorithm"),
+    [
+        ("AUTO", "cpu", "exchange"),
+        ("auto", "gpu", "xla"),
+        ("AUTO", "tpu", "xla"),
+        ("RING", "cpu", "ring"),
+        ("RING", "gpu", "ring"),
+        ("NCCL", "gpu", "xla"),
+        (CommunicationImplementation.NCCL, "cpu", "exchange"),
+    ],
+)
+def test_the_way_that_sums_travel(implementation, platform, algorithm):
+    options = CommunicationOptions(implementation=implementation)
+    assert PackedAllReduce(options, platform).algorithm == algorithm
+
+
+@pytest.mark.parametrize(("configured", "taken"), [("gloo", "gloo"), ("mpi", "mpi"), (None, "gloo")])
+def test_mpi_is_taken_where_it_is_configured(configured, taken):
+    name = "jax_cpu_collectives_implementation"
+    before = getattr(jax.config, name)
+    try:
+        jax.config.update(name, configured)
+        _bootstrap._choose_transport()
+        assert getattr(jax.config, name) == taken
+    finally:
+        jax.config.update(name, before)
