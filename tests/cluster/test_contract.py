@@ -10,7 +10,7 @@ from tests.cluster._workers import Workers
 CONTRACT = ["tests/virtual/strategies/test_contract.py", "tests/virtual/training/test_spread.py"]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
-NAMES = "(never and not own and not mixed) or mean or (validation and data) or global or accumulation"
+NAMES = "never or mean or (validation and data) or global or accumulation"
 ALL = f"multi-worker or test_spread or (feature and ({NAMES}))"
 #: What depends on the number of workers and devices.
 SOME = "(multi-worker or test_spread) and not compiled"

@@ -33,11 +33,13 @@ def briefing(
       epochs        1 to 3
       checkpoints   none: what fails begins anew (unisono.callbacks.BackupAndRestore("backup") goes on)
     """
+    # Without data, Keras' own error comes next.
+    x = data.get("x", "none")
     first, last = int(arguments.get("initial_epoch") or 0) + 1, int(arguments.get("epochs") or 1)
     every = arguments.get("steps_per_epoch")
     rows = {
-        "global batch": _batch(arguments.get("batch_size"), data["x"], replicas),
-        "data": data["x"],
+        "global batch": _batch(arguments.get("batch_size"), x, replicas),
+        "data": x,
         "validation": data.get("validation_data") or _share(arguments.get("validation_split")),
         "epochs": (str(first) if first == last else f"{first} to {last}")
         + (f", {every} steps each" if every else ""),
