@@ -169,6 +169,29 @@ def test_host_collectives_do_not_grow_with_the_model_or_the_steps(run):
         }
 
 
+def test_what_all_workers_hold_already_is_not_sent_again(run):
+    first, second = both(run, "again")
+    assert first == second
+    undisturbed = first["none"]
+    # Whether the call, the callbacks and the random state are alike; whether the variables are; the
+    # decisions at each of three epochs' ends.
+    assert undisturbed[0] == 5
+    # And the chief's state, to a worker that has another.
+    assert first["weights"] == [7, undisturbed[1]]
+    assert first["rate"] == [7, undisturbed[1]]
+    assert first["random"] == [8, undisturbed[1]]
+
+
+def test_decisions_are_shared_where_a_callback_may_have_made_one(run):
+    for found in both(run, "again"):
+        assert {name: found[name] for name in ("scheduler", "stopping", "lambda", "one")} == {
+            "scheduler": 5 + 3,
+            "stopping": 5,
+            "lambda": 5 + 1,
+            "one": 5 + 3,
+        }
+
+
 def test_how_often_backups_are_made_needs_no_messages_between_workers(run):
     """Never, after each batch, and as often as was measured; the chief alone decides and writes."""
     first, second = both(run, "backing_up")

@@ -87,6 +87,7 @@ FLOORS = {
     "cluster._tf_config": 2,
     "cluster._tpu": 4,
     "cluster._union": 4,
+    "cluster._words": 3,
     "cluster_resolver": 6,
     "collectives._cross_device": 3,
     "collectives._packing": 1,

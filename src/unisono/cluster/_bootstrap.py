@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ from unisono.cluster._record import Record
 from unisono.cluster._relay import Relay
 from unisono.cluster._resolvers import ClusterResolver, process_environ
 from unisono.cluster._spec import Timeouts, with_port
+from unisono.cluster._words import AT_ONCE, Words
 
 _LOG = logging.getLogger("unisono")
 
@@ -43,6 +44,8 @@ _DEVICES = "UNISONO_DEVICES_PER_WORKER"
 _GENERATION = "UNISONO_GENERATION"
 #: Seconds between the time when a collective gives up and the time when JAX does.
 _MARGIN = 60.0
+#: Bytes of a digest.
+_DIGEST = 32
 _PACKAGES = ("jax", "jaxlib", "keras", "numpy", "unisono")
 
 
@@ -259,32 +262,31 @@ def _leave(seconds: float) -> None:
 
 # --- words between processes, outside of steps ------------------------------------------------
 
-#: How many collectives were made on behalf of the host; tests count them.
-host_collectives = 0
+_words: Words | None = None
+
+
+def _spoken() -> Words:
+    global _words
+    if _words is None:
+        _words = Words()
+    return _words
+
+
+def host_collectives() -> int:
+    """Return how many collectives were made on behalf of the host; tests count them."""
+    return 0 if _words is None else _words.collectives
 
 
 def broadcast_bytes(data: bytes) -> bytes:
-    """Return the first process' bytes on every process."""
-    from jax.experimental import multihost_utils
-
-    with together(2):
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-        buffer = np.zeros(size, np.uint8)
-        if membership().is_chief:
-            buffer[:] = np.frombuffer(data, np.uint8)
-        return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
+    """Return the first process' bytes on every process: one collective for a few, two for many."""
+    with together():
+        return _spoken().broadcast(data)
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """Return the bytes of every process, in the order of their numbers."""
-    from jax.experimental import multihost_utils
-
-    with together(2):
-        sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
-        buffer = np.zeros(max(1, int(sizes.max())), np.uint8)
-        buffer[: len(data)] = np.frombuffer(data, np.uint8)
-        rows = np.asarray(multihost_utils.process_allgather(buffer)).reshape(len(sizes), -1)
-    return [row[:size].tobytes() for row, size in zip(rows.astype(np.uint8), sizes, strict=True)]
+    """Return the bytes of every process, in the order of their numbers; collectives likewise."""
+    with together():
+        return _spoken().gather(data)
 
 
 def broadcast_arrays(tree: Any) -> Any:
@@ -295,54 +297,104 @@ def broadcast_arrays(tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
-    data = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays) if membership().is_chief else b""
-    data = broadcast_bytes(data)
+    if not arrays:
+        return tree
+    data = _bytes_of(arrays) if membership().is_chief else b""
+    with together():
+        data = _spoken().send(data, sum(a.nbytes for a in arrays))
+    return jax.tree.unflatten(structure, _parted(data, arrays))
+
+
+def equal_arrays(arrays: Sequence[Any], known: Sequence[bool], key: Any, what: str) -> list[Any] | None:
+    """Return the first process' arrays on every process, unless all have them already.
+
+    Args:
+        arrays: of the same shapes and dtypes on all processes.
+        known: for each, whether it is what this process holds under `key` together with all others.
+        key: under which; anything with a `repr`.
+        what: what they are, for the message.
+
+    Returns:
+        The arrays, those that came from the first process as host arrays; None where all processes
+        know all of them.
+
+    Raises:
+        ClusterError: when shapes or dtypes differ. It names every difference.
+    """
+    lines = "\n".join(f"{a.shape} {a.dtype}" for a in arrays)
+    new = [i for i, is_known in enumerate(known) if not is_known]
+    size = sum(arrays[i].nbytes for i in new)
+    # A few bytes travel with the question.
+    at_once = size <= AT_ONCE - _DIGEST
+    own = [np.asarray(arrays[i]) for i in new] if at_once else []
+    every = gather_bytes(_digest(f"{key} {new} {lines}".encode()) + _bytes_of(own))
+    if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
+        require_same({"variables": lines}, what)
+        return list(broadcast_arrays(list(arrays)))
+    if not new:
+        return None
+    data = every[0][_DIGEST:]
+    found = _parted(data, own) if at_once else broadcast_arrays([arrays[i] for i in new])
+    result = list(arrays)
+    for i, array in zip(new, found, strict=True):
+        result[i] = array
+    return result
+
+
+def _bytes_of(arrays: Sequence[np.ndarray]) -> bytes:
+    return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+
+
+def _parted(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arrays of which `data` are the bytes; `_bytes_of`'s inverse."""
     found, at = [], 0
-    for array in arrays:
+    for array in like:
         found.append(np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape))
         at += array.nbytes
-    return jax.tree.unflatten(structure, found)
+    return found
 
 
 def are_alike(data: bytes) -> bool:
-    """Return whether all processes hold the same bytes: one collective of 32 bytes."""
-    from jax.experimental import multihost_utils
-
-    own = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
-    with together(1):
-        every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
-    return bool((every == every[0]).all())
+    """Return whether all processes hold the same bytes: one collective."""
+    every = gather_bytes(_digest(data))
+    return every.count(every[0]) == len(every)
 
 
-def require_same(facts: Mapping[str, Any], what: str) -> None:
+def require_same(facts: Mapping[str, Any], what: str, besides: bytes = b"") -> list[bytes]:
     """Raise on every process when facts differ between them; one small collective where they agree.
 
     Args:
         facts: name to number or text.
         what: what they are about, for the message.
+        besides: a few bytes that may differ.
+
+    Returns:
+        What every process said besides.
 
     Raises:
         ClusterError: it names every difference and who has which value.
     """
     text = json.dumps(dict(facts), sort_keys=True, default=str).encode()
-    if are_alike(text):
-        return
-    found = {i: json.loads(data) for i, data in enumerate(gather_bytes(text))}
-    raise ClusterError(f"{what} must be the same on all processes. Received: " + " ".join(differences(found)))
+    every = gather_bytes(_digest(text) + besides)
+    if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
+        found = {i: json.loads(data) for i, data in enumerate(gather_bytes(text))}
+        raise ClusterError(
+            f"{what} must be the same on all processes. Received: " + " ".join(differences(found))
+        )
+    return [e[_DIGEST:] for e in every]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 @contextlib.contextmanager
-def together(number: int = 0) -> Iterator[None]:
+def together() -> Iterator[None]:
     """Surround collectives: their errors tell who is missing.
-
-    Args:
-        number: how many are made on behalf of the host.
 
     Raises:
         ClusterError: when one failed because of another process.
     """
-    global host_collectives
-    host_collectives += number
     if _attendance is not None:
         _attendance.record.meetings += 1
     try:

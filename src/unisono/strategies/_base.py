@@ -71,14 +71,19 @@ class Strategy(abc.ABC):
         """
         return dataset
 
-    def same_on_all(self, values: Any, what: str) -> Any:
+    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any) -> Any:
         """Return the first worker's values on every worker; as they are where there is one.
 
         Args:
             values: pytree of arrays that a step is about to begin with.
             what: the step: one may begin with what it ended with the last time.
+            known: for each array, whether it is what the step ended with.
+            key: which step that was, the same on workers that took the same steps.
+
+        Returns:
+            The values; None where they are what all workers' last step ended with.
         """
-        return values
+        return None if all(known) else values
 
     def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the first worker's values of variables that are used for the first time.
@@ -95,14 +100,6 @@ class Strategy(abc.ABC):
             kind: what the step does.
             batches: pytrees of arrays; none at the end of the data.
         """
-
-    def all_agree(self, word: bool) -> bool:
-        """Return whether all workers say yes.
-
-        Args:
-            word: what this worker says.
-        """
-        return word
 
     def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)
         """Wait, on all workers but the first, until the first has written a file.

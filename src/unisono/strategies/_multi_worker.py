@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._values import PerReplica, ReduceOp
 from unisono.checkpoint import _preemption
 from unisono.checkpoint._agreement import AskAll
+from unisono.checkpoint._facts import decode, encode
 from unisono.checkpoint._names import canonical_paths
 from unisono.checkpoint._random import RandomState
 from unisono.cluster import _bootstrap
@@ -34,7 +37,7 @@ from unisono.data._sharding import InputOptions
 from unisono.data._workers import elements_of_workers, pipeline_of_worker
 from unisono.strategies._base import Strategy
 from unisono.training._briefing import briefing
-from unisono.training._callbacks import SharedDecisions, is_chief_only
+from unisono.training._callbacks import MOMENTS, decision_moments, is_chief_only, shared_decisions
 from unisono.training._companion import flat_callbacks
 
 
@@ -106,16 +109,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Return an error that says which worker caused one of JAX; None for other errors."""
         return _bootstrap.explain(error) if self._mesh.is_spread else None
 
-    def all_agree(self, word: bool) -> bool:
-        """Return whether all workers say yes.
-
-        Args:
-            word: what this worker says.
-        """
-        if not self._mesh.is_spread:
-            return word
-        return all(_bootstrap.gather_bytes(b"yes" if word else b""))
-
     def note_step(self, kind: str, batches: Sequence[Any]) -> None:
         """Note that a step begins; where its shapes are new they are compared with another worker's."""
         attendance = _bootstrap.attendance()
@@ -168,15 +161,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         """This process' devices, in replica order."""
         return self._mesh.local_devices
 
-    def same_on_all(self, values: Any, what: str) -> Any:
+    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any) -> Any:
         """Begin with the first worker's values: once for each call of `fit`, and for other steps once."""
         if not self._mesh.is_spread or what in self._begun:
-            return values
+            return None if all(known) else values
         self._begun.add(what)
         leaves, structure = jax.tree.flatten(values)
-        lines = "\n".join(f"{x.shape} {x.dtype}" for x in leaves)
-        _bootstrap.require_same({"variables": lines}, "The variables of the model")
-        return jax.tree.unflatten(structure, _bootstrap.broadcast_arrays(leaves))
+        found = _bootstrap.equal_arrays(leaves, known, (what, key), "The variables of the model")
+        return None if found is None else jax.tree.unflatten(structure, found)
 
     def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the first worker's values of variables that a custom loop uses for the first time."""
@@ -197,27 +189,35 @@ class MultiWorkerMirroredStrategy(Strategy):
     experimental_distribute_dataset = distribute_dataset
 
     @contextlib.contextmanager
-    def together(self, model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def together(
+        self, model: Any, arguments: dict[str, Any], ahead: bool
+    ) -> Iterator[tuple[dict[str, Any], bool]]:
         """Around `fit`: all workers begin alike, one of them writes, and decisions are shared.
 
         Args:
             model: whose `fit`.
             arguments: of `fit`, by name.
+            ahead: whether steps may run ahead of the loop, as far as this worker knows.
 
         Yields:
-            The arguments for this worker.
+            The arguments for this worker, and whether steps may run ahead on all of them.
         """
-        _bootstrap.require_same(_facts_of(model, arguments), "A call of `fit`")
-        self._begun.discard("TRAIN")
-        _same_random_state()
-        changed = dict(arguments)
         callbacks = flat_callbacks(arguments["callbacks"])
+        moments = decision_moments(callbacks)
+        random = _EncodedRandomState()
+        own = bytes([ahead, *(m in moments for m in MOMENTS)])
+        every = _bootstrap.require_same(_facts_of(model, arguments), "A call of `fit`", own + random.digest())
+        self._begun.discard("TRAIN")
+        if any(e[len(own) :] != every[0][len(own) :] for e in every):
+            random.take_over()
+        changed = dict(arguments)
         self._say(arguments, callbacks)
         if not self.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
-        changed["callbacks"] = [*callbacks, SharedDecisions(_bootstrap.broadcast_bytes, callbacks)]
-        yield changed
+        moments = {m for i, m in enumerate(MOMENTS, start=1) if any(e[i] for e in every)}
+        changed["callbacks"] = [*callbacks, shared_decisions(_bootstrap.broadcast_bytes, callbacks, moments)]
+        yield changed, all(e[0] for e in every)
 
     def _say(self, arguments: dict[str, Any], callbacks: Sequence[Any]) -> None:
         """Say on the chief's screen what begins, unless `fit` is silent or has said it before."""
@@ -388,19 +388,26 @@ def _size_of_leaf(leaf: Any) -> str:
         return "of unknown size"
 
 
-def _same_random_state() -> None:
-    """Shuffle alike: the first worker's random state on all."""
-    import json
+class _EncodedRandomState:
+    """The random state of this process, with which all shuffle alike."""
 
-    from unisono.checkpoint._facts import decode, encode
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._facts = json.dumps(encode(RandomState().get_state(), self._arrays, "random")).encode()
 
-    arrays: dict[str, Any] = {}
-    state = RandomState()
-    facts = encode(state.get_state(), arrays, "random")
-    facts = json.loads(_bootstrap.broadcast_bytes(json.dumps(facts).encode()))
-    names = sorted(arrays)
-    values = _bootstrap.broadcast_arrays([arrays[n] for n in names])
-    state.set_state(decode(facts, dict(zip(names, values, strict=True))))
+    def digest(self) -> bytes:
+        """32 bytes that tell whether two are equal."""
+        state = hashlib.sha256(self._facts)
+        for name in sorted(self._arrays):
+            state.update(np.ascontiguousarray(self._arrays[name]).tobytes())
+        return state.digest()
+
+    def take_over(self) -> None:
+        """Go on from the first worker's."""
+        facts = json.loads(_bootstrap.broadcast_bytes(self._facts))
+        names = sorted(self._arrays)
+        values = _bootstrap.broadcast_arrays([self._arrays[n] for n in names])
+        RandomState().set_state(decode(facts, dict(zip(names, values, strict=True))))
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -29,9 +29,10 @@ _STEPS, _BYTES = 32, 8 << 20
 #: Steps of the first program.
 _FIRST = 1
 
-#: Seconds that one program's steps should take: long against starting it (0.3 ms), short for a
-#: person who watches the progress bar or interrupts.
-_SHORTEST, _LONGEST = 0.015, 0.04
+#: Seconds that one program's steps should take: long against starting it (0.3 ms; between processes
+#: 2 ms, which must agree), short for a person who watches the progress bar or interrupts.
+_SECONDS = (0.015, 0.04)
+_SECONDS_SPREAD = (0.04, 0.1)
 
 #: Seconds after which the host no longer waits for one more batch.
 _PATIENCE = 0.01
@@ -125,7 +126,8 @@ class Pace:
     2
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spread: bool = False) -> None:
+        self._shortest, self._longest = _SECONDS_SPREAD if spread else _SECONDS
         self.size = _FIRST
         #: What this process would like it to be.
         self.wish = _FIRST
@@ -151,9 +153,9 @@ class Pace:
             self.size = self.wish if smallest is None else int(smallest)
 
     def _adjust(self, steps: int, seconds: float) -> None:
-        if seconds > _LONGEST:
+        if seconds > self._longest:
             self.wish = max(1, min(self.wish, steps // 2))
-        elif seconds < _SHORTEST and steps >= self.wish:
+        elif seconds < self._shortest and steps >= self.wish:
             self.wish = min(2 * self.wish, _STEPS)
 
 
@@ -306,7 +308,26 @@ def _sees_batches(callback: Any) -> bool:
     if hasattr(callback, "sees_batches"):
         return bool(callback.sees_batches)
     # Who is safe to be called beside the next step, in another thread, looks at the logs alone.
-    hooks = _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER
+    return _overrides(callback, _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER)
+
+
+def batch_ended(original: Callable[..., None], self: Any, batch: int, logs: Any = None) -> None:
+    """`CallbackList.on_train_batch_end`, where some callback does anything there.
+
+    Keras hands it to another thread, which waits for the step and reads its logs, also for nobody.
+
+    Args:
+        original: Keras' method.
+        self: the list.
+        batch: the step's number.
+        logs: its logs.
+    """
+    looking = any(isinstance(c, _Rhythm) for c in self.callbacks)
+    if not looking or any(_overrides(c, _AFTER) for c in self.callbacks):
+        original(self, batch, logs)
+
+
+def _overrides(callback: Any, hooks: Sequence[str]) -> bool:
     base = keras.callbacks.Callback
     return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
 

@@ -36,7 +36,7 @@ from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
-from unisono.training._ahead import looking_ahead, nobody_looks
+from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import TrainerFunction
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
@@ -73,6 +73,7 @@ def install() -> None:
         _wrap(getattr(keras, module), name, written_once(holder_of))
     for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
+    _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
     _wrap(keras.Model, "compute_loss", _compute_loss)
     _wrap(keras.Model, "compute_metrics", _compute_metrics)
     _wrap(keras.metrics.Metric, "stateless_result", _stateless_result)
@@ -219,14 +220,13 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    arguments.pop("self")
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     ahead = strategy is not None and strategy.runs_ahead and nobody_looks(model, arguments["callbacks"])
-    together = contextlib.nullcontext(arguments) if spread is None else spread.together(model, arguments)
-    with together as shared, accompanied(model, shared) as joined:
-        ahead = ahead if spread is None else spread.all_agree(ahead)
-        with looking_ahead(model, joined, ahead) as changed:
-            return original(model, **changed)
+    with contextlib.ExitStack() as around:
+        if spread is not None:
+            arguments, ahead = around.enter_context(spread.together(model, arguments, ahead))
+        arguments = around.enter_context(accompanied(model, arguments))
+        return original(model, **around.enter_context(looking_ahead(model, arguments, ahead)))
 
 
 def _with_pipelines(

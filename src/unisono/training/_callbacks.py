@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -37,52 +37,84 @@ def is_chief_only(callback: Any) -> bool:
     return isinstance(callback, _CHIEF_ONLY) or bool(getattr(callback, "chief_only", False))
 
 
+#: What Keras' own do where `fit` or an epoch begins is the same on all workers, or nobody's affair.
+_SAME_ON_ALL = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.History,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.TerminateOnNaN,
+)
+
+#: Where a callback may decide something before the first step of an epoch.
+MOMENTS = ("on_train_begin", "on_epoch_begin")
+
+
+def decision_moments(callbacks: Sequence[Any]) -> set[str]:
+    """Return those of `MOMENTS` at which a callback may decide something.
+
+    Args:
+        callbacks: all that a worker was given.
+
+    >>> decision_moments([keras.callbacks.EarlyStopping()])
+    set()
+    >>> decision_moments([keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
+    {'on_epoch_begin'}
+    """
+    return {moment for moment in MOMENTS for callback in callbacks if _decides_at(callback, moment)}
+
+
+def _decides_at(callback: Any, moment: str) -> bool:
+    method = getattr(getattr(callback, moment), "__func__", None)
+    return all(method is not getattr(c, moment) for c in (keras.callbacks.Callback, *_SAME_ON_ALL))
+
+
+def shared_decisions(
+    broadcast: Callable[[bytes], bytes], others: Sequence[Any], moments: Collection[str]
+) -> SharedDecisions:
+    """Return the last callback of a worker.
+
+    Args:
+        broadcast: gives the chief's bytes on every worker.
+        others: the callbacks before it.
+        moments: `decision_moments` of all workers together.
+    """
+    if any(isinstance(c, _DECIDES_FROM_LOGS) for c in others) or not any(map(_hears_of_batches, others)):
+        return SharedDecisions(broadcast, moments)
+    return _PutsStopsOff(broadcast, moments)
+
+
 class SharedDecisions(keras.callbacks.Callback):
-    """The last callback on every worker: at an epoch's ends all take over what the chief has decided.
+    """The last callback on every worker: at an epoch's end all take over what the chief has decided.
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between
     workers. A stop in the middle of an epoch waits for its end, where all hear of it.
 
     Args:
         broadcast: gives the chief's bytes on every worker.
-        others: the callbacks before this one.
+        moments: where it is shared besides; the same on all workers.
     """
 
-    def __init__(self, broadcast: Callable[[bytes], bytes], others: list[Any]) -> None:
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str] = MOMENTS) -> None:
         super().__init__()
         self._broadcast = broadcast
-        self._at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)
+        self._moments = moments
         self._stops_later = False
-        # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
-        # needs no logs.
-        self.async_safe = True
-        self._hears_batches = any(_hears_of_batches(c) for c in others)
-        self._trained: Any = None
-
-    def set_model(self, model: Any) -> None:
-        """Note the model: a batch's hook that asks for `self.model` makes Keras move the whole state."""
-        super().set_model(model)
-        self._trained = model
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin at the epoch that a callback of the chief has restored."""
-        self.model._initial_epoch = json.loads(
-            self._broadcast(json.dumps(getattr(self.model, "_initial_epoch", None)).encode())
-        )
+        if "on_train_begin" in self._moments:
+            epoch = getattr(self.model, "_initial_epoch", None)
+            self._share({"stop": bool(self.model.stop_training), "epoch": epoch})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Forget the epoch before; a scheduler has just set the learning rate."""
+        """Forget the epoch before; a scheduler may just have set the learning rate."""
         self._stops_later = False
-        self._share({"stop": bool(self.model.stop_training)})
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Put a stop off to the end of the epoch."""
-        # Perhaps in another thread, beside a step that takes the state over.
-        if self._hears_batches and not self._at_once and self._trained.stop_training:
-            self._trained.stop_training = False
-            if not self._stops_later:
-                _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
-            self._stops_later = True
+        if "on_epoch_begin" in self._moments:
+            self._share({"stop": bool(self.model.stop_training)})
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Take over the chief's decisions."""
@@ -96,8 +128,35 @@ class SharedDecisions(keras.callbacks.Callback):
             own["rate"] = float(optimizer.learning_rate)
         chiefs = json.loads(self._broadcast(json.dumps(own).encode()))
         self.model.stop_training = chiefs["stop"]
+        if "epoch" in own:
+            self.model._initial_epoch = chiefs["epoch"]
         if is_variable and own["rate"] != chiefs["rate"]:
             optimizer.learning_rate = chiefs["rate"]
+
+
+class _PutsStopsOff(SharedDecisions):
+    """Where a callback may stop in the middle of an epoch."""
+
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str] = MOMENTS) -> None:
+        super().__init__(broadcast, moments)
+        # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
+        # needs no logs.
+        self.async_safe = True
+        self._trained: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Note the model: a batch's hook that asks for `self.model` makes Keras move the whole state."""
+        super().set_model(model)
+        self._trained = model
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Put a stop off to the end of the epoch."""
+        # Perhaps in another thread, beside a step that takes the state over.
+        if self._trained.stop_training:
+            self._trained.stop_training = False
+            if not self._stops_later:
+                _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
+            self._stops_later = True
 
 
 def _hears_of_batches(callback: Any) -> bool:

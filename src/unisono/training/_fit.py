@@ -31,6 +31,9 @@ from unisono.training._step import State, Task, TrainerStep, variables_of
 
 _LOG = logging.getLogger("unisono")
 
+#: Numbers of train functions, alike on workers that make the same ones.
+_NUMBERS = itertools.count()
+
 
 class StatePart(Sequence[Any]):
     """One list of a step's state, as Keras' loop carries it from step to step.
@@ -45,13 +48,28 @@ class StatePart(Sequence[Any]):
     def __init__(self, values: list[Any], view: Callable[[Any], Any] = lambda value: value) -> None:
         self.values = values
         self._view = view
+        self._seen: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
-        value = self.values[index]
-        return [self._view(v) for v in value] if isinstance(index, slice) else self._view(value)
+        numbers = range(len(self.values))[index]
+        return [self._at(i) for i in numbers] if isinstance(numbers, range) else self._at(numbers)
+
+    def _at(self, number: int) -> Any:
+        if number not in self._seen:
+            self._seen[number] = self._view(self.values[number])
+        return self._seen[number]
+
+    def behind(self, number: int, seen: Any) -> Any | None:
+        """Return the array of which `seen` was given to Keras and callbacks; None for any other.
+
+        Args:
+            number: of the array.
+            seen: any.
+        """
+        return self.values[number] if self._seen.get(number) is seen else None
 
 
 class Mode(enum.Enum):
@@ -77,10 +95,11 @@ class TrainerFunction:
         self._model, self._strategy, self._task = model, strategy, task
         self._programs: dict[Any, CompiledStep] = {}
         self._returned: tuple[StatePart, ...] | None = None
+        self._number, self._count = next(_NUMBERS), 0
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
         self._groups: dict[Any, GroupPlacer] = {}
-        self._pace = Pace()
+        self._pace = Pace(strategy.mesh.is_spread)
         #: What runs ahead of Keras' loop, during a call of `fit` in which nobody can tell.
         self.ahead: Ahead | None = None
         #: Where the host's time goes.
@@ -190,15 +209,30 @@ class TrainerFunction:
         """The state as Keras carries it."""
         mesh = self._strategy.mesh
         view = {"view": mesh.local} if mesh.is_spread else {}
+        self._count += 1
         self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
         return self._returned
 
     def _placed(self, state: State) -> State:
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
             return tuple(list(self._strategy.fetch_state(part.values)) for part in self._returned)
-        parts = self._strategy.same_on_all(tuple(list(part) for part in state), self._task.name)
-        parts = self._strategy.mesh.put(parts, self._strategy.mesh.replicated)
-        return tuple(list(self._strategy.fetch_state(part)) for part in parts)
+        values = [value for part in state for value in part]
+        # What the last step returned lies on the devices already.
+        last = self._last(state)
+        known = [array is not None for array in last]
+        found = self._strategy.same_on_all(values, self._task.name, known, (self._number, self._count))
+        if found is not None:
+            rows = zip(values, found, last, strict=True)
+            last = [new if placed is None or new is not old else placed for old, new, placed in rows]
+        flat = iter(self._strategy.mesh.put(last, self._strategy.mesh.replicated))
+        return tuple(list(self._strategy.fetch_state([next(flat) for _ in part])) for part in state)
+
+    def _last(self, state: State) -> list[Any]:
+        """The last step's arrays; None where a state has another."""
+        if self._returned is None:
+            return [None for part in state for _ in part]
+        pairs = zip(self._returned, state, strict=True)
+        return [returned.behind(i, value) for returned, part in pairs for i, value in enumerate(part)]
 
     def _one(self, state: State, batch: Any) -> tuple[Any, State]:
         rows = _rows(batch)

@@ -288,20 +288,52 @@ def collectives():
     return {"fit": found, **sizes}
 
 
+def again():
+    """A second `fit`, whose state all workers hold already, and what is sent when worker 1 does not."""
+
+    def disturbed(model):
+        model.set_weights([w + 1 for w in model.get_weights()])
+
+    def slower(model):
+        model.optimizer.learning_rate = 0.5
+
+    def shuffled(model):
+        np.random.seed(7)
+
+    found = {}
+    for name, change in {"none": None, "weights": disturbed, "rate": slower, "random": shuffled}.items():
+        model = model_of()
+        fit(model)
+        if change is not None and WORKER == 1:
+            change(model)
+        count = counted(lambda model=model: fit(model, epochs=3))
+        found[name] = [count, digest(model)]
+    callbacks = {
+        "scheduler": keras.callbacks.LearningRateScheduler(lambda epoch: 0.01),
+        "stopping": keras.callbacks.EarlyStopping("loss", patience=9),
+        "lambda": keras.callbacks.LambdaCallback(on_train_begin=lambda logs: None),
+        # Only worker 1 does something where an epoch begins.
+        "one": keras.callbacks.LambdaCallback(**({"on_epoch_begin": lambda e, logs: None} if WORKER else {})),
+    }
+    for name, callback in callbacks.items():
+        found[name] = counted(lambda c=callback: fit(model, epochs=3, callbacks=[c]))
+    return found
+
+
 def counted(call):
-    before = _bootstrap.host_collectives
+    before = _bootstrap.host_collectives()
     call()
-    return _bootstrap.host_collectives - before
+    return _bootstrap.host_collectives() - before
 
 
 def backing_up():
     """How many collectives the host makes in a `fit` with backups, by how often they are made."""
     found = []
     for every in (0, 1, "auto"):
-        model, before = model_of(), _bootstrap.host_collectives
+        model, before = model_of(), _bootstrap.host_collectives()
         backup = unisono.callbacks.BackupAndRestore(FOLDER / f"every-{every}", every)
         fit(model, callbacks=[backup])
-        found.append([_bootstrap.host_collectives - before, backup.saved])
+        found.append([_bootstrap.host_collectives() - before, backup.saved])
     return found
 
 
@@ -362,6 +394,7 @@ else:
         committing,
         mismatches,
         collectives,
+        again,
         backing_up,
         killed,
         resuming,

@@ -2,7 +2,7 @@
 
 import keras
 
-from unisono.training._callbacks import SharedDecisions
+from unisono.training._callbacks import MOMENTS, decision_moments, shared_decisions
 
 
 class Model:
@@ -21,7 +21,30 @@ class HearsOfBeginnings(keras.callbacks.Callback):
 
 def test_the_end_of_a_batch_leaves_the_state_alone():
     """Keras may call it from another thread, beside the next step."""
-    shared, model = SharedDecisions(bytes, [HearsOfBeginnings()]), Model()
+    shared, model = shared_decisions(bytes, [HearsOfBeginnings()], MOMENTS), Model()
     shared.set_model(model)
     shared.on_train_batch_end(0)
     assert not model.stop_training
+
+
+def test_nobody_hears_of_batches_where_no_callback_could_stop_there():
+    """Keras would call another thread after each of them."""
+    base = keras.callbacks.Callback
+    quiet = shared_decisions(bytes, [keras.callbacks.EarlyStopping()], MOMENTS)
+    assert quiet.on_train_batch_end.__func__ is base.on_train_batch_end
+    # It stops at once, from logs that are equal on all workers.
+    at_once = shared_decisions(bytes, [keras.callbacks.TerminateOnNaN()], MOMENTS)
+    assert at_once.on_train_batch_end.__func__ is base.on_train_batch_end
+
+
+class SetsRate(keras.callbacks.EarlyStopping):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.1
+
+
+def test_who_may_decide_before_the_first_step():
+    assert decision_moments([keras.callbacks.EarlyStopping(), keras.callbacks.CSVLogger("x")]) == set()
+    assert decision_moments([SetsRate()]) == {"on_epoch_begin"}
+    assert decision_moments([keras.callbacks.BackupAndRestore("x")]) == {"on_train_begin"}
+    own = keras.callbacks.LambdaCallback(on_train_begin=print)
+    assert "on_train_begin" in decision_moments([own])

@@ -16,8 +16,7 @@ from unisono.training._fit import Mode
 def together(request, monkeypatch):
     """How many steps run together, whatever the machine's speed."""
     monkeypatch.setattr(_ahead, "_FIRST", request.param)
-    monkeypatch.setattr(_ahead, "_SHORTEST", -1.0)
-    monkeypatch.setattr(_ahead, "_LONGEST", float("inf"))
+    monkeypatch.setattr(_ahead, "_SECONDS", (-1.0, float("inf")))
     monkeypatch.setattr(_ahead, "_PATIENCE", float("inf"))
     return request.param
 
@@ -174,6 +173,31 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
         model.fit(x[:64], y[:64], verbose=0, callbacks=callbacks)
         assert (Mode.TOGETHER in modes(model)) is runs_ahead
         assert model.train_function.ahead is None
+
+
+def test_keras_starts_no_thread_for_ends_of_batches_of_which_nobody_hears(monkeypatch, tmp_path):
+    dispatched = []
+    original = keras.callbacks.CallbackList._async_dispatch
+
+    def dispatch(self, *args):
+        dispatched.append(args)
+        original(self, *args)
+
+    monkeypatch.setattr(keras.callbacks.CallbackList, "_async_dispatch", dispatch)
+    x, y = digits()
+    model = compiled(1)
+    counts = []
+    for options in (
+        {"verbose": 0},
+        {"verbose": 0, "callbacks": [keras.callbacks.CSVLogger(tmp_path / "log.csv")]},
+        {"verbose": 0, "callbacks": [Listens()]},
+        {"verbose": 1},
+    ):
+        history = model.fit(x[:96], y[:96], **options).history
+        assert set(history) == {"accuracy", "loss"}
+        counts.append(len(dispatched))
+        dispatched.clear()
+    assert counts == [0, 0, 3, 3]
 
 
 def test_an_interrupt_leaves_whole_weights(together):
