@@ -55,10 +55,11 @@ class Trainer:
         assert code == 0, self.log.read_text()
         return json.loads(result.read_text())
 
-    def undisturbed(self, data, replicas):
-        if (data, replicas) not in self.expected:
-            self.expected[data, replicas] = self.finished(data, replicas)
-        return self.expected[data, replicas]
+    def undisturbed(self, data, replicas, **options):
+        key = (data, replicas, *options.items())
+        if key not in self.expected:
+            self.expected[key] = self.finished(data, replicas, **options)
+        return self.expected[key]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,21 @@ def test_every_kind_of_data_goes_on_at_the_next_batch(trainer, tmp_path, data):
     """Killed twice: in the middle of an epoch, and again in the next."""
     found = killed_until_it_ends(trainer, data, 2, tmp_path / "b", [12, 9], beside=False)
     assert found == trainer.undisturbed(data, 2)
+
+
+@pytest.mark.parametrize("data", ["dataset", "unknown size", "generator"])
+def test_steps_that_run_ahead_are_saved_where_keras_has_come_to_them(trainer, tmp_path, data):
+    """Five at once and no more than until the next backup; killed within such a program."""
+    found = killed_until_it_ends(trainer, data, 2, tmp_path / "b", [12, 9], ahead=5, every=3, beside=False)
+    assert found == trainer.undisturbed(data, 2, ahead=1)
+    looked = trainer.undisturbed(data, 2)
+    assert (found["state"], found["history"]) == (looked["state"], looked["history"])
+
+
+@pytest.mark.parametrize("every", ["auto", "epoch", 4])
+def test_how_often_is_saved_beside_steps_that_run_ahead_changes_no_number(trainer, tmp_path, every):
+    found = killed_until_it_ends(trainer, "arrays", 2, tmp_path / "b", [26], ahead=4, every=every)
+    assert found == trainer.undisturbed("arrays", 2, ahead=1)
 
 
 def test_a_damaged_backup_costs_some_steps_and_nothing_else(trainer, tmp_path):

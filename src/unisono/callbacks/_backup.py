@@ -102,6 +102,9 @@ class BackupAndRestore(Companion):
         self.delete_checkpoint = delete_checkpoint
         self.saved = 0
         self._limits = max_overhead, max_seconds
+        #: Saving after every batch needs each batch's state.
+        self.sees_batches = save_freq == 1
+        self.common = f"save_freq={save_freq}"
         self._keep = max_to_keep
         self._asynchronous = asynchronous
         self._handles_sigterm = save_before_preemption
@@ -130,7 +133,8 @@ class BackupAndRestore(Companion):
             self._agreement = _preemption.make_agreement(None) if together else Alone()
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
-        self._run = Run(self, call, self._backups, self._is_due, self._interval)
+        every = self.save_freq if isinstance(self.save_freq, int) else 0
+        self._run = Run(self, call, self._backups, self._is_due, self._interval, every)
         try:
             with self._sigterm():
                 self._run.prepare()
@@ -163,7 +167,9 @@ class BackupAndRestore(Companion):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """All callbacks have heard of the batch before; this one hears first of the next."""
-        if self._run is not None and self._backups is not None:
+        self._batches += 1
+        # Where steps run ahead of Keras' loop: when it has come to the last of them.
+        if self._run is not None and self._backups is not None and self._run.is_between:
             # On all workers at the same batch: nobody waits for one that has ended.
             if self._agree_on_preemption():
                 self._backups.wait()
@@ -177,7 +183,6 @@ class BackupAndRestore(Companion):
     def _agree_on_preemption(self) -> bool:
         """Whether all workers end now; where there are several they ask each other now and then."""
         if self._agreement is not None and not self._preempted:
-            self._batches += 1
             self._preempted = self._agreement.agree(self._batches, self._signalled) is not None
         return self._preempted
 

@@ -28,6 +28,7 @@ from unisono.checkpoint._random import RandomState
 from unisono.checkpoint._writer import BackgroundWriter
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
+from unisono.training._ahead import StepLog
 from unisono.training._bind import strategy_of
 from unisono.training._callbacks import SharedDecisions
 from unisono.training._companion import FitCall
@@ -195,6 +196,7 @@ class Run:
         is_due: from batches since the last backup, whether an epoch has ended, and whether it is the last,
             to whether to save.
         interval: measures how often to save, where that was asked for.
+        every: after how many batches to save, where that was asked for.
     """
 
     def __init__(
@@ -204,9 +206,10 @@ class Run:
         backups: Backups,
         is_due: Callable[[int, bool, bool], bool],
         interval: BackupInterval | None = None,
+        every: int = 0,
     ) -> None:
         self._call, self._model, self._backups, self._is_due = call, call.model, backups, is_due
-        self._interval = interval
+        self._interval, self._every = interval, every
         self._random = RandomState()
         self._restored: tuple[Snapshot, Progress] | None = None
         self._progress = Progress()
@@ -342,7 +345,9 @@ class Run:
     # --- while fit runs ---------------------------------------------------------------------
 
     def _watch(self, function: Any) -> WatchedTrainFunction:
-        self._watched = WatchedTrainFunction(function, self._model.steps_per_execution, self._position)
+        self._watched = WatchedTrainFunction(
+            function, self._model.steps_per_execution, self._position, self._every
+        )
         return self._watched
 
     @property
@@ -431,6 +436,11 @@ class Run:
         watched = self._watching
         return watched.state is not None and watched.batches == self._saved_at
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the state after the batch before is there to be saved; alike on all workers."""
+        return self._watching.is_between
+
     def pause(self) -> None:
         """Called when no batch comes for a while: the epoch is over, or validation begins."""
         if self._interval is not None and self._watched is not None:
@@ -468,7 +478,8 @@ class Run:
         for i, variable in enumerate(self._model.metrics_variables):
             arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
         if values and isinstance(self._watching.logs, dict):
-            arrays |= {f"logs/{n}": copy_of(v) for n, v in self._watching.logs.items() if hasattr(v, "shape")}
+            logs = {n: v.value if isinstance(v, StepLog) else v for n, v in self._watching.logs.items()}
+            arrays |= {f"logs/{n}": copy_of(v) for n, v in logs.items() if hasattr(v, "shape")}
         fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
         facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
         # As text now, so that no later change of what callbacks remember gets in.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,12 +35,17 @@ class WatchedTrainFunction:
         function: Keras' own or a strategy's.
         steps_per_execution: how many batches it takes at once.
         position: where the data stands, if that is known.
+        every: after how many batches the state is looked at, where the function runs ahead; 0 for never.
     """
 
     def __init__(
-        self, function: Callable[..., Any], steps_per_execution: int, position: Position | None
+        self,
+        function: Callable[..., Any],
+        steps_per_execution: int,
+        position: Position | None,
+        every: int = 0,
     ) -> None:
-        self._function = function
+        self._function, self._every = function, every
         self._together = max(1, steps_per_execution)
         self._position = position
         self._iteration = 0
@@ -60,11 +66,36 @@ class WatchedTrainFunction:
         """Keras' convention."""
         if self.to_pass:
             return self._pass(state, iterator)
-        counted = Counted(iterator)
+        counted, held = Counted(iterator), self._num_held()
         self.logs, self.state = self._function(state, counted)
-        self._count(counted.count)
-        self.batches += counted.count
+        used = counted.count - (self._num_held() - held)
+        self._count(used)
+        self.batches += used
         return self.logs, self.state
+
+    @property
+    def ahead(self) -> Any | None:
+        """What runs ahead of Keras' loop inside the function."""
+        return getattr(self._function, "ahead", None)
+
+    @ahead.setter
+    def ahead(self, value: Any | None) -> None:
+        if hasattr(self._function, "ahead"):
+            self._function.ahead = value
+        if value is not None:
+            value.until = self._until
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the state is that after the last batch of which callbacks have heard."""
+        return self.ahead is None or self.ahead.is_between
+
+    def _num_held(self) -> int:
+        return 0 if self.ahead is None else self.ahead.num_held
+
+    def _until(self) -> int:
+        """Batches until the next one after which the state is looked at."""
+        return sys.maxsize if not self._every else self._every - self.batches % self._every
 
     def _count(self, batches: int) -> None:
         self.batches_in_epoch += batches
@@ -78,6 +109,8 @@ class WatchedTrainFunction:
             next(iterator)
         self.to_pass -= taken
         self._count(taken)
+        if self.ahead is not None:
+            self.ahead.passed(taken)
         return self.logs, state
 
     def __getattr__(self, name: str) -> Any:

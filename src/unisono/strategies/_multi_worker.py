@@ -38,7 +38,7 @@ from unisono.data._workers import elements_of_workers, pipeline_of_worker
 from unisono.strategies._base import Strategy
 from unisono.training._briefing import briefing
 from unisono.training._callbacks import MOMENTS, decision_moments, is_chief_only, shared_decisions
-from unisono.training._companion import flat_callbacks
+from unisono.training._companion import Companion, flat_callbacks
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -359,8 +359,13 @@ def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         "precision": _precision(model),
     }
     facts["steps_per_execution"] = str(model.steps_per_execution)
-    facts["callbacks"] = "\n".join(type(c).__name__ for c in flat_callbacks(arguments.get("callbacks")))
+    facts["callbacks"] = "\n".join(map(_described, flat_callbacks(arguments.get("callbacks"))))
     return facts
+
+
+def _described(callback: Any) -> str:
+    common = callback.common if isinstance(callback, Companion) else ""
+    return f"{type(callback).__name__} {common}".strip()
 
 
 def _named(part: Any) -> str:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.training._companion import Companion, flat_callbacks
+from unisono.training._companion import flat_callbacks
 
 #: At most so many steps, and so many bytes of batches, in one program.
 _STEPS, _BYTES = 32, 8 << 20
@@ -174,6 +174,11 @@ class StepLog:
     every: Any
     step: int
 
+    @property
+    def value(self) -> Any:
+        """The value alone, as an array of its devices."""
+        return self.every[self.step]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(np.asarray(self.every)[self.step], dtype)
 
@@ -206,9 +211,21 @@ class Ahead:
     def __init__(self) -> None:
         #: Steps that Keras will still ask for in this epoch; None when only the data know.
         self.left: int | None = None
+        #: Gives how many steps may run before somebody looks; None where nobody does.
+        self.until: Callable[[], int] | None = None
         self._held: list[Any] = []
         self._raised: BaseException | None = None
         self._logs: collections.deque[Any] = collections.deque()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all steps that were computed were handed out: the state is that of Keras' loop."""
+        return not self._logs
+
+    @property
+    def num_held(self) -> int:
+        """How many batches were taken from the data, and wait for their step."""
+        return len(self._held)
 
     def epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; forget what an epoch that was broken off has left.
@@ -223,9 +240,17 @@ class Ahead:
 
     def asked(self) -> Any | None:
         """Note that Keras asks for a step; return its logs, if it is done."""
-        if self.left is not None:
-            self.left -= 1
+        self.passed(1)
         return self._logs.popleft() if self._logs else None
+
+    def passed(self, steps: int) -> None:
+        """Note that Keras has asked for steps.
+
+        Args:
+            steps: how many.
+        """
+        if self.left is not None:
+            self.left -= steps
 
     def first(self, iterator: Iterator[Any]) -> Any:
         """Return the next batch.
@@ -253,6 +278,8 @@ class Ahead:
         """
         if self.left is not None:
             most = min(most, self.left)
+        if self.until is not None:
+            most = min(most, self.until() - 1)
         began = perf_counter()
         for _ in range(most):
             if not waits and perf_counter() - began > _PATIENCE:
@@ -301,8 +328,6 @@ def _tell(model: Any, ahead: Ahead | None) -> None:
 
 def _sees_batches(callback: Any) -> bool:
     """Whether a callback does anything at single batches that has to happen between two steps."""
-    if isinstance(callback, Companion):
-        return True
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
     if hasattr(callback, "sees_batches"):

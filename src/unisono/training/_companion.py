@@ -35,6 +35,10 @@ class Companion(keras.callbacks.Callback, abc.ABC):
 
     #: Whether a call of `fit` has asked it.
     is_joined = False
+    #: Whether the state after every single batch must be there to be seen.
+    sees_batches = True
+    #: What of it must be the same on all workers, besides its class.
+    common = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras' hook: make sure that it takes part.

@@ -3,6 +3,7 @@
 python chief.py FOLDER          # writes FOLDER/worker-N.json
 python chief.py FOLDER raises   # a callback of worker 1 raises in the second epoch
 python chief.py FOLDER killed   # worker 1 is killed in the third epoch, and goes on when started again
+python chief.py FOLDER killed 3 # ... with backups every three batches
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 
 import unisono
+from unisono.callbacks import BackupAndRestore
 from unisono.cluster import _bootstrap
 
 FOLDER = Path(sys.argv[1])
@@ -252,6 +254,7 @@ def mismatches():
         "shapes": lambda: same.fit(x[: 40 - WORKER], y[: 40 - WORKER], verbose=0),
         "model": lambda: fit(other),
         "callbacks": lambda: fit(same, callbacks=[Steps()] * WORKER),
+        "backups": lambda: fit(same, callbacks=[BackupAndRestore(FOLDER / "m", 2 + WORKER)]),
         "evaluate": lambda: same.evaluate(x, y, batch_size=10 + WORKER, verbose=0),
         "predict": lambda: same.predict(x[: 40 - WORKER], verbose=0),
         "steps": lambda: same.predict(x, batch_size=10, steps=2 + WORKER, verbose=0),
@@ -331,13 +334,24 @@ def backing_up():
     found = []
     for every in (0, 1, "auto"):
         model, before = model_of(), _bootstrap.host_collectives()
-        backup = unisono.callbacks.BackupAndRestore(FOLDER / f"every-{every}", every)
+        backup = BackupAndRestore(FOLDER / f"every-{every}", every)
         fit(model, callbacks=[backup])
         found.append([_bootstrap.host_collectives() - before, backup.saved])
     return found
 
 
-def killed(kill=False):
+class Epochs(keras.callbacks.Callback):
+    """Looks at no batch, so that steps run ahead; calls a function where an epoch begins."""
+
+    def __init__(self, do):
+        super().__init__()
+        self._do = do
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._do(self.model, epoch)
+
+
+def killed(every="epoch", kill=False):
     """Train with backups in a directory of all; worker 1 is killed once."""
 
     def end(model, epoch):
@@ -348,8 +362,9 @@ def killed(kill=False):
 
     model = model_of()
     # Under the launcher the default would be as often as a measured share of training allows.
-    backup = unisono.callbacks.BackupAndRestore(FOLDER / "backup", save_freq="epoch", asynchronous=False)
-    fit(model, epochs=4, callbacks=[backup, Steps("epoch begin", end)])
+    backup = BackupAndRestore(FOLDER / "backup", save_freq=every, asynchronous=False)
+    fit(model, epochs=4, callbacks=[backup, Epochs(end)])
+    assert model.train_function.num_programs == 1
     return {"hash": digest(model), "saved": backup.saved}
 
 
@@ -381,8 +396,9 @@ def raising():
 
 if sys.argv[2:] == ["raises"]:
     raising()
-elif sys.argv[2:] == ["killed"]:
-    (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(killed(kill=True)))
+elif sys.argv[2:3] == ["killed"]:
+    result = killed(*map(int, sys.argv[3:]), kill=True)
+    (FOLDER / f"worker-{WORKER}.json").write_text(json.dumps(result))
 else:
     checks = (
         writing,

@@ -1,6 +1,7 @@
 """Train with backups, and be killed: one run for each line of standard input.
 
-A line is JSON: `{"backup": dir or null, "result": file, "data": kind, "replicas": n, "kill_at": step or 0}`.
+A line is JSON: `{"backup": dir or null, "result": file, "data": kind, "replicas": n, "kill_at": step or 0}`,
+and `"ahead": n` for callbacks that need not see single batches, so that n steps run in one program.
 Each run is a process of its own, forked after the imports and before JAX starts, which saves
 seconds for each and changes nothing else: it is killed by a real SIGKILL. A line on standard
 output says how it ended.
@@ -20,6 +21,8 @@ from sklearn.datasets import load_digits
 
 import unisono
 from unisono.callbacks import BackupAndRestore
+from unisono.training import _ahead
+from unisono.training._fit import Mode
 
 EPOCHS, BATCH, ROWS = 4, 48, 500
 L = keras.layers
@@ -56,12 +59,24 @@ class Seen(keras.callbacks.Callback):
         self.heard.append([batch, float(logs["loss"]).hex()])
 
 
+class SeenEpochs(keras.callbacks.Callback):
+    """What a user's callback hears that does not look at batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.heard.append([epoch, float(logs["loss"]).hex()])
+
+
 class Kill(keras.callbacks.Callback):
     """The end, after so many batches of this process."""
 
-    def __init__(self, after):
+    def __init__(self, after, looks):
         super().__init__()
         self._left = after
+        self.async_safe = not looks
 
     def get_state(self):
         return None
@@ -97,18 +112,25 @@ def data_of(kind):
 def train(run):
     keras.utils.set_random_seed(3)
     model = model_of(run["replicas"])
-    seen = Seen()
+    ahead = run.get("ahead", 0)
+    if ahead:
+        _ahead._FIRST = ahead
+    seen = SeenEpochs() if ahead else Seen()
     callbacks = [
         keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.3),
         seen,
-        Kill(run["kill_at"]),
+        Kill(run["kill_at"], looks=not ahead),
     ]
     if run["backup"]:
         callbacks.append(
             BackupAndRestore(run["backup"], run.get("every", 2), asynchronous=run.get("beside", True))
         )
+    model.make_train_function()
+    function = model.train_function
     history = model.fit(**data_of(run["data"]), epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    together = [detail for mode, detail in function._programs if mode is Mode.TOGETHER]
+    assert bool(together) == bool(ahead), function._programs
     state = [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in state))
     result = {"state": digest.hexdigest(), "history": history.history, "heard": seen.heard}

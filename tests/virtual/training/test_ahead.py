@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
-from unisono.callbacks import TensorBoard
+from unisono.callbacks import BackupAndRestore, TensorBoard
+from unisono.callbacks._run import Run
 from unisono.training import _ahead
 from unisono.training._fit import Mode
 
@@ -166,6 +167,9 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
         ([TensorBoard(tmp_path / "batches", update_freq=2)], False),
         ([Listens()], True),
         ([Looks()], False),
+        ([BackupAndRestore(tmp_path / "epoch")], True),
+        ([BackupAndRestore(tmp_path / "seventh", 7)], True),
+        ([BackupAndRestore(tmp_path / "each", 1)], False),
         ([keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)], False),
         ([keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2)], False),
     ):
@@ -173,6 +177,21 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
         model.fit(x[:64], y[:64], verbose=0, callbacks=callbacks)
         assert (Mode.TOGETHER in modes(model)) is runs_ahead
         assert model.train_function.ahead is None
+
+
+def test_backups_come_after_the_steps_that_they_were_asked_for(together, monkeypatch, tmp_path):
+    saved, save = [], Run._save
+
+    def noted(self, progress, values):
+        saved.append((progress.epoch, progress.batch))
+        save(self, progress, values)
+
+    monkeypatch.setattr(Run, "_save", noted)
+    x, y = digits()
+    model = compiled()
+    backup = BackupAndRestore(tmp_path, 7, asynchronous=False)
+    model.fit(x[: 32 * 12], y[: 32 * 12], verbose=0, epochs=2, callbacks=[backup])
+    assert saved == [(0, 7), (1, 2), (1, 9)]
 
 
 def test_keras_starts_no_thread_for_ends_of_batches_of_which_nobody_hears(monkeypatch, tmp_path):
