@@ -3,14 +3,24 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cluster._workers import Workers
 
 PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
 
 
-def test_a_stopped_worker_is_not_waited_for_longer_than_the_limit(tmp_path):
-    """10 s by `CommunicationOptions(timeout_seconds=10)`; Gloo itself would wait half an hour."""
-    workers = Workers(tmp_path, [PROGRAM, str(tmp_path)])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        # After the 10 s of `CommunicationOptions(timeout_seconds=10)`; Gloo itself would wait half an hour.
+        ("", "unisono._errors.ClusterError: All workers must stay until all are done"),
+        # Long before the 600 s of a collective: after some heartbeats, of 1 s here.
+        ("gone", "This process ends with code 1. All workers must stay until all are done"),
+    ],
+)
+def test_a_silent_worker_is_not_waited_for_for_ever(tmp_path, mode, words):
+    workers = Workers(tmp_path, [PROGRAM, str(tmp_path), *mode.split()])
     try:
         deadline = time.monotonic() + 180
         while workers.processes[0].poll() is None and time.monotonic() < deadline:
@@ -23,4 +33,5 @@ def test_a_stopped_worker_is_not_waited_for_longer_than_the_limit(tmp_path):
     assert int((tmp_path / "step-1").read_text()) == 5, workers.text()
     assert sorted(path.name for path in tmp_path.glob("trained*")) == ["trained-0-0", "trained-1-0"]
     log = workers.logs[0].read_text()
-    assert "unisono._errors.ClusterError: All workers must stay until all are done" in log
+    assert words in log
+    assert ("its machine cannot be reached" in log) is bool(mode), log

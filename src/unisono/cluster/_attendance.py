@@ -136,6 +136,32 @@ class Attendance:
         self._wait(have_come, seconds)
         return self._told({p: states[p] for p in sorted(staying)}) if staying else None
 
+    def name(self, process: int) -> str:
+        """Return the name of a process, for messages.
+
+        Args:
+            process: its number.
+        """
+        return self._peers.names[process]
+
+    def absent(self) -> dict[int, AbsentError]:
+        """Return which of the others give no answer now, and why."""
+        states = self._peers.ask_all({"kind": "state"}, self._peers.others)
+        return {p: state for p, state in states.items() if isinstance(state, AbsentError)}
+
+    def lost(self, absent: Mapping[int, AbsentError]) -> None:
+        """Note that some of the others are gone for good, and tell those who are here.
+
+        Args:
+            absent: who, and what is known of them.
+        """
+        here = [p for p in self._peers.others if p not in absent]
+        self._end(_stay(f"{self._own} lost {self._told(absent)}"), here)
+
+    @property
+    def _own(self) -> str:
+        return f"worker {self._peers.own} of {len(self._peers.addresses)}"
+
     def _compare(self, number: int, step: str) -> None:
         process = (self._peers.own + 1) % len(self._peers.addresses)
         question = {"kind": "step", "number": number}
@@ -175,14 +201,12 @@ class Attendance:
         """End: somebody is missing, or does not come to where this process waits."""
         states = self._peers.ask_all({"kind": "state"}, self._peers.others)
         lost = {p: state for p, state in states.items() if isinstance(state, AbsentError)}
-        here = [p for p in states if p not in lost]
-        own = f"worker {self._peers.own} of {len(self._peers.addresses)}"
         if lost:
-            received = f"{own} lost {self._told(lost)}"
-        else:
-            progress = _progress(self.record.answer({"kind": "state"}))
-            received = f"{own} has waited in vain, {progress}; but {self._told(states)}"
-        self._end(_stay(received), here)
+            self.lost(lost)
+            return
+        progress = _progress(self.record.answer({"kind": "state"}))
+        received = f"{self._own} has waited in vain, {progress}; but {self._told(states)}"
+        self._end(_stay(received), self._peers.others)
 
     def _end(self, text: str, others: Sequence[int]) -> None:
         """Tell all why they end; what is told first counts."""

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,8 @@ from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono.cluster._attendance import Attendance
 from unisono.cluster._differences import differences
+from unisono.cluster._lookout import Lookout, end_process
+from unisono.cluster._pending import PENDING
 from unisono.cluster._preflight import Agreement, meet
 from unisono.cluster._presence import Peers, Presence, own_ip
 from unisono.cluster._record import Record
@@ -71,6 +72,7 @@ class Membership:
 
 _joined: Membership | None = None
 _attendance: Attendance | None = None
+_lookout: Lookout | None = None
 _failed = False
 
 
@@ -94,7 +96,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
         BackendError: JAX has started already.
         ClusterError: somebody is missing, or differs; it says who and what.
     """
-    global _joined, _attendance
+    global _joined, _attendance, _lookout
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
     generation = int(environ.get(_GENERATION, "0") or 0)
@@ -124,6 +126,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     _start_jax(agreement, count, process, timeouts, limit)
     _joined = Membership(process, count, generation)
     _attendance = _introduce(agreement, addresses, timeouts, limit)
+    _lookout = Lookout(_attendance, PENDING, timeouts.heartbeat, end_process)
     # After JAX' own, so that it is called before.
     atexit.register(_leave, timeouts.shutdown)
     return _joined
@@ -245,7 +248,7 @@ def _leave(seconds: float) -> None:
     """Go when all go. JAX would wait at a barrier, and end the process in C++ when somebody does not come."""
     if not _failed and _attendance is not None:
         if _attendance.is_broken:
-            sys.stderr.write(f"This process ends with code 1. {_attendance.record.word}\n")
+            end_process(_attendance.record.word)
         elif (missing := _attendance.leave(seconds)) is None:
             return
         else:
@@ -254,10 +257,7 @@ def _leave(seconds: float) -> None:
                 f"{missing}. The log of the worker that ended or stopped first says why.\n"
             )
     # The others hear of it at once through their closed connections.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    end_process()
 
 
 # --- words between processes, outside of steps ------------------------------------------------
@@ -398,7 +398,8 @@ def together() -> Iterator[None]:
     if _attendance is not None:
         _attendance.record.meetings += 1
     try:
-        yield
+        with PENDING.together():
+            yield
     except (RuntimeError, ValueError) as error:
         explained = explain(error)
         if explained is None:

@@ -36,6 +36,10 @@ class AbsentError(ClusterError):
     """A process gives no answer; the text says what is known of it."""
 
 
+class UnreachableError(AbsentError):
+    """No connection to a process: its machine, or the way to it, is gone."""
+
+
 class EndedError(AbsentError):
     """A process has ended: nobody listens at its port."""
 
@@ -49,6 +53,7 @@ class _Line:
 
     sock: socket.socket
     until: float
+    is_connected: bool = False
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
 
     def receive(self) -> dict[str, Any] | None:
@@ -178,11 +183,13 @@ class Peers:
         """Return what each of some processes answers, or why it does not; all are asked at once."""
         text = frame({**question, "secret": self.secret})
         answers: dict[int, dict[str, Any] | AbsentError] = {}
+        lines: dict[int, _Line] = {}
         until = time.monotonic() + self.patience
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             for process in processes:
                 line = _Line(stack.enter_context(_calling(self.addresses[process])), until)
+                lines[process] = line
                 selector.register(line.sock, selectors.EVENT_WRITE, (process, line))
             while len(answers) < len(processes) and (left := until - time.monotonic()) > 0:
                 for key, mask in selector.select(left):
@@ -193,8 +200,14 @@ class Peers:
                         selector.unregister(line.sock)
                     elif mask & selectors.EVENT_WRITE:
                         selector.modify(line.sock, selectors.EVENT_READ, key.data)
-        silent = f"it gives no sign of life within {self.patience:g} s: it is stopped, or its machine is gone"
-        return {p: answers.get(p, AbsentError(silent)) for p in processes}
+        return {p: answers.get(p) or self._silent(lines[p]) for p in processes}
+
+    def _silent(self, line: _Line) -> AbsentError:
+        none = f"it gives no sign of life within {self.patience:g} s"
+        if line.is_connected:
+            # The machine accepts connections for a process that does not run.
+            return AbsentError(f"{none}: it is stopped, or its machine is gone")
+        return UnreachableError(f"{none}: its machine cannot be reached")
 
 
 def _calling(address: str) -> socket.socket:
@@ -212,6 +225,7 @@ def _turn(line: _Line, mask: int, text: bytes) -> dict[str, Any] | AbsentError |
     try:
         if mask & selectors.EVENT_WRITE:
             line.sock.sendall(text)
+            line.is_connected = True
             return None
         return line.receive()
     except BlockingIOError:
@@ -219,7 +233,9 @@ def _turn(line: _Line, mask: int, text: bytes) -> dict[str, Any] | AbsentError |
     except (ConnectionError, StrangerError):
         return EndedError()
     except OSError as error:
-        return AbsentError(f"its machine cannot be reached ({os.strerror(error.errno or errno.EIO).lower()})")
+        return UnreachableError(
+            f"its machine cannot be reached ({os.strerror(error.errno or errno.EIO).lower()})"
+        )
 
 
 def own_ip(address: str) -> str:

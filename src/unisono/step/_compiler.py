@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
 from unisono.cluster._beat import Heartbeat
+from unisono.cluster._pending import PENDING
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._program import current_frame
@@ -54,6 +55,7 @@ class RunAhead:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
+        PENDING.started(token)
         self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()

@@ -1,0 +1,63 @@
+"""What this process waits for together with the others: the last program that it started, or a message."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+_NUMBERS = itertools.count()
+
+
+class Pending:
+    """Told by the threads that compute; asked by one that looks out for the others.
+
+    >>> pending = Pending()
+    >>> pending.waits_for is None
+    True
+    >>> with pending.together():
+    ...     pending.waits_for is None
+    False
+    """
+
+    def __init__(self) -> None:
+        self._program: tuple[int, Any] | None = None
+        self._meetings: dict[int, None] = {}
+
+    def started(self, token: Any) -> None:
+        """Note a program.
+
+        Args:
+            token: an output that nothing donates.
+        """
+        self._program = next(_NUMBERS), token
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Around something that ends only when all processes have come to it."""
+        number = next(_NUMBERS)
+        self._meetings[number] = None
+        try:
+            yield
+        finally:
+            del self._meetings[number]
+
+    @property
+    def waits_for(self) -> int | None:
+        """A number of what is not done; the same as long as it is waited for. None for nothing."""
+        program = self._program
+        if program is not None and not _is_done(program[1]):
+            return program[0]
+        return next(iter(self._meetings.copy()), None)
+
+
+def _is_done(token: Any) -> bool:
+    try:
+        return bool(token.is_ready())
+    except RuntimeError:  # deleted by whoever took it over
+        return True
+
+
+#: Of this process.
+PENDING = Pending()
