@@ -212,6 +212,9 @@ def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_pa
     assert "was killed by SIGKILL" in done.stderr
     # The kill may come while the chief writes its second backup.
     assert assert_went_on(tmp_path, both(run, "killed")) in (2, 3)
+    # Each worker's: on CPUs they are not the same. The second generation has found them.
+    cached = [path.name for path in (tmp_path / "logs" / "compilation_cache").glob("jit_with_token*")]
+    assert len(cached) == 2, cached
 
 
 def test_without_the_launcher_whatever_starts_them_again_is_enough(run, tmp_path):

@@ -68,6 +68,7 @@ FLOORS = {
     "cluster._attendance": 3,
     "cluster._beat": 4,
     "cluster._bootstrap": 6,
+    "cluster._compiled": 0,
     "cluster._differences": 0,
     "cluster._gce": 4,
     "cluster._hostlist": 1,

@@ -26,6 +26,7 @@ import numpy as np
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono.cluster._attendance import Attendance
+from unisono.cluster._compiled import write_on_this_process
 from unisono.cluster._differences import differences
 from unisono.cluster._lookout import Lookout, end_process
 from unisono.cluster._pending import PENDING
@@ -210,6 +211,8 @@ def _start_jax(agreement: Agreement, count: int, process: int, timeouts: Timeout
         shutdown_timeout_seconds=int(timeouts.shutdown),
         coordinator_bind_address=agreement.bind or None,
     )
+    if process:
+        write_on_this_process()
     _watch_for_failure()
 
 
