@@ -11,20 +11,22 @@ import tempfile
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-if "TF_CONFIG" not in os.environ:
+is_worker = "TF_CONFIG" in os.environ
+if not is_worker:
     # Room for the collectives of eight devices: see `unisono/_mesh.py`.
     os.environ["PJRT_NPROC"] = "16"
 
-    import jax
+import jax
 
+if not is_worker:
     jax.config.update("jax_num_cpu_devices", 8)
 
-    # Many tests build the same small models: what one has compiled, the next one reads. It halves the time.
-    # The folder is of this process alone, as JAX does not write the files at once.
-    folder = tempfile.mkdtemp(prefix="unisono-compiled-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+# Many tests build the same small models: what one has compiled, the next one reads. It halves the time.
+# The folder is of this process alone, as JAX does not write the files at once.
+folder = tempfile.mkdtemp(prefix="unisono-compiled-")
+atexit.register(shutil.rmtree, folder, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", folder)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Both set variables of the environment when they are imported; no test must be blamed for that.
 import keras  # noqa: F401
