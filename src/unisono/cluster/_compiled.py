@@ -17,7 +17,7 @@ import jax
 
 _LOG = logging.getLogger("unisono")
 
-#: What `jax._src.compiler._cache_write` takes. There is no public name for it.
+#: What `jax._src.compiler._cache_write` takes, the last until JAX 0.10. There is no public name for it.
 _ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks"]
 #: Seconds of compilation below which nothing is written.
 _SHORTEST = "jax_persistent_cache_min_compile_time_secs"
@@ -35,7 +35,7 @@ def write_on_this_process() -> bool:
     try:
         compiler: Any = importlib.import_module("jax._src.compiler")
         put: Any = importlib.import_module("jax._src.compilation_cache").put_executable_and_time
-        known = list(inspect.signature(compiler._cache_write).parameters) == _ARGUMENTS
+        known = list(inspect.signature(compiler._cache_write).parameters) in (_ARGUMENTS, _ARGUMENTS[:-1])
     except (ImportError, AttributeError):
         known = False
     if not known:
@@ -43,7 +43,7 @@ def write_on_this_process() -> bool:
         return False
 
     def write(
-        cache_key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any
+        cache_key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any = ()
     ) -> None:
         # As the original decides: a callback is a pointer into this process.
         shortest: float = getattr(jax.config, _SHORTEST)

@@ -40,8 +40,12 @@ def test_the_time_is_over():
     writer.close()
 
 
+@pytest.mark.skipif(
+    sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)),
+    reason="starts no thread when a program ends: https://github.com/python/cpython/issues/113964",
+)
 @pytest.mark.parametrize(
-    ("after", "printed"), [("", "written"), ("; 1 / 0", "could not be written: division")]
+    ("after", "printed"), [("", "all is there"), ("; 1 / 0", "could not be written: division")]
 )
 def test_a_program_that_ends_without_close_ends_when_all_is_written(after, printed):
     """Also what uses a pool of threads, as Orbax does."""
@@ -51,7 +55,7 @@ from unisono.checkpoint._writer import BackgroundWriter
 def job():
     threading.main_thread().join(0.5)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: print('written')).result(){after}
+        pool.submit(lambda: print('all is there')).result(){after}
 writer = BackgroundWriter()
 writer.submit(job)
 sys.exit(42)
