@@ -305,7 +305,10 @@ def _stopped_code(number: int, codes: tuple[int, ...]) -> int:
 def _exhausted(options: Options) -> str:
     if not options.restarts:
         return ""
-    return f"{options.restarts} restarts in {options.window / 60:g} minutes are used up"
+    minutes = f"in {options.window / 60:g} minutes"
+    if options.restarts == 1:
+        return f"1 restart {minutes} is used up"
+    return f"{options.restarts} restarts {minutes} are used up"
 
 
 def _recent(record: Record, options: Options, now: float) -> list[Task]:
