@@ -262,7 +262,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _policy_text(options: Options, tasks: int) -> str:
     if not options.restarts:
         return "no restarts: the first failure ends all (--max-restarts allows some)"
-    text = f"at most {options.restarts} restart{'s' * (options.restarts != 1)} in {options.window / 60:g} minutes"
+    restarts = f"{options.restarts} restart{'s' * (options.restarts != 1)}"
+    text = f"at most {restarts} in {options.window / 60:g} minutes"
     spares = options.spare_count(tasks)
     text += f", {spares} warm spare{'s' * (spares != 1)}"
     if options.elastic:
