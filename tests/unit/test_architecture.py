@@ -125,7 +125,7 @@ FLOORS = {
     "tpu": 5,
     "training._ahead": 2,
     "training._bind": 11,
-    "training._callbacks": 1,
+    "training._callbacks": 2,
     "training._briefing": 1,
     "training._clock": 1,
     "training._companion": 1,

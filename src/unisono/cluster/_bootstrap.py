@@ -73,7 +73,6 @@ class Membership:
 
 _joined: Membership | None = None
 _attendance: Attendance | None = None
-_lookout: Lookout | None = None
 _failed = False
 
 
@@ -97,7 +96,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
         BackendError: JAX has started already.
         ClusterError: somebody is missing, or differs; it says who and what.
     """
-    global _joined, _attendance, _lookout
+    global _joined, _attendance
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
     generation = int(environ.get(_GENERATION, "0") or 0)
@@ -127,7 +126,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     _start_jax(agreement, count, process, timeouts, limit)
     _joined = Membership(process, count, generation)
     _attendance = _introduce(agreement, addresses, timeouts, limit)
-    _lookout = Lookout(_attendance, PENDING, timeouts.heartbeat, end_process)
+    Lookout(_attendance, PENDING, timeouts.heartbeat, end_process)
     # After JAX' own, so that it is called before.
     atexit.register(_leave, timeouts.shutdown)
     return _joined

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.training._companion import flat_callbacks
+from unisono.training._companion import flat_callbacks, overrides
 
 #: At most so many steps, and so many bytes of batches, in one program.
 _STEPS, _BYTES = 32, 8 << 20
@@ -118,6 +118,9 @@ class Pace:
     Several processes must all run the same number. Each program carries what every process wishes
     for, and gives the smallest; all read it when they have waited for that program, and so from the
     same program on.
+
+    Args:
+        spread: whether the steps are those of several processes.
 
     >>> pace = Pace()
     >>> for _ in range(4):  # nothing takes any time here
@@ -333,7 +336,8 @@ def _sees_batches(callback: Any) -> bool:
     if hasattr(callback, "sees_batches"):
         return bool(callback.sees_batches)
     # Who is safe to be called beside the next step, in another thread, looks at the logs alone.
-    return _overrides(callback, _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER)
+    hooks = _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER
+    return overrides(callback, *hooks)
 
 
 def batch_ended(original: Callable[..., None], self: Any, batch: int, logs: Any = None) -> None:
@@ -348,13 +352,8 @@ def batch_ended(original: Callable[..., None], self: Any, batch: int, logs: Any 
         logs: its logs.
     """
     looking = any(isinstance(c, _Rhythm) for c in self.callbacks)
-    if not looking or any(_overrides(c, _AFTER) for c in self.callbacks):
+    if not looking or any(overrides(c, *_AFTER) for c in self.callbacks):
         original(self, batch, logs)
-
-
-def _overrides(callback: Any, hooks: Sequence[str]) -> bool:
-    base = keras.callbacks.Callback
-    return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
 
 
 def nobody_looks(model: Any, callbacks: Any) -> bool:

@@ -6,7 +6,7 @@ Keras does.
 
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
-  the weights back when anything raises.
+  the weights back when anything raises. `CallbackList.on_train_batch_end` asks whether anybody listens.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
 - `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.

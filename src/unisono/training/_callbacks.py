@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from unisono.training._companion import overrides
+
 _LOG = logging.getLogger("unisono")
 
 #: What writes files or sends messages: once is enough, and twice does harm (HDF5 locks, torn lines).
@@ -49,6 +51,9 @@ _SAME_ON_ALL = (
     keras.callbacks.TerminateOnNaN,
 )
 
+#: Where a callback hears of batches, and may stop in the middle of an epoch.
+_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
 #: Where a callback may decide something before the first step of an epoch.
 MOMENTS = ("on_train_begin", "on_epoch_begin")
 
@@ -82,9 +87,10 @@ def shared_decisions(
         others: the callbacks before it.
         moments: `decision_moments` of all workers together.
     """
-    if any(isinstance(c, _DECIDES_FROM_LOGS) for c in others) or not any(map(_hears_of_batches, others)):
-        return SharedDecisions(broadcast, moments)
-    return _PutsStopsOff(broadcast, moments)
+    at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)
+    if any(overrides(c, *_BATCHES) for c in others) and not at_once:
+        return _PutsStopsOff(broadcast, moments)
+    return SharedDecisions(broadcast, moments)
 
 
 class SharedDecisions(keras.callbacks.Callback):
@@ -98,7 +104,7 @@ class SharedDecisions(keras.callbacks.Callback):
         moments: where it is shared besides; the same on all workers.
     """
 
-    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str] = MOMENTS) -> None:
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__()
         self._broadcast = broadcast
         self._moments = moments
@@ -137,7 +143,7 @@ class SharedDecisions(keras.callbacks.Callback):
 class _PutsStopsOff(SharedDecisions):
     """Where a callback may stop in the middle of an epoch."""
 
-    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str] = MOMENTS) -> None:
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__(broadcast, moments)
         # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
         # needs no logs.
@@ -157,10 +163,3 @@ class _PutsStopsOff(SharedDecisions):
             if not self._stops_later:
                 _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
             self._stops_later = True
-
-
-def _hears_of_batches(callback: Any) -> bool:
-    """Whether a callback overrides a hook of batches."""
-    base = keras.callbacks.Callback
-    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(getattr(type(callback), n, None) is not getattr(base, n) for n in names)

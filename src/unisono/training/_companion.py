@@ -93,6 +93,22 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
     return [callbacks]
 
 
+def overrides(callback: Any, *hooks: str) -> bool:
+    """Return whether a callback does anything in one of some hooks, by its class or on the object itself.
+
+    Args:
+        callback: any.
+        hooks: names of its methods.
+
+    >>> overrides(keras.callbacks.LambdaCallback(on_epoch_end=print), "on_epoch_end")
+    True
+    >>> overrides(keras.callbacks.History(), "on_train_batch_end")
+    False
+    """
+    base = keras.callbacks.Callback
+    return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
+
+
 def has_companions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of `fit` has a companion among its callbacks."""
     # `callbacks` is the sixth argument after the model.

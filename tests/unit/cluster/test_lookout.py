@@ -31,8 +31,9 @@ class Machine:
 
     def __init__(self, kind):
         self._filling = []
+        self.record = Record()
         if kind == "here":
-            self.presence = Presence("127.0.0.1", Record())
+            self.presence = Presence("127.0.0.1", self.record)
             self.presence.secret = "x"
             self.port = self.presence.port
             return
@@ -83,6 +84,7 @@ def watched():
             ended.set()
 
         opened.extend([Lookout(attendance, pending, SECONDS, end), *machines])
+        start.machines = machines
         return attendance, pending, ended, words
 
     yield start
@@ -114,14 +116,18 @@ def test_who_waits_for_a_machine_that_is_gone_ends_and_tells_the_others(watched,
 
 
 def test_the_others_hear_it(watched):
-    attendance, pending, ended, words = watched("gone", "here")
-    others = attendance.absent()
-    attendance.lost({1: others[1]})
-    answer = attendance._peers.ask(2, {"kind": "state"})
-    assert answer["kind"] == "state"
+    attendance, *_ = watched("gone", "here")
+    attendance.lost({1: attendance.absent()[1]})
+    assert attendance.record.word.count("worker 0 of 3 lost worker 1: ") == 1
+    assert watched.machines[1].record.word == attendance.record.word
+
+
+def test_who_was_told_why_all_end_and_still_waits_ends(watched):
+    attendance, pending, ended, words = watched("here")
+    attendance.record.word = "Somebody is gone."
     pending.started(Token())
     assert ended.wait(PATIENCE)
-    assert words == [attendance.record.word]
+    assert words == ["Somebody is gone."]
 
 
 @pytest.mark.parametrize("kind", ["here", "stopped", "ended"])

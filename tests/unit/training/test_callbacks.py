@@ -37,6 +37,15 @@ def test_nobody_hears_of_batches_where_no_callback_could_stop_there():
     assert at_once.on_train_batch_end.__func__ is base.on_train_batch_end
 
 
+def test_a_function_that_hears_of_batches_may_stop_there():
+    """`LambdaCallback` has its hooks on the object, not in its class."""
+    own = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    shared, model = shared_decisions(bytes, [own], MOMENTS), Model()
+    shared.set_model(model)
+    shared.on_train_batch_end(0)
+    assert not model.stop_training
+
+
 class SetsRate(keras.callbacks.EarlyStopping):
     def on_epoch_begin(self, epoch, logs=None):
         self.model.optimizer.learning_rate = 0.1
