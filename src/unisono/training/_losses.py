@@ -8,8 +8,8 @@ too; there the same loss is multiplied by the number of replicas.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ def replica_loss(
     replica = context.replica
     if replica is None or loss.reduction in (None, "none"):
         return original(loss, y_true, y_pred, sample_weight)
-    values = original(_with_reduction(loss, "none"), y_true, y_pred, sample_weight)
+    with _without_reduction(loss):
+        values = original(loss, y_true, y_pred, sample_weight)
     if values.ndim == 0:
         return original(loss, y_true, y_pred, sample_weight)
     share = jnp.sum(values)
@@ -65,7 +66,7 @@ def _divisor(
     weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
     if weights is None and not _has_mask(y_pred):
         return max(1, replica.engine.total(values.size))
-    ones = original(_counting(loss), y_true, y_pred, weights)
+    ones = original(_CountingLoss(loss), y_true, y_pred, weights)
     total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
     return jnp.where(total == 0, 1, total)
 
@@ -87,17 +88,31 @@ def _has_mask(y_pred: Any) -> bool:
     return bool(probe.has_mask)
 
 
-def _with_reduction(loss: Any, reduction: str) -> Any:
-    twin = copy.copy(loss)
-    twin.reduction = reduction
-    return twin
+@contextlib.contextmanager
+def _without_reduction(loss: Any) -> Iterator[None]:
+    """Let a loss return one value per example.
+
+    The user's own object, not a copy: `copy.copy` of a Keras object serializes it, which fails for classes
+    that are not registered and drops arguments that `get_config` leaves out.
+    """
+    reduction = loss.reduction
+    loss.reduction = "none"
+    try:
+        yield
+    finally:
+        loss.reduction = reduction
 
 
-def _counting(loss: Any) -> Any:
-    """A loss of one for each example, so that weights and masks alone remain."""
-    twin = _with_reduction(loss, "none")
-    twin.call = lambda y_true, y_pred: keras.ops.ones_like(loss.call(y_true, y_pred))
-    return twin
+class _CountingLoss(keras.Loss):
+    """A loss of one for each example of another loss, so that weights and masks alone remain."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(reduction="none", dtype=loss.dtype)
+        self._loss = loss
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return ones in the shape of the other loss's values."""
+        return keras.ops.ones_like(self._loss.call(y_true, y_pred))
 
 
 def aggregate_gradients(grads: list[Any], context: Context) -> list[Any]:
