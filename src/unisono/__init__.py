@@ -21,7 +21,8 @@ _HOMES = {
     "_errors": [
         "BackendError", "CheckpointError", "CheckpointMismatchError", "ContextError", "DeviceError",
         "ClusterError", "InvalidArgumentError", "InvalidTypeError",
-        "MissingPackageError", "MixedStrategyError", "ScopeError", "TapeError", "UnisonoError",
+        "MissingPackageError", "MixedStrategyError", "OutOfRangeError", "ScopeError", "TapeError",
+        "UnisonoError", "UnsupportedError",
     ],
     "_values": ["Mirrored", "PerReplica", "ReduceOp"],
     "_evaluator._sidecar": ["SidecarEvaluator"],
@@ -34,6 +35,8 @@ _HOMES = {
         "CommunicationImplementation", "CommunicationOptions", "CrossDeviceOps",
         "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice", "RingAllReduce",
     ],
+    "data._distribute": ["DistributedDataset"],
+    "data._iterator": ["DistributedIterator"],
     "data._sharding": ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext"],
     "step._distributed": ["Variable"],
     "step._function": ["function"],

@@ -15,6 +15,8 @@ builtin that a user of `tf.distribute` would catch::
     ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
     │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
     ├── MissingPackageError (ImportError)     an optional feature's package is not installed
+    ├── OutOfRangeError (IndexError)          a distributed iterator has no next batch
+    ├── UnsupportedError (NotImplementedError)  an option that has no meaning at this place
     └── TapeError (RuntimeError)              a GradientTape used where it cannot work
 
 Messages say what must hold, what was received, and what to write instead.
@@ -67,6 +69,14 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 class MissingPackageError(UnisonoError, ImportError):
     """A package that an optional feature needs is not installed."""
+
+
+class OutOfRangeError(UnisonoError, IndexError):
+    """A distributed iterator has no next batch."""
+
+
+class UnsupportedError(UnisonoError, NotImplementedError):
+    """An option was used where it has no meaning."""
 
 
 class TapeError(UnisonoError, RuntimeError):

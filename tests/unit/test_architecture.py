@@ -130,6 +130,7 @@ FLOORS = {
     "training._clock": 1,
     "training._companion": 1,
     "training._fit": 10,
+    "training._inputs": 4,
     "training._joined": 4,
     "training._losses": 4,
     "training._placing": 9,

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import abc
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError, UnisonoError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
-from unisono.data._sharding import InputOptions, split_points
-
-
-class OutOfRangeError(UnisonoError, IndexError):
-    """A distributed iterator has no next batch."""
+from unisono.data._batches import (
+    as_array,
+    as_spec,
+    check_batched,
+    check_values,
+    common_rows,
+    on_devices,
+    split_spec,
+)
+from unisono.data._cardinality import INFINITE, UNKNOWN
+from unisono.data._dataset import Dataset
+from unisono.data._iterator import DistributedIterator
+from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
+from unisono.data._structure import TensorSpec
 
 
 def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:
@@ -32,36 +42,14 @@ def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:
         and balanced parts where they do not. With one replica, arrays on its device.
 
     Raises:
-        InvalidArgumentError: when arrays have different numbers of rows.
+        InvalidArgumentError: when arrays have different numbers of rows, or integers too large for JAX.
+        InvalidTypeError: when an array holds strings or objects.
     """
     leaves, structure = jax.tree.flatten(batch)
-    arrays = [_as_array(leaf) for leaf in leaves]
-    rows = _common_rows(batch, arrays)
+    arrays = [as_array(leaf) for leaf in leaves]
+    check_values(jax.tree.unflatten(structure, arrays))
+    rows = common_rows(batch, arrays)
     return jax.tree.unflatten(structure, [_split(a, rows, mesh) for a in arrays])
-
-
-def _as_array(leaf: Any) -> Any:
-    """NumPy or JAX arrays as they are; tensors of other libraries through NumPy."""
-    if isinstance(leaf, (np.ndarray, jax.Array)):
-        return leaf
-    if hasattr(leaf, "detach"):
-        leaf = leaf.detach().cpu()
-    if hasattr(leaf, "__array__"):
-        return np.asarray(leaf)
-    return leaf
-
-
-def _common_rows(batch: Any, arrays: list[Any]) -> int:
-    shapes = [np.shape(a) if hasattr(a, "shape") else () for a in arrays]
-    rows = next((s[0] for s in shapes if s), 0)
-    for (path, _), shape in zip(jax.tree_util.tree_leaves_with_path(batch), shapes, strict=True):
-        if shape and shape[0] != rows:
-            raise InvalidArgumentError(
-                "All arrays of a batch must have the same number of rows. Received: shape "
-                f"{shape} at batch{jax.tree_util.keystr(path)}, where others have {rows} rows. "
-                "Give every array one row for each example."
-            )
-    return int(rows)
 
 
 def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
@@ -85,52 +73,34 @@ def _owned(array: Any) -> Any:
     return np.array(array) if isinstance(array, np.ndarray) else array
 
 
+#: Stands for the element of a replica whose input has ended, while others' go on.
+ENDED = object()
+
+
 def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
     """Give successive elements of `iterator` to successive replicas.
 
-    At the end, replicas without an element get arrays of no rows.
+    Replicas without an element, at the end or where it is `ENDED`, get arrays of no rows.
 
     Args:
         iterator: of one replica's batches.
         mesh: the replicas.
     """
     for first in iterator:
-        row = [first]
-        for _ in range(mesh.num_replicas - 1):
-            element = next(iterator, _END)
-            row.append(jax.tree.map(_without_rows, first) if element is _END else element)
+        row = [first, *(next(iterator, ENDED) for _ in range(mesh.num_replicas - 1))]
+        like = next(element for element in row if element is not ENDED)
+        row = [jax.tree.map(_without_rows, like) if element is ENDED else element for element in row]
+        row = [jax.tree.map(as_array, element) for element in row]
+        for element in row:
+            check_values(element)
         if mesh.num_replicas == 1:
-            yield jax.tree.map(lambda x: jax.device_put(_owned(_as_array(x)), mesh.devices[0]), first)
+            yield jax.tree.map(lambda x: jax.device_put(_owned(x), mesh.devices[0]), row[0])
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
 
-def from_function(
-    options: InputOptions,
-    check_iterable_here: Callable[[], None],
-    elements: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]] = per_replica_elements,
-) -> Callable[..., Any]:
-    """Return what makes an iterator over all replicas from one over the batches of single ones.
-
-    Args:
-        options: how many rounds of batches are put ahead.
-        check_iterable_here: raises where iteration is not allowed.
-        elements: gives successive batches to the replicas.
-    """
-
-    def join(iterator: Iterator[Any], mesh: ReplicaMesh) -> DistributedIterator:
-        return DistributedIterator(
-            elements(iterator, mesh), lambda placed: placed, options, check_iterable_here
-        )
-
-    return join
-
-
-_END = object()
-
-
 def _without_rows(leaf: Any) -> Any:
-    array = np.asarray(_as_array(leaf))
+    array = np.asarray(as_array(leaf))
     if array.ndim == 0:
         raise InvalidArgumentError(
             "The elements of an input without rows must divide over the replicas. Received: a last "
@@ -140,7 +110,7 @@ def _without_rows(leaf: Any) -> Any:
 
 
 def _joined(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> Any:
-    arrays = [_as_array(leaf) for leaf in leaves]
+    arrays = list(leaves)
     if not hasattr(arrays[0], "shape"):
         return PerReplica(arrays)
     if len({a.shape for a in arrays}) == 1:
@@ -150,8 +120,91 @@ def _joined(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> Any:
     return PerReplica(jax.device_put(_owned(a), d) for a, d in zip(arrays, mesh.devices, strict=True))
 
 
-class DistributedDataset:
-    """An iterable of batches, each split over the replicas.
+class DistributedDataset(abc.ABC):
+    """Data whose elements hold one part for each replica; the strategy's `distribute_*` methods make it.
+
+    Each `iter` is a new pass. The elements are structures of `PerReplica` (of arrays where there is one
+    replica) for `strategy.run`; `fit`, `evaluate` and `predict` take the dataset itself.
+
+    Args:
+        mesh: the replicas.
+        options: how far batches are put ahead.
+        check_iterable_here: raises where iteration is not allowed.
+
+    >>> import unisono
+    >>> batches = [np.zeros((4, 2), "float32")]
+    >>> data = unisono.MirroredStrategy(["cpu:0"]).distribute_dataset(batches)
+    >>> isinstance(data, unisono.DistributedDataset), data.cardinality
+    (True, 1)
+    """
+
+    def __init__(
+        self, mesh: ReplicaMesh, options: InputOptions | None, check_iterable_here: Callable[[], None]
+    ) -> None:
+        self._mesh = mesh
+        self._options = options or InputOptions()
+        self._check = check_iterable_here
+
+    @abc.abstractmethod
+    def __iter__(self) -> DistributedIterator: ...
+
+    @property
+    @abc.abstractmethod
+    def cardinality(self) -> int:
+        """The number of elements, `UNKNOWN_CARDINALITY` (-2) or `INFINITE_CARDINALITY` (-1)."""
+
+    @property
+    @abc.abstractmethod
+    def element_spec(self) -> Any:
+        """The structure of `PerReplica` of `unisono.data.TensorSpec`: each replica's shapes and types.
+
+        With one replica `TensorSpec`s alone. The number of rows is None where it may vary.
+
+        Raises:
+            InvalidArgumentError: for a generator, whose first batch would be lost.
+        """
+
+    @property
+    @abc.abstractmethod
+    def host_batches(self) -> Any:
+        """What Keras' `fit` takes for this data: global batches on the host."""
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The replicas that this data is for."""
+        return self._mesh
+
+    def __len__(self) -> int:
+        size = self.cardinality
+        if size < 0:
+            raise InvalidTypeError(
+                "len() needs data of known, finite size. Received: "
+                f"{'infinite data' if size == INFINITE else 'data of unknown size'}. Ask `cardinality`."
+            )
+        return size
+
+    def __bool__(self) -> bool:
+        # Without this, truth would be decided by len().
+        return True
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Combine all elements into one value.
+
+        Args:
+            initial_state: the first value.
+            reduce_func: gets the value so far and an element, and returns the next value.
+
+        Returns:
+            The last value.
+        """
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
+
+
+class SplitDataset(DistributedDataset):
+    """An iterable of global batches, each split over the replicas.
 
     Args:
         dataset: a list of batches, a generator, a function that returns an iterator, a
@@ -161,7 +214,8 @@ class DistributedDataset:
         check_iterable_here: raises where iteration is not allowed.
 
     Raises:
-        InvalidTypeError: when `dataset` is arrays that are not batched, or no iterable.
+        InvalidTypeError: when `dataset` is arrays that are not batched, or not an iterable.
+        UnsupportedError: for `InputReplicationMode.PER_REPLICA`.
     """
 
     def __init__(
@@ -171,11 +225,17 @@ class DistributedDataset:
         options: InputOptions | None = None,
         check_iterable_here: Callable[[], None] = lambda: None,
     ) -> None:
-        _check_batched(dataset)
-        self._dataset, self._mesh = dataset, mesh
-        self._options = options or InputOptions()
-        self._check = check_iterable_here
+        super().__init__(mesh, options, check_iterable_here)
+        if self._options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+            raise UnsupportedError(
+                "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`. "
+                "Received: it in the options of `distribute_dataset`, which splits each batch. Leave it out."
+            )
+        _check_iterable(dataset)
+        self._dataset = dataset
         self._is_used = False
+        #: Whether single numbers in a batch are examples whose rows are missing, not values for all.
+        self._strict = isinstance(dataset, Dataset) or hasattr(dataset, "as_numpy_iterator")
 
     def __iter__(self) -> DistributedIterator:
         self._check()
@@ -187,195 +247,186 @@ class DistributedDataset:
                     "`distribute_dataset(lambda: generator())`."
                 )
             self._is_used = True
-        mesh = self._mesh
-        return DistributedIterator(
-            _batches(self._dataset), lambda batch: split_batch(batch, mesh), self._options, self._check
-        )
+        spec = functools.partial(getattr, self, "element_spec")
+        return DistributedIterator(_batches(self._dataset), self._place, self._options, self._check, spec)
 
-    def __len__(self) -> int:
-        return len(self._dataset)
+    def _place(self, batch: Any) -> Any:
+        check_batched(batch, self._strict)
+        return split_batch(batch, self._mesh)
 
     @property
-    def cardinality(self) -> int | None:
-        """The number of batches, or None where the source does not know."""
-        try:
-            return len(self._dataset)
-        except TypeError:
-            return None
+    def cardinality(self) -> int:
+        """The number of batches, `UNKNOWN_CARDINALITY` (-2) or `INFINITE_CARDINALITY` (-1)."""
+        return _cardinality_of(self._dataset)
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and types of a batch: what the source says, or `jax.ShapeDtypeStruct` of the first.
+        """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
+        return split_spec(_spec_of(self._dataset), self._mesh.num_replicas)
 
-        Raises:
-            InvalidArgumentError: for a generator, whose first batch would be lost.
-        """
-        if hasattr(self._dataset, "element_spec"):
-            return self._dataset.element_spec
-        if isinstance(self._dataset, Iterator):
-            raise InvalidArgumentError(
-                "The specification of a generator is not known before it is read. Received: "
-                f"{type(self._dataset).__name__}. Pass a list or a dataset."
-            )
-        first = next(iter(_batches(self._dataset)))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), first)
+    @property
+    def host_batches(self) -> Any:
+        """What Keras' `fit` takes: the source, or a `Dataset` of what Keras would not take for data."""
+        source = self._dataset
+        if isinstance(source, Sequence) and not isinstance(source, Dataset):
+            return Dataset.from_source(_Elements(source))
+        if callable(source) and not hasattr(source, "__iter__"):
+            return Dataset.from_generator(lambda: map(_tuples, _batches(source)))
+        return source
 
 
-class DistributedIterator:
-    """One pass over a distributed dataset; the next batches are put onto the devices ahead.
-
-    The look-ahead cannot be seen, but in the source: an error is raised where its batch would
-    have been, nothing is read after the end or after an error that nobody has seen, and the state
-    is that of the last batch given.
+class _Elements(Sequence[Any]):
+    """Batches as elements of a `Dataset`.
 
     Args:
-        batches: host batches.
-        place: from a host batch to a batch on the devices.
-        options: how many batches are put ahead.
+        batches: by position.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _tuples(self._batches[index])
+
+
+class FunctionDataset(DistributedDataset):
+    """The input of `distribute_datasets_from_function`: successive elements for successive replicas.
+
+    Args:
+        dataset_fn: from `InputContext` to an iterable of one replica's batches.
+        mesh: the replicas.
+        options: one input for all replicas of a worker, or one for each.
         check_iterable_here: raises where iteration is not allowed.
+        elements: gives successive batches to the replicas.
+        joined: makes global batches of successive ones of single replicas.
+        worker: the number of this worker, and how many there are.
     """
 
     def __init__(
         self,
-        batches: Iterator[Any],
-        place: Callable[[Any], Any],
+        dataset_fn: Callable[[InputContext], Any],
+        mesh: ReplicaMesh,
         options: InputOptions,
         check_iterable_here: Callable[[], None],
+        elements: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]] = per_replica_elements,
+        joined: Callable[[Iterator[Any], int], Iterator[Any]] | None = None,
+        worker: tuple[int, int] = (0, 1),
     ) -> None:
-        self._batches, self._place, self._check = batches, place, check_iterable_here
-        fetch = options.experimental_fetch_to_device
-        self._ahead = options.experimental_per_replica_buffer_size if fetch else 0
-        self._source_state = getattr(batches, "get_state", None)
-        #: Batches on the devices, each with the state of the source after it.
-        self._ready: deque[tuple[Any, Any]] = deque()
-        self._error: Exception | None = None
-        self._is_ended = False
-        self._state: Any = None
+        super().__init__(mesh, options, check_iterable_here)
+        self._elements, self._join = elements, joined or joined_rows
+        replicas = mesh.num_replicas
+        if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+            contexts = [InputContext(replicas, i, replicas) for i in mesh.local_replicas]
+        else:
+            contexts = [InputContext(worker[1], worker[0], replicas)]
+        self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
 
     def __iter__(self) -> DistributedIterator:
-        return self
-
-    def __next__(self) -> Any:
         self._check()
-        if self._source_state is not None and self._state is None:
-            self._state = self._source_state()
-        while len(self._ready) <= self._ahead and not self._is_ended and self._error is None:
-            self._read()
-        if self._ready:
-            batch, self._state = self._ready.popleft()
-            return batch
-        error, self._error = self._error, None
-        if error is None:
-            raise StopIteration
-        try:
-            raise error
-        finally:
-            # An error holds this frame: without the name there is no circle.
-            del error
+        spec = functools.partial(getattr, self, "element_spec")
+        batches = self._elements(self._in_turn(), self._mesh)
+        return DistributedIterator(batches, lambda placed: placed, self._options, self._check, spec)
 
-    def _read(self) -> None:
-        try:
-            batch = next(self._batches, _END)
-            if batch is _END:
-                self._is_ended = True
+    def _in_turn(self) -> Iterator[Any]:
+        """The elements for this worker's replicas in turn, until all inputs have ended."""
+        if len(self._datasets) == 1:
+            yield from _batches(self._datasets[0])
+            return
+        iterators = [_batches(dataset) for dataset in self._datasets]
+        while True:
+            row = [next(iterator, ENDED) for iterator in iterators]
+            if all(element is ENDED for element in row):
                 return
-            state = None if self._source_state is None else self._source_state()
-            self._ready.append((self._place(batch), state))
-        except Exception as error:
-            # The batches before it come first.
-            self._error = error
+            yield from row
 
-    def close(self) -> None:
-        """End the pass: drop what was put ahead, and close the source where it can be closed."""
-        self._is_ended = True
-        self._ready.clear()
-        self._error = None
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
+    @property
+    def cardinality(self) -> int:
+        """The number of elements; unknown where other workers make some of them."""
+        sizes = [_cardinality_of(dataset) for dataset in self._datasets]
+        if self._mesh.is_spread or UNKNOWN in sizes:
+            return UNKNOWN
+        if INFINITE in sizes:
+            return INFINITE
+        return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._mesh.num_replicas)
 
-    def get_state(self) -> Any:
-        """Return where the source stood after the last batch that was given.
+    @property
+    def element_spec(self) -> Any:
+        """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
+        replicas = self._mesh.num_replicas
+        spec = jax.tree.map(on_devices, _spec_of(self._datasets[0]))
+        return spec if replicas == 1 else jax.tree.map(lambda leaf: PerReplica([leaf] * replicas), spec)
 
-        Raises:
-            InvalidArgumentError: when the source has no state.
-        """
-        if self._source_state is None:
-            raise _no_state(self._batches)
-        return self._source_state() if self._state is None else self._state
-
-    def set_state(self, state: Any) -> None:
-        """Go on from a state.
-
-        Args:
-            state: from `get_state`, of an iterator over the same source.
-
-        Raises:
-            InvalidArgumentError: when the source has no state.
-        """
-        if self._source_state is None:
-            raise _no_state(self._batches)
-        self._batches.set_state(state)  # type: ignore[attr-defined]
-        self._ready.clear()
-        self._error, self._is_ended, self._state = None, False, None
-
-    def get_next(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            OutOfRangeError: at the end.
-        """
-        batch = next(self, _END)
-        if batch is _END:
-            raise OutOfRangeError("The input has no further batch. Iterate over the dataset again.")
-        return batch
-
-    def get_next_as_optional(self) -> OptionalBatch:
-        """Return the next batch, if there is one."""
-        batch = next(self, _END)
-        return OptionalBatch(None if batch is _END else (batch,))
+    @property
+    def host_batches(self) -> Any:
+        """What Keras' `fit` takes: the rows of all replicas' elements as one batch."""
+        return Dataset.from_generator(lambda: self._join(self._in_turn(), len(self._mesh.local_replicas)))
 
 
-def _no_state(batches: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "The place in an input is known where its source has `get_state` and `set_state`. Received: "
-        f"{type(batches).__name__}. Distribute a `unisono.data.Dataset`."
-    )
-
-
-class OptionalBatch:
-    """A batch, or nothing.
+def joined_rows(iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
+    """Yield global batches of `replicas` successive elements each.
 
     Args:
-        held: a tuple of the batch, or None.
+        iterator: of one replica's batches, or `ENDED`.
+        replicas: how many make a global batch.
     """
-
-    def __init__(self, held: tuple[Any] | None) -> None:
-        self._held = held
-
-    def has_value(self) -> bool:
-        """Return whether there is a batch."""
-        return self._held is not None
-
-    def get_value(self) -> Any:
-        """Return the batch.
-
-        Raises:
-            OutOfRangeError: when there is none.
-        """
-        if self._held is None:
-            raise OutOfRangeError("There is no batch. Ask `has_value()` first.")
-        return self._held[0]
+    for first in iterator:
+        row = [first, *(next(iterator, ENDED) for _ in range(replicas - 1))]
+        parts = [jax.tree.map(as_array, element) for element in row if element is not ENDED]
+        for part in parts:
+            check_batched(part, strict=True)
+        yield _tuples(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
 
-def _check_batched(dataset: Any) -> None:
+def _tuples(batch: Any) -> Any:
+    """A batch in the form of an element: lists are structure in a batch, and arrays in an element."""
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _cardinality_of(dataset: Any) -> int:
+    if isinstance(dataset, Dataset):
+        return dataset.cardinality()
+    try:
+        return len(dataset)
+    except TypeError:
+        return UNKNOWN
+
+
+def _spec_of(dataset: Any) -> Any:
+    """The specification of a source's batches: its own, or that of the first, with any number of rows."""
+    if hasattr(dataset, "element_spec"):
+        return jax.tree.map(as_spec, dataset.element_spec)
+    if isinstance(dataset, Iterator):
+        raise InvalidArgumentError(
+            "The specification of a generator is not known before it is read. Received: "
+            f"{type(dataset).__name__}. Pass a list or a dataset."
+        )
+    first = next(_batches(dataset), ENDED)
+    if first is ENDED:
+        raise InvalidArgumentError(
+            "Data must have an element for its specification to be found. Received: empty data. "
+            "Check what the source reads."
+        )
+    return jax.tree.map(_first_spec, first)
+
+
+def _first_spec(leaf: Any) -> TensorSpec:
+    array = np.asarray(as_array(leaf))
+    shape = (None, *array.shape[1:]) if array.ndim else ()
+    return TensorSpec(shape, array.dtype)
+
+
+def _check_iterable(dataset: Any) -> None:
     is_arrays = isinstance(dataset, tuple) and all(hasattr(x, "shape") for x in dataset)
     if isinstance(dataset, dict) or hasattr(dataset, "shape") or is_arrays:
         raise InvalidTypeError(
             "`distribute_dataset` needs an iterable of batches. Received: arrays. Batch them first, "
             "for example `[(x[i:i+64], y[i:i+64]) for i in range(0, len(x), 64)]`."
         )
-    if not (callable(dataset) or hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+    is_text = isinstance(dataset, (str, bytes))
+    if is_text or not any([callable(dataset), *(hasattr(dataset, n) for n in ("__iter__", "__getitem__"))]):
         raise InvalidTypeError(
             f"`distribute_dataset` needs an iterable of batches. Received: {type(dataset).__name__}. "
             "Pass a list of batches, a generator, or a dataset."

@@ -1,9 +1,9 @@
-"""Per-replica values outside the replicas: reducing, joining, taking apart, making from a function."""
+"""Per-replica values outside the replicas: reducing, joining, taking apart."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,6 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica, ReduceOp
-from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
 from unisono.step._compiler import run_ahead_of
 
 Axis = int | Sequence[int] | None
@@ -96,15 +95,24 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
     return mesh.local(_bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh))
 
 
-def local_results(value: Any) -> tuple[Any, ...]:
+def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """Take a per-replica value, or a structure of them, apart; see `Strategy.local_results`."""
     leaves, structure = jax.tree.flatten(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     split = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
     if not split:
         return (value,)
-    count = len(split[0].values)
-    parts = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) * count for leaf in leaves]
+    count = len(_local(split[0], mesh))
+    parts = [_local(leaf, mesh) if isinstance(leaf, PerReplica) else (leaf,) * count for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, row) for row in zip(*parts, strict=True))
+
+
+def _local(value: PerReplica, mesh: ReplicaMesh) -> tuple[Any, ...]:
+    """The values of this process' replicas."""
+    values = value.values
+    if mesh.is_spread and len(values) == mesh.num_replicas:
+        # Replicas of unequal shapes are traced in turn: every process holds the values of all.
+        return tuple(values[i] for i in mesh.local_replicas)
+    return values
 
 
 def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
@@ -119,46 +127,3 @@ def _bounded(result: Any, mesh: ReplicaMesh) -> Any:
     if not isinstance(result, jax.core.Tracer):
         run_ahead_of(mesh).started(result)
     return result
-
-
-class FunctionDataset:
-    """The input of `distribute_datasets_from_function`; every iteration asks the function anew.
-
-    Args:
-        dataset_fn: from `InputContext` to an iterable of one replica's batches.
-        mesh: the replicas.
-        options: one input for all replicas, or one for each.
-        join: makes per-replica batches of successive elements.
-        check_iterable_here: raises where iteration is not allowed.
-        worker: the number of this worker, and how many there are.
-    """
-
-    def __init__(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        mesh: ReplicaMesh,
-        options: InputOptions,
-        join: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]],
-        check_iterable_here: Callable[[], None],
-        worker: tuple[int, int] = (0, 1),
-    ) -> None:
-        self._mesh, self._join, self._check = mesh, join, check_iterable_here
-        replicas = mesh.num_replicas
-        mode = options.experimental_replication_mode
-        if mode is InputReplicationMode.PER_REPLICA:
-            contexts = [InputContext(replicas, i, replicas) for i in mesh.local_replicas]
-        else:
-            contexts = [InputContext(worker[1], worker[0], replicas)]
-        self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
-
-    def __iter__(self) -> Iterator[Any]:
-        self._check()
-        if len(self._datasets) == 1:
-            return self._join(iter(self._datasets[0]), self._mesh)
-        return self._join(_alternating(self._datasets), self._mesh)
-
-
-def _alternating(datasets: Sequence[Iterable[Any]]) -> Iterator[Any]:
-    """The elements of several datasets in turn, until one ends."""
-    for row in zip(*datasets, strict=False):
-        yield from row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -15,7 +15,13 @@ from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.data._distribute import DistributedDataset, from_function, per_replica_elements
+from unisono.data._distribute import (
+    DistributedDataset,
+    FunctionDataset,
+    SplitDataset,
+    joined_rows,
+    per_replica_elements,
+)
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
@@ -253,7 +259,7 @@ class Strategy(abc.ABC):
             value: a `PerReplica`, or a pytree of them, which gives a tuple of pytrees. Another
                 value gives a tuple of that value alone.
         """
-        return results.local_results(value)
+        return results.local_results(value, self._mesh)
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
         """Split the batches of any iterable over the replicas.
@@ -266,11 +272,11 @@ class Strategy(abc.ABC):
         Returns:
             An iterable of structures of `PerReplica`.
         """
-        return DistributedDataset(dataset, self._mesh, options=options, check_iterable_here=_not_in_replica)
+        return SplitDataset(dataset, self._mesh, options=options, check_iterable_here=_not_in_replica)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> Iterable[Any]:
+    ) -> DistributedDataset:
         """Make the input from a function of the `InputContext`; batches are *per replica*.
 
         Args:
@@ -279,8 +285,15 @@ class Strategy(abc.ABC):
             options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
         """
         options = options or InputOptions()
-        join = from_function(options, _not_in_replica, self._join_elements)
-        return results.FunctionDataset(dataset_fn, self._mesh, options, join, _not_in_replica, self._worker)
+        return FunctionDataset(
+            dataset_fn,
+            self._mesh,
+            options,
+            _not_in_replica,
+            self._join_elements,
+            self._join_rows,
+            self._worker,
+        )
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
     runs_ahead = True
@@ -292,15 +305,28 @@ class Strategy(abc.ABC):
         """Per-replica batches of successive elements."""
         return per_replica_elements(iterator, mesh)
 
+    def _join_rows(self, iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
+        """Global batches of successive elements, for `fit`."""
+        return joined_rows(iterator, replicas)
+
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Return the `PerReplica` of what `value_fn` gives for each replica.
 
         Args:
-            value_fn: gets a `ValueContext` with the replica's number.
+            value_fn: gets a `ValueContext` with the replica's number; on several workers it is called
+                for the worker's own replicas, and returns arrays, numbers or strings, also nested.
+
+        Returns:
+            A `PerReplica` for each value of the structure that `value_fn` returns; with one replica, what
+            it returns.
         """
         replicas = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(i, replicas)) for i in range(replicas)]
-        return PerReplica(values) if replicas > 1 else values[0]
+        values = [value_fn(ValueContext(i, replicas)) for i in self._mesh.local_replicas]
+        return self._join_values(values) if replicas > 1 else values[0]
+
+    def _join_values(self, values: list[Any]) -> Any:
+        """Per-replica values of those of this process' replicas."""
+        return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results

@@ -32,13 +32,12 @@ import keras
 from unisono._context import Context, current, entered
 from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
 from unisono._mesh import on_device
-from unisono.data._dataset import Dataset
-from unisono.data._keras_input import as_keras_input
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import TrainerFunction
+from unisono.training._inputs import keras_arguments
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._saving import written_once
 from unisono.training._step import Task, gather_rows
@@ -200,7 +199,7 @@ def _guarded(name: str) -> Callable[..., Any]:
             _check_not_in_scope(self, name)
             return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
-            args, kwargs = _with_pipelines(strategy, name, args, kwargs)
+            args, kwargs = keras_arguments(strategy, name, args, kwargs)
         with _scope_of(strategy), _weights_kept(self):
             if name == "fit":
                 return _fit(original, self, args, kwargs)
@@ -227,27 +226,6 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
             arguments, ahead = around.enter_context(spread.together(model, arguments, ahead))
         arguments = around.enter_context(accompanied(model, arguments))
         return original(model, **around.enter_context(looking_ahead(model, arguments, ahead)))
-
-
-def _with_pipelines(
-    strategy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Show Keras a `unisono.data.Dataset` as something whose size it can ask for."""
-    x = args[0] if args else kwargs.get("x")
-    kwargs = dict(kwargs)
-    if isinstance(x, Dataset):
-        args, kwargs["x"] = args[1:], as_keras_input(strategy.shared_pipeline(x))
-        if args:
-            raise InvalidArgumentError(
-                f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and "
-                f"{len(args)} more positional arguments. Pass options by name: `{name}(dataset, epochs=2)`."
-            )
-        if name == "fit":
-            # The pipeline shuffles if it shall; Keras' own default would only warn.
-            kwargs["shuffle"] = False
-    if isinstance(kwargs.get("validation_data"), Dataset):
-        kwargs["validation_data"] = as_keras_input(strategy.shared_pipeline(kwargs["validation_data"]))
-    return args, kwargs
 
 
 def _check_not_in_scope(model: Any, name: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import unisono
 from unisono._mesh import ReplicaMesh
-from unisono.data._distribute import DistributedDataset, OutOfRangeError, per_replica_elements, split_batch
+from unisono.data import TensorSpec
+from unisono.data._distribute import SplitDataset, per_replica_elements, split_batch
 
 TWO = ReplicaMesh(tuple(jax.devices()[:2]))
 THREE = ReplicaMesh(tuple(jax.devices()[:3]))
@@ -78,21 +79,21 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_can_be_read_again(source):
-    dataset = DistributedDataset(SOURCES[source], TWO)
+    dataset = SplitDataset(SOURCES[source], TWO)
     for _ in range(2):
         assert [values(b) for b in dataset] == [[[0.0], [0.0]], [[1.0], [1.0]]]
 
 
 def test_py_dataset_is_told_of_the_end():
     source = Sequence()
-    list(DistributedDataset(source, TWO))
+    list(SplitDataset(source, TWO))
     assert source.ended == 1
 
 
 def test_grain_and_tensors():
     grain = pytest.importorskip("grain")
     dataset = grain.MapDataset.range(6).batch(2)
-    assert [values(b) for b in DistributedDataset(dataset, TWO)] == [[[0], [1]], [[2], [3]], [[4], [5]]]
+    assert [values(b) for b in SplitDataset(dataset, TWO)] == [[[0], [1]], [[2], [3]], [[4], [5]]]
 
     class Tensor:
         """What torch's and TensorFlow's tensors have in common."""
@@ -104,7 +105,7 @@ def test_grain_and_tensors():
 
 
 def test_a_generator_is_read_once():
-    dataset = DistributedDataset((np.ones(2) for _ in range(1)), TWO)
+    dataset = SplitDataset((np.ones(2) for _ in range(1)), TWO)
     assert len(list(dataset)) == 1
     with pytest.raises(ValueError, match="gives its batches once"):
         iter(dataset)
@@ -113,7 +114,7 @@ def test_a_generator_is_read_once():
 @pytest.mark.parametrize("bad", [np.ones((4, 2)), (np.ones(4), np.ones(4)), {"x": np.ones(4)}, 3])
 def test_unbatched_input_is_refused(bad):
     with pytest.raises(TypeError, match="iterable of batches"):
-        DistributedDataset(bad, TWO)
+        SplitDataset(bad, TWO)
 
 
 def test_a_generator_may_write_into_its_last_batch():
@@ -123,24 +124,25 @@ def test_a_generator_may_write_into_its_last_batch():
             buffer[:] = i
             yield buffer
 
-    assert [float(b.values[1][0]) for b in DistributedDataset(reuse(), TWO)] == [0, 1, 2, 3]
+    assert [float(b.values[1][0]) for b in SplitDataset(reuse(), TWO)] == [0, 1, 2, 3]
 
 
 def test_iterator_of_tf():
-    iterator = iter(DistributedDataset([np.zeros(2)], TWO))
+    iterator = iter(SplitDataset([np.zeros(2)], TWO))
     optional = iterator.get_next_as_optional()
     assert optional.has_value()
     assert values(optional.get_value()) == [[0.0], [0.0]]
     assert not iterator.get_next_as_optional().has_value()
-    with pytest.raises(OutOfRangeError):
+    with pytest.raises(unisono.OutOfRangeError):
         iterator.get_next()
 
 
 def test_spec_and_cardinality():
-    dataset = DistributedDataset([(np.zeros((4, 3), "f4"), None)], TWO)
+    dataset = SplitDataset([(np.zeros((4, 3), "f4"), None)], TWO)
     assert dataset.cardinality == 1
-    assert dataset.element_spec[0].shape == (4, 3)
-    assert DistributedDataset(lambda: iter([]), TWO).cardinality is None
+    rows = TensorSpec((None, 3), "float32")
+    assert dataset.element_spec[0].values == (rows, rows)
+    assert SplitDataset(lambda: iter([]), TWO).cardinality == unisono.data.UNKNOWN_CARDINALITY
 
 
 def test_successive_elements_go_to_successive_replicas():
@@ -153,3 +155,67 @@ def test_input_context_says_what_divides():
     assert context.get_per_replica_batch_size(9) == 3
     with pytest.raises(ValueError, match="Use 9 or 12"):
         context.get_per_replica_batch_size(10)
+
+
+def test_one_public_class_for_data_and_one_for_iterators():
+    strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    split = strategy.distribute_dataset(unisono.data.Dataset.range(12).batch(5, drop_remainder=True))
+    made = strategy.distribute_datasets_from_function(lambda _: unisono.data.Dataset.range(12).batch(3))
+    for data in (split, made):
+        assert isinstance(data, unisono.DistributedDataset)
+        assert data.cardinality == len(data) == len(list(data)) == 2
+        iterator = iter(data)
+        assert isinstance(iterator, unisono.DistributedIterator)
+        parts = [np.asarray(v) for v in next(iterator).values]
+        for spec in (data.element_spec, iterator.element_spec):
+            for own, array in zip(spec.values, parts, strict=True):
+                assert own.dtype == array.dtype
+                assert own.shape in (array.shape, (None,))
+        total = data.reduce(0, lambda s, b: s + int(strategy.reduce("SUM", b, axis=0)))
+        assert total == sum(range(10 if data is split else 12))
+    assert [s.shape for s in split.element_spec.values] == [(3,), (2,)]
+
+
+def test_per_replica_inputs_of_unequal_length_lose_nothing():
+    strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    mode = unisono.InputOptions(experimental_replication_mode=unisono.InputReplicationMode.PER_REPLICA)
+
+    def rows(context):
+        return [np.full(2, 10 * context.input_pipeline_id + i) for i in range(context.input_pipeline_id)]
+
+    data = strategy.distribute_datasets_from_function(rows, mode)
+    assert [values(b) for b in data] == [[[], [10, 10], [20, 20]], [[], [], [21, 21]]]
+    with pytest.raises(NotImplementedError, match="only supported in `distribute_datasets_from_function`"):
+        strategy.distribute_dataset([np.ones(2)], mode)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "text"),
+    [
+        ({"ids": np.array([1, 2**40])}, ValueError, r"batch\['ids'\] of dtype int64 with 1099511627776"),
+        ((np.zeros(2), np.array([2**32], "u8")), ValueError, r"batch\[1\] of dtype uint64 with 4294967296"),
+        (
+            {"word": np.array(["a", "b"])},
+            TypeError,
+            r"batch\['word'\] with strings, such as \['a'\].*StringL",
+        ),
+        ({"word": np.array([b"a"], object)}, TypeError, r"StringLookup"),
+        ([np.array([object()])], TypeError, r"batch\[0\] with Python objects of type object"),
+        (np.array(["2020-01-01"], "M8[D]"), TypeError, "of dtype datetime64"),
+        (3.0, ValueError, r"batch of shape \(\) = 3.0. Did you forget `.batch\(\)`"),
+    ],
+)
+def test_batches_that_devices_cannot_hold_are_refused(batch, error, text):
+    with pytest.raises(error, match=text):
+        next(iter(SplitDataset([batch], TWO)))
+
+
+def test_integers_within_32_bits_are_taken():
+    batch = np.array([2**31 - 1, -(2**31)])
+    assert values(split_batch(batch, TWO)) == [[2**31 - 1], [-(2**31)]]
+
+
+def test_a_forgotten_batch_is_found():
+    rows = unisono.data.Dataset.from_tensor_slices((np.zeros((4, 3), "f4"), np.arange(4)))
+    with pytest.raises(ValueError, match=r"batch\[1\] of shape \(\).*Did you forget `.batch\(\)`"):
+        next(iter(SplitDataset(rows, TWO)))

@@ -1,0 +1,196 @@
+"""What a host batch must be before it goes to the devices, and the specification of its parts. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._values import PerReplica
+from unisono.data._sharding import balanced_sizes
+from unisono.data._structure import TensorSpec
+
+
+def as_array(leaf: Any) -> Any:
+    """Return NumPy or JAX arrays as they are, and tensors of other libraries through NumPy.
+
+    Args:
+        leaf: any; what is not an array is returned as it is.
+    """
+    if isinstance(leaf, (np.ndarray, jax.Array)):
+        return leaf
+    if hasattr(leaf, "detach"):
+        leaf = leaf.detach().cpu()
+    if hasattr(leaf, "__array__"):
+        return np.asarray(leaf)
+    return leaf
+
+
+def check_values(batch: Any) -> None:
+    """Check that JAX can hold the arrays of a batch; a minimum and a maximum for 64-bit integers alone.
+
+    Args:
+        batch: pytree of arrays.
+
+    Raises:
+        InvalidTypeError: an array holds strings or Python objects.
+        InvalidArgumentError: an array of 64-bit integers holds one that 32 bits cannot, where JAX has
+            only 32 bits.
+
+    >>> check_values({"ids": np.array([1, 2])})
+    """
+    for number, leaf in enumerate(jax.tree.leaves(batch)):
+        dtype = getattr(leaf, "dtype", None)
+        kind = getattr(dtype, "kind", "f")
+        if kind not in "biufcV" or (kind in "iu" and leaf.dtype.itemsize == 8 and not _fits(leaf)):
+            path, _ = jax.tree_util.tree_leaves_with_path(batch)[number]
+            raise _unusable(f"batch{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
+
+
+def _fits(array: Any) -> bool:
+    is_kept = jax.dtypes.canonicalize_dtype(array.dtype).itemsize == 8
+    if is_kept or isinstance(array, jax.Array) or not np.size(array):
+        return True
+    narrow = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
+    return bool(np.max(array) <= narrow.max and np.min(array) >= narrow.min)
+
+
+def _unusable(name: str, array: np.ndarray, kind: str) -> Exception:
+    """The error for an array that JAX cannot hold."""
+    if kind in "iu":
+        narrow = np.iinfo(np.int32 if kind == "i" else np.uint32)
+        odd = array.ravel()
+        odd = odd[(odd > narrow.max) | (odd < narrow.min)][0]
+        return InvalidArgumentError(
+            f"Without 64-bit numbers in JAX, integers must lie between {narrow.min} and {narrow.max}. "
+            f"Received: {name} of dtype {array.dtype} with {odd}. Hash into fewer buckets "
+            "(`ids % 2**31`), or write `jax.config.update('jax_enable_x64', True)` first."
+        )
+    if kind in "Mm":
+        return InvalidTypeError(
+            f"A batch must hold numbers. Received: {name} of dtype {array.dtype}. Convert times to numbers "
+            "before training, for example to hours as float32."
+        )
+    return _unusable_objects(name, array)
+
+
+def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
+    example = array.ravel()[:1].tolist()
+    if not example or isinstance(example[0], (str, bytes)):
+        return InvalidTypeError(
+            f"A batch must hold numbers: devices cannot hold strings. Received: {name} with strings, "
+            f"such as {example[:1]}. Turn them into numbers before training, with "
+            "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
+        )
+    return InvalidTypeError(
+        f"A batch must hold numbers. Received: {name} with Python objects of type "
+        f"{type(example[0]).__name__}. Convert them with `np.asarray(values, 'float32')`; where rows differ "
+        "in length, pad them."
+    )
+
+
+def check_batched(batch: Any, strict: bool) -> None:
+    """Check that the elements of an input are batches.
+
+    Args:
+        batch: pytree of arrays.
+        strict: whether every number must have rows; otherwise a batch may also hold single numbers, which
+            all replicas get.
+
+    Raises:
+        InvalidArgumentError: there are numbers without rows.
+    """
+    ranks = [np.ndim(leaf) for leaf in jax.tree.leaves(batch) if not isinstance(leaf, (str, bytes))]
+    if not ranks or min(ranks) or (not strict and max(ranks)):
+        return
+    path, leaf = next(
+        (path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch) if not np.ndim(leaf)
+    )
+    raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
+
+
+def unbatched(name: str, leaf: Any) -> InvalidArgumentError:
+    """Return the error for a number where rows are needed.
+
+    Args:
+        name: of the component.
+        leaf: the number.
+    """
+    return InvalidArgumentError(
+        f"Data must be batches, with one row for each example. Received: {name} of shape () = {leaf!r:.60}. "
+        "Did you forget `.batch()`? Write `dataset.batch(64)`."
+    )
+
+
+def common_rows(batch: Any, arrays: list[Any]) -> int:
+    """Return the number of rows that all arrays of a batch have; numbers without rows do not count.
+
+    Args:
+        batch: pytree of arrays, for the error.
+        arrays: its leaves.
+
+    Raises:
+        InvalidArgumentError: when arrays have different numbers of rows.
+    """
+    shapes = [np.shape(a) if hasattr(a, "shape") else () for a in arrays]
+    rows = next((s[0] for s in shapes if s), 0)
+    for (path, _), shape in zip(jax.tree_util.tree_leaves_with_path(batch), shapes, strict=True):
+        if shape and shape[0] != rows:
+            raise InvalidArgumentError(
+                "All arrays of a batch must have the same number of rows. Received: shape "
+                f"{shape} at batch{jax.tree_util.keystr(path)}, where others have {rows} rows. "
+                "Give every array one row for each example."
+            )
+    return int(rows)
+
+
+def as_spec(spec: Any) -> TensorSpec:
+    """Return one component of a specification as a `TensorSpec`.
+
+    Args:
+        spec: anything with a shape and a dtype: of NumPy, JAX, Grain or TensorFlow.
+
+    >>> as_spec(jax.ShapeDtypeStruct((2, 3), "float32"))
+    TensorSpec(shape=(2, 3), dtype=dtype('float32'))
+    """
+    dtype = getattr(spec.dtype, "as_numpy_dtype", spec.dtype)
+    is_unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
+    return TensorSpec(None if is_unknown else tuple(spec.shape), dtype)
+
+
+def split_spec(spec: Any, replicas: int) -> Any:
+    """Return the specification of each replica's part of a global batch.
+
+    Args:
+        spec: pytree of specifications of global batches.
+        replicas: how many.
+
+    Returns:
+        The pytree with a `PerReplica` of `TensorSpec` for each component with rows; with one replica, a
+        `TensorSpec`.
+
+    >>> split_spec(TensorSpec((5, 3), "int64"), 2).values[1]
+    TensorSpec(shape=(2, 3), dtype=dtype('int32'))
+    """
+
+    def split(leaf: Any) -> Any:
+        leaf = on_devices(leaf)
+        if replicas == 1 or leaf.shape == ():
+            return leaf
+        if leaf.shape is None:
+            return PerReplica([leaf] * replicas)
+        rows = leaf.shape[0]
+        sizes = [None] * replicas if rows is None else balanced_sizes(rows, replicas)
+        return PerReplica(TensorSpec((size, *leaf.shape[1:]), leaf.dtype) for size in sizes)
+
+    return jax.tree.map(split, spec)
+
+
+def on_devices(spec: Any) -> TensorSpec:
+    """Return a component's specification as it is on the devices, where 64 bits may be 32."""
+    found = as_spec(spec)
+    if found.dtype.kind not in "biufc":
+        return found
+    return TensorSpec(found.shape, jax.dtypes.canonicalize_dtype(found.dtype))

@@ -1,0 +1,81 @@
+"""The data that `fit`, `evaluate` and `predict` are given, in the form that Keras takes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
+from unisono.data._dataset import Dataset
+from unisono.data._distribute import DistributedDataset
+from unisono.data._keras_input import as_keras_input
+
+#: Arguments that are numbers of rows.
+_SIZES = ("batch_size", "validation_batch_size")
+
+
+def keras_arguments(
+    strategy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with datasets of Unisono replaced by what Keras can ask for its size.
+
+    Args:
+        strategy: of the model.
+        name: `fit`, `evaluate` or `predict`.
+        args: of the call.
+        kwargs: likewise.
+
+    Raises:
+        InvalidArgumentError: for a batch size below 1, or a dataset with further positional arguments.
+        InvalidTypeError: for a batch size that is not a whole number.
+        MixedStrategyError: for distributed data of another strategy.
+    """
+    x = args[0] if args else kwargs.get("x")
+    kwargs = dict(kwargs)
+    if isinstance(x, (Dataset, DistributedDataset)):
+        args, kwargs["x"] = args[1:], _keras_input(strategy, x)
+        if args:
+            raise InvalidArgumentError(
+                f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and "
+                f"{len(args)} more positional arguments. Pass options by name: `{name}(dataset, epochs=2)`."
+            )
+        if name == "fit":
+            # The pipeline shuffles if it shall; Keras' own default would only warn.
+            kwargs["shuffle"] = False
+    validation = kwargs.get("validation_data")
+    if isinstance(validation, (Dataset, DistributedDataset)):
+        kwargs["validation_data"] = _keras_input(strategy, validation)
+    # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
+    positional = args[1:2] if name == "predict" else args[2:3]
+    for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
+        _check_size(size)
+    return args, kwargs
+
+
+def _keras_input(strategy: Any, data: Dataset | DistributedDataset) -> Any:
+    if isinstance(data, Dataset):
+        return as_keras_input(strategy.shared_pipeline(data))
+    if data.mesh.devices != strategy.mesh.devices:
+        raise MixedStrategyError(
+            "Distributed data must be made by the strategy of the model. Received: data for "
+            f"{len(data.mesh.devices)} replicas on {', '.join(map(str, data.mesh.devices))}, and a model of "
+            f"{strategy!r}. Distribute it with the model's strategy, or pass the dataset itself."
+        )
+    batches = data.host_batches
+    return as_keras_input(batches) if isinstance(batches, Dataset) else batches
+
+
+def _check_size(size: Any) -> None:
+    if size is None:
+        return
+    try:
+        number = operator.index(size)
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"`batch_size` must be a whole number. Received: batch_size={size!r}. Write `batch_size=64`."
+        ) from error
+    if number < 1:
+        raise InvalidArgumentError(
+            f"`batch_size` must be 1 or more. Received: batch_size={number}. Write `batch_size=64`, or leave "
+            "it out for 32."
+        )
