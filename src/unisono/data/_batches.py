@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._values import PerReplica
 from unisono.data._sharding import balanced_sizes
 from unisono.data._structure import TensorSpec
+
+#: Stands for the element of a replica whose input has ended, while others' go on.
+ENDED = object()
 
 
 def as_array(leaf: Any) -> Any:
@@ -160,12 +164,13 @@ def as_spec(spec: Any) -> TensorSpec:
     return TensorSpec(None if is_unknown else tuple(spec.shape), dtype)
 
 
-def split_spec(spec: Any, replicas: int) -> Any:
+def split_spec(spec: Any, replicas: int, here: Sequence[int] | None = None) -> Any:
     """Return the specification of each replica's part of a global batch.
 
     Args:
         spec: pytree of specifications of global batches.
         replicas: how many.
+        here: those of this process; None for all.
 
     Returns:
         The pytree with a `PerReplica` of `TensorSpec` for each component with rows; with one replica, a
@@ -179,11 +184,11 @@ def split_spec(spec: Any, replicas: int) -> Any:
         leaf = on_devices(leaf)
         if replicas == 1 or leaf.shape == ():
             return leaf
-        if leaf.shape is None:
-            return PerReplica([leaf] * replicas)
-        rows = leaf.shape[0]
-        sizes = [None] * replicas if rows is None else balanced_sizes(rows, replicas)
-        return PerReplica(TensorSpec((size, *leaf.shape[1:]), leaf.dtype) for size in sizes)
+        own = range(replicas) if here is None else here
+        if leaf.shape is None or leaf.shape[0] is None:
+            return PerReplica([leaf] * len(own))
+        sizes = balanced_sizes(leaf.shape[0], replicas)
+        return PerReplica(TensorSpec((sizes[i], *leaf.shape[1:]), leaf.dtype) for i in own)
 
     return jax.tree.map(split, spec)
 

@@ -14,6 +14,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedE
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
 from unisono.data._batches import (
+    ENDED,
     as_array,
     as_spec,
     check_batched,
@@ -71,10 +72,6 @@ def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
 def _owned(array: Any) -> Any:
     """A copy that nobody writes to: JAX may read an aligned NumPy buffer in place, and later."""
     return np.array(array) if isinstance(array, np.ndarray) else array
-
-
-#: Stands for the element of a replica whose input has ended, while others' go on.
-ENDED = object()
 
 
 def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
@@ -262,7 +259,7 @@ class SplitDataset(DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
-        return split_spec(_spec_of(self._dataset), self._mesh.num_replicas)
+        return split_spec(_spec_of(self._dataset), self._mesh.num_replicas, self._mesh.local_replicas)
 
     @property
     def host_batches(self) -> Any:
@@ -355,9 +352,10 @@ class FunctionDataset(DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
-        replicas = self._mesh.num_replicas
         spec = jax.tree.map(on_devices, _spec_of(self._datasets[0]))
-        return spec if replicas == 1 else jax.tree.map(lambda leaf: PerReplica([leaf] * replicas), spec)
+        if self._mesh.num_replicas == 1:
+            return spec
+        return jax.tree.map(lambda leaf: PerReplica([leaf] * len(self._mesh.local_replicas)), spec)
 
     @property
     def host_batches(self) -> Any:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+
+import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._dataset import Dataset
-from unisono.data._indexed import Batch, Shuffle, Slices, Strided
-from unisono.data._plan import Node, walk
-from unisono.data._sharding import balanced_sizes
+from unisono.data._indexed import Batch, Shuffle, Slices, Source, Strided
+from unisono.data._interleave import Interleave
+from unisono.data._plan import Node, Pass, walk
+from unisono.data._sharding import balanced_sizes, split_points
 from unisono.data._streams import StreamBatch, StreamShuffle, StreamStrided
+from unisono.data._structure import Element, leading_size
 
 
 def reads_files(dataset: Dataset) -> bool:
@@ -119,30 +124,37 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     return [node.seed for node in shuffles if drawn is None or node.seeded is (not drawn)]
 
 
-def with_batches_divided(dataset: Dataset, num_shards: int, index: int) -> Dataset:
+def with_batches_divided(
+    dataset: Dataset, num_shards: int, index: int, at_least_one: bool = False
+) -> Dataset:
     """Returns the data set with batches of one shard's part of the rows.
 
     Args:
-        dataset: A pipeline with `batch` in it; the last one is divided.
+        dataset: A pipeline with `batch` in it; the last one is divided. Without `batch`, each element is a
+            batch, and is cut into one piece for each shard.
         num_shards: Number of shards.
         index: Which shard.
+        at_least_one: Whether batches may be smaller than there are shards: then each has one row of them.
 
     Returns:
         A new data set.
 
     Raises:
-        InvalidArgumentError: It has no batches, or smaller ones than there are shards.
+        InvalidArgumentError: Its batches are smaller than there are shards.
 
     >>> [len(x) for x in with_batches_divided(Dataset.range(6).batch(3), 2, 0)]
     [2, 2, 2]
     """
     last = next((node for node in walk(dataset.node) if isinstance(node, (Batch, StreamBatch))), None)
-    if last is None or last.batch_size < num_shards:
+    if last is None:
+        pieces = functools.partial(_pieces, parts=num_shards)
+        return dataset.derived(Interleave(dataset.node, pieces, cycle_length=1, block_length=1, ahead=0))
+    if last.batch_size < num_shards and not at_least_one:
         raise InvalidArgumentError(
             "A pipeline whose files are divided over workers must have batches of at least one row for each. "
             f"Received: {dataset!r} for {num_shards} workers. Write batch(64), the size for all together."
         )
-    size = balanced_sizes(last.batch_size, num_shards)[index]
+    size = max(1, balanced_sizes(last.batch_size, num_shards)[index])
 
     def divide(node: Node, original: Node) -> Node:
         if original is last and isinstance(node, (Batch, StreamBatch)):
@@ -150,6 +162,14 @@ def with_batches_divided(dataset: Dataset, num_shards: int, index: int) -> Datas
         return node
 
     return _rewritten(dataset, divide)
+
+
+def _pieces(batch: Element, parts: int) -> Node:
+    """A batch as a data set of at most `parts` smaller ones, of sizes that differ by one at most."""
+    rows = leading_size(batch)
+    whole = Slices(batch)
+    points = split_points(rows, min(parts, max(1, rows)))
+    return Source(lambda: [whole.stacked(Pass({}), np.arange(a, b)) for a, b in points])
 
 
 def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:

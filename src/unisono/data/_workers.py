@@ -6,18 +6,21 @@ on the shapes that each replica has: one collective of 32 bytes where they are e
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
+from unisono.data._batches import ENDED, as_array, check_values
 from unisono.data._dataset import Dataset
 from unisono.data._rewrite import (
     file_sharded,
@@ -27,6 +30,8 @@ from unisono.data._rewrite import (
     with_common_seed,
 )
 from unisono.data._sharding import AutoShardPolicy
+from unisono.data._streams import Generator
+from unisono.data._structure import Element, TensorSpec, map_leaves
 
 
 def elements_of_workers(
@@ -49,17 +54,74 @@ def elements_of_workers(
     here = len(mesh.local_replicas)
     structure: Any = None
     while True:
-        row = [jax.tree.map(np.asarray, e) for e in itertools.islice(iterator, here)]
-        if row:
-            structure = jax.tree.structure(row[0])
-        shapes = json.dumps([[(x.shape, str(x.dtype)) for x in jax.tree.leaves(e)] for e in row]).encode()
-        if are_alike(shapes):
-            if not row:
+        row = list(itertools.islice(iterator, here))
+        row = [e if e is ENDED else _as_arrays(e) for e in row] + [ENDED] * (here - len(row))
+        present = [e for e in row if e is not ENDED]
+        if present:
+            structure = jax.tree.structure(present[0])
+        if are_alike(json.dumps([_shapes(e) for e in row]).encode()):
+            if not present:
                 return
-            if len(row) == here and _equal_shapes(row):
+            if len(present) == here and _equal_shapes(row):
                 yield jax.tree.map(lambda *leaves: _global(leaves, mesh), *row)
                 continue
-        yield _ragged(row, structure, mesh, gather)
+        yield _ragged(row, structure, gather)
+
+
+def _as_arrays(element: Any) -> Any:
+    arrays = jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), element)
+    check_values(arrays)
+    return arrays
+
+
+def _shapes(element: Any) -> Any:
+    return None if element is ENDED else [(x.shape, str(x.dtype)) for x in jax.tree.leaves(element)]
+
+
+def values_of_workers(
+    values: Sequence[Any], mesh: ReplicaMesh, gather: Callable[[bytes], list[bytes]]
+) -> Any:
+    """Return a per-replica value of what each worker has for its own replicas.
+
+    Args:
+        values: for each replica of this worker a structure of arrays, numbers or strings.
+        mesh: all replicas.
+        gather: the bytes of all workers.
+
+    Raises:
+        InvalidTypeError: a value is of another type.
+        InvalidArgumentError: replicas have values of different structures.
+    """
+    structure: Any = jax.tree.structure(values[0])
+    own = [[_sendable(leaf) for leaf in jax.tree.leaves(value)] for value in values]
+    every = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
+    if len({len(leaves) for leaves in (*own, *every)}) > 1:
+        raise InvalidArgumentError(
+            "The values of all replicas must have one structure. Received: values with "
+            f"{[len(leaves) for leaves in every]} parts. Return the same structure for each replica."
+        )
+    columns = []
+    for mine, all_parts in zip(zip(*own, strict=True), zip(*every, strict=True), strict=True):
+        if all_parts[0].dtype.kind in "SU":
+            columns.append(PerReplica(part.item() if part.ndim == 0 else part for part in all_parts))
+        elif len({(part.shape, part.dtype) for part in all_parts}) == 1:
+            columns.append(_global(mine, mesh))
+        else:
+            columns.append(PerReplica(all_parts))
+    return jax.tree.unflatten(structure, columns)
+
+
+def _sendable(value: Any) -> np.ndarray:
+    array = np.asarray(as_array(value))
+    if array.dtype.kind not in "biufcSUV":
+        raise InvalidTypeError(
+            "On several workers, per-replica values must be arrays, numbers or strings. "
+            f"Received: {value!r:.100} of type {type(value).__name__}. Return an array."
+        )
+    if array.dtype.kind not in "SU":
+        check_values(array)
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array
 
 
 def pipeline_of_worker(
@@ -78,31 +140,57 @@ def pipeline_of_worker(
 
     Returns:
         By the policy: for AUTO and DATA a pipeline that shuffles alike on all workers, of whose
-        batches each computes its own rows; for OFF the data set as it is; for FILE and HINT one
-        that joins the batches which all workers read from their own files or shards.
+        batches each computes its own rows; for FILE and HINT one that joins the batches which all
+        workers read from their own files or shards; for OFF likewise of the data as each has them.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         seeds = shuffle_seeds(dataset, drawn=True)
         seed = from_chief(lambda: str(seeds[0] if seeds else 0).encode())
         return with_common_seed(dataset, int(seed))
-    if policy is AutoShardPolicy.OFF:
-        return dataset
     index, count = worker
-    shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
-    own = with_batches_divided(shard(dataset, count, index), count, index)
-    return Dataset.from_generator(lambda: _joined_batches(own, gather))
+    if policy is AutoShardPolicy.OFF:
+        own = with_batches_divided(dataset, count, index, at_least_one=True)
+    else:
+        shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
+        own = with_batches_divided(shard(dataset, count, index), count, index)
+    spec = functools.cache(lambda: map_leaves(_any_rows, own.element_spec))
+    return own.derived(_Joined(lambda: joined_batches(own, gather), own_spec=spec))
 
 
-def _joined_batches(dataset: Dataset, gather: Callable[[bytes], list[bytes]]) -> Iterator[Any]:
-    """Yield the rows of all workers' next batches, until nobody has one."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Joined(Generator):
+    """Batches of all workers; to know their shapes, this worker's own are enough.
+
+    Args:
+        own_spec: Spec of this worker's batches, with any number of rows.
+    """
+
+    own_spec: Callable[[], Element] = dataclasses.field(kw_only=True)
+
+    @property
+    def spec(self) -> Element:
+        return self.own_spec()
+
+
+def _any_rows(spec: TensorSpec) -> TensorSpec:
+    return spec if not spec.shape else TensorSpec((None, *spec.shape[1:]), spec.dtype)
+
+
+def joined_batches(batches: Iterable[Any], gather: Callable[[bytes], list[bytes]]) -> Iterator[Any]:
+    """Yield the rows of all workers' next batches, until none has one.
+
+    Args:
+        batches: this worker's: structures of arrays.
+        gather: the bytes of all workers.
+    """
     structure: Any = None
-    for_ever = itertools.chain(dataset, itertools.repeat(None))
+    for_ever = itertools.chain(batches, itertools.repeat(None))
     for batch in for_ever:
         if batch is not None:
             structure = jax.tree.structure(batch)
         own = [] if batch is None else [jax.tree.leaves(batch)]
-        parts = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data)]
+        parts = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
         if not parts:
             return
         if structure is None:
@@ -126,13 +214,10 @@ def _global(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> PerReplica:
     return PerReplica.from_stacked(jax.make_array_from_single_device_arrays(shape, mesh.sharded, parts))
 
 
-def _ragged(row: list[Any], structure: Any, mesh: ReplicaMesh, gather: Callable[[bytes], list[bytes]]) -> Any:
+def _ragged(row: list[Any], structure: Any, gather: Callable[[bytes], list[bytes]]) -> Any:
     """Replicas of unequal size: every worker gets the rows of all, for they are traced in turn."""
-    every: list[list[np.ndarray] | None] = []
-    here = len(mesh.local_replicas)
-    for data in gather(_packed([jax.tree.leaves(e) for e in row])):
-        elements: list[Any] = list(_unpacked(data))
-        every += elements + [None] * (here - len(elements))
+    own = [None if e is ENDED else jax.tree.leaves(e) for e in row]
+    every = [element for data in gather(_packed(own)) for element in _unpacked(data)]
     example = next(e for e in every if e is not None)
     if structure is None:
         raise InvalidArgumentError(
@@ -144,15 +229,18 @@ def _ragged(row: list[Any], structure: Any, mesh: ReplicaMesh, gather: Callable[
     return jax.tree.unflatten(structure, columns)
 
 
-def _packed(elements: list[list[np.ndarray]]) -> bytes:
+def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
+    """Elements as bytes; None for one that is missing at its place."""
     buffer = io.BytesIO()
-    arrays = {f"{i}_{j}": x for i, leaves in enumerate(elements) for j, x in enumerate(leaves)}
-    np.savez(buffer, **{"count": np.array(len(elements)), **arrays})  # type: ignore[arg-type]
+    arrays = {f"{i}_{j}": x for i, leaves in enumerate(elements) for j, x in enumerate(leaves or ())}
+    present = np.array([leaves is not None for leaves in elements], bool)
+    np.savez(buffer, **{"present": present, **arrays})  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _unpacked(data: bytes) -> Iterator[list[np.ndarray]]:
+def _unpacked(data: bytes) -> Iterator[list[np.ndarray] | None]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        for i in range(int(arrays["count"])):
+        for i, is_present in enumerate(arrays["present"].tolist()):
             names = [n for n in arrays.files if n.startswith(f"{i}_")]
-            yield [arrays[n] for n in sorted(names, key=lambda n: int(n.split("_")[1]))]
+            ordered = sorted(names, key=lambda n: int(n.split("_")[1]))
+            yield [arrays[n] for n in ordered] if is_present else None

@@ -34,7 +34,12 @@ from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.data._sharding import InputOptions
-from unisono.data._workers import elements_of_workers, pipeline_of_worker
+from unisono.data._workers import (
+    elements_of_workers,
+    joined_batches,
+    pipeline_of_worker,
+    values_of_workers,
+)
 from unisono.strategies._base import Strategy
 from unisono.training._briefing import briefing
 from unisono.training._callbacks import MOMENTS, decision_moments, is_chief_only, shared_decisions
@@ -287,6 +292,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         if not mesh.is_spread:
             return super()._join_elements(iterator, mesh)
         return elements_of_workers(iterator, mesh, _bootstrap.are_alike, _bootstrap.gather_bytes)
+
+    def _join_rows(self, iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
+        """Global batches of the elements of all workers."""
+        own = super()._join_rows(iterator, replicas)
+        return joined_batches(own, _bootstrap.gather_bytes) if self._mesh.is_spread else own
+
+    def _join_values(self, values: list[Any]) -> Any:
+        """Per-replica values of what each worker has for its own replicas."""
+        if not self._mesh.is_spread:
+            return super()._join_values(values)
+        return values_of_workers(values, self._mesh, _bootstrap.gather_bytes)
 
     def from_chief(self, make: Callable[[], bytes]) -> bytes:
         """Return on every worker what `make` gives on the first; its error is raised on all.

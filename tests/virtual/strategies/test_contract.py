@@ -92,6 +92,36 @@ def test_run_takes_structures_apart_and_regroups_results(strategy):
     assert isinstance(result["sum"], unisono.PerReplica) is (n > 1)
 
 
+def test_values_are_made_for_the_replicas_of_this_process_alone(strategy):
+    called = []
+
+    def make(context):
+        i = context.replica_id_in_sync_group
+        called.append(i)
+        assert context.num_replicas_in_sync == strategy.num_replicas_in_sync
+        return {"i": np.float32(i), "rows": np.arange(i % 2), "name": f"replica {i}"}
+
+    values = strategy.distribute_values_from_function(make)
+    assert called == ids(strategy)
+    local = strategy.local_results(values)
+    assert [v["name"] for v in local] == [f"replica {i}" for i in ids(strategy)]
+    assert [v["rows"].tolist() for v in local] == [list(range(i % 2)) for i in ids(strategy)]
+    doubled = strategy.run(lambda x: x["i"] * 2 + x["rows"].shape[0], args=(values,))
+    assert locals_of(strategy, doubled) == [2.0 * i + i % 2 for i in ids(strategy)]
+
+
+def test_local_results_are_those_of_this_process(strategy):
+    """Also of a batch that does not divide, whose replicas have unequal shapes, and of what `run` returns."""
+    n = strategy.num_replicas_in_sync
+    batches = [np.arange(2.0 * n, dtype="f4"), np.arange(n + 1.0, dtype="f4"), np.arange(1.0, dtype="f4")]
+    for rows, batch in zip((2 * n, n + 1, 1), strategy.distribute_dataset(batches), strict=True):
+        sizes = [rows // n + (i < rows % n) for i in ids(strategy)]
+        assert [v.shape[0] for v in strategy.local_results(batch)] == sizes
+        counts, doubled = strategy.run(lambda x: (jnp.full((), x.shape[0]), 2 * x), args=(batch,))
+        assert locals_of(strategy, counts) == sizes
+        assert [len(v) for v in locals_of(strategy, doubled)] == sizes
+
+
 def test_reduce_and_gather(strategy):
     n = strategy.num_replicas_in_sync
 

@@ -111,6 +111,44 @@ def test_files_are_divided_and_their_batches_joined(tmp_path):
     assert len(batches[0]) == 2 * workers
 
 
+@pytest.mark.parametrize("source", ["batch", "generator"])
+def test_data_sharded_by_hand_are_all_used(source):
+    """Each worker has its own rows; of a batch of 2 per worker, one row goes into each step."""
+    strategy = mirrored(None)
+    workers, index = strategy.num_workers, strategy.worker_index
+    own = Dataset.range(8 * workers).shard(workers, index)
+    if source == "batch":
+        data = own.batch(2 * workers)
+    else:
+        batches = list(own.batch(2 * workers))
+        data = Dataset.from_generator(lambda: iter(batches))
+    batches = rows_of(data.with_options(policy("OFF")))
+    assert sorted(flat(batches)) == list(range(8 * workers))
+    assert [len(b) for b in batches] == [2 * workers] * 4
+    assert sorted(batches[0]) == list(range(2 * workers))
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_distributed_data_of_a_function_train_in_fit():
+    strategy = mirrored(None)
+    replicas = strategy.num_replicas_in_sync
+    x = np.arange(7 * replicas, dtype="f4")[:, None]
+
+    def own(context):
+        rows = Dataset.from_tensor_slices((x, x)).shard(
+            context.num_input_pipelines, context.input_pipeline_id
+        )
+        return rows.batch(context.get_per_replica_batch_size(replicas))
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    data = strategy.distribute_datasets_from_function(own)
+    (loss,) = model.fit(data, verbose=0).history["loss"]
+    np.testing.assert_allclose(loss, (x**2).mean(), rtol=1e-5)
+    assert [s.shape for s in data.element_spec[0].values] == [(None, 1)] * len(strategy.mesh.local_replicas)
+
+
 # Keras' word about a data set whose size nobody knows.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
