@@ -57,6 +57,7 @@ FLOORS = {
     "cli._files": 2,
     "cli._generation": 4,
     "cli._guard": 1,
+    "cli._lines": 1,
     "cli._launch": 6,
     "cli._options": 1,
     "cli._plan": 2,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from unisono.cli import _decide as decide
-from unisono.cli._files import History, Tail, last_lines, read_error
+from unisono.cli._files import BestEffort, History, Tail, last_lines, read_error, size_of
 from unisono.cli._plan import Plan
 from unisono.cli._processes import Process, end_all
 from unisono.cli._progress import Sight, Stall, Watcher, find_stall
@@ -47,15 +48,16 @@ class Tasks:
         plan: what they are.
         starter: how each gets its process.
         history: where events are written.
+        files: reports what cannot be written.
     """
 
-    def __init__(self, plan: Plan, starter: Starter, history: History) -> None:
+    def __init__(self, plan: Plan, starter: Starter, history: History, files: BestEffort) -> None:
         self.plan = plan
-        self._history = history
+        self._history, self._files = history, files
         self._processes: dict[Task, Process] = {}
         self._failures: dict[Task, decide.Failure] = {}
         self._codes: dict[Task, int] = {}
-        self._starts = {task: _open_log(plan, task) for task in plan.tasks}
+        self._starts = {task: self._open_log(task) for task in plan.tasks}
         self._watcher = Watcher({t: plan.place.progress(t, plan.generation) for t in plan.tasks})
         self._ending: decide.Ending | None = None
         self._raised: set[Task] = set()
@@ -67,7 +69,8 @@ class Tasks:
 
     def _start(self, task: Task, starter: Starter) -> None:
         for path in (self.plan.place.error, self.plan.place.progress):
-            path(task, self.plan.generation).unlink(missing_ok=True)
+            with self._files.attempt():
+                path(task, self.plan.generation).unlink(missing_ok=True)
         try:
             process = self._assigned(task, starter)
         except OSError as error:
@@ -153,7 +156,7 @@ class Tasks:
         """Count a task that holds the others up as failed, after it wrote its stack into its log."""
         over = self._ending or self._failures or self._is_training_over()
         stall = None if over else find_stall(sights, timeout, now)
-        if stall is None:
+        if stall is None or not (stall.stopped or self._signs_arrive(stall.task)):
             return None
         process = self._processes[stall.task]
         self._history.write("stalled", stall.task, process.pid, detail=stall.detail)
@@ -166,6 +169,16 @@ class Tasks:
             process.kill()
         return stall
 
+    def _signs_arrive(self, task: Task) -> bool:
+        """Whether a task could show progress: a file system that became read-only is not its silence."""
+        try:
+            # Not the file itself, whose time is what tasks show.
+            os.utime(self.plan.place.progress(task, self.plan.generation).parent)
+        except OSError as error:
+            self._files.note(error.strerror or str(error))
+            return False
+        return True
+
     def _is_training_over(self) -> bool:
         """Workers that compute together end together: who is left saves, exports, or says good-bye."""
         jobs = {task.type for task in self.plan.tasks}
@@ -174,12 +187,12 @@ class Tasks:
 
     def _ask_for_stack(self, task: Task, process: Process) -> None:
         log = self.plan.place.log(task)
-        size = log.stat().st_size
+        size = size_of(log)
         process.send(signal.SIGUSR1)
         until = deadline = time.monotonic() + _STACK_WAIT
         while time.monotonic() < until:
             time.sleep(0.02)
-            before, size = size, log.stat().st_size
+            before, size = size, size_of(log)
             if size != before:
                 until = min(deadline, time.monotonic() + _STACK_PAUSE)
 
@@ -204,11 +217,10 @@ class Tasks:
         log = self.plan.place.log(failure.task)
         return last_lines(log, self._starts[failure.task])
 
-
-def _open_log(plan: Plan, task: Task) -> int:
-    """Return where a task's part of its log begins; a line divides generations."""
-    log = plan.place.log(task)
-    with log.open("a") as file:
-        if file.tell():
-            file.write(f"--- {task}, generation {plan.generation} ---\n")
-        return file.tell()
+    def _open_log(self, task: Task) -> int:
+        """Return where a task's part of its log begins; a line divides generations."""
+        log = self.plan.place.log(task)
+        with self._files.attempt(), log.open("a") as file:
+            if file.tell():
+                file.write(f"--- {task}, generation {self.plan.generation} ---\n")
+        return size_of(log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ CLUSTER_VARIABLES = (
     "JAX_PROCESS_ID",
     "JAX_LOCAL_DEVICE_IDS",
 )
+
+#: Marks every process of a launch, also those that its tasks start and forget.
+MARK = "UNISONO_LAUNCH"
 
 #: Thread pools that libraries make for themselves, each as large as the machine.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -208,6 +212,8 @@ def base_environment(
     # XLA's pool on CPU hangs below two threads per device, which collectives hold while they wait.
     ours["PJRT_NPROC"] = str(max(share, 2 * (options.devices_per_worker or 1)))
     ours["PYTHONUNBUFFERED"] = "1"
+    # After that of a launch around this one, which ends this one's processes, too.
+    ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))
     if options.restarts:
         ours["JAX_COMPILATION_CACHE_DIR"] = str(place.compilation_cache)
         # A second's, by default: most models of tests and tutorials take less, several times.

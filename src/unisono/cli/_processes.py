@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from unisono._errors import ClusterError
 from unisono.cli._decide import shell_code
@@ -67,12 +67,15 @@ class Guard:
     """A process that kills what is left when the launcher dies.
 
     The tasks themselves ask the kernel for that; this is for their children, such as data loaders.
+
+    Args:
+        mark: of the launch, in the environment of all its processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
         # Without site packages, by itself: it starts in hundredths of a second.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "_guard.py")],
+            [sys.executable, "-I", "-S", str(_HERE / "_guard.py"), mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -125,7 +128,7 @@ class Process:
         warm: bool = False,
     ) -> None:
         command = [sys.executable, str(_HERE / "_task.py"), str(os.getpid())]
-        with output.open("ab") as log:
+        with _opened(output) as log:
             self._popen = subprocess.Popen(
                 [*command, "warm"] if warm else command,
                 stdin=subprocess.PIPE,
@@ -190,6 +193,14 @@ class Process:
             return
 
 
+def _opened(log: Path) -> BinaryIO:
+    """Return a log to append to; nothing is kept where the disk has no room for it."""
+    try:
+        return log.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
 def end_all(processes: Collection[Process], seconds: float = 10.0) -> None:
     """Kill processes and wait for their end, at most so long."""
     for process in processes:
@@ -228,6 +239,10 @@ class Spares:
             if process.poll() is None:
                 return process
         return None
+
+    def pids(self) -> set[int]:
+        """The numbers of those that wait."""
+        return {process.pid for process in self._waiting}
 
     def resize(self, count: int) -> None:
         """From now on so many should wait."""

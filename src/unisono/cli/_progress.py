@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -109,7 +110,11 @@ class Watcher:
         for task, pid in pids.items():
             seen = self._sights[task]
             mark = _mark(self._files[task])
-            if mark is not None and mark != self._marks.get(task):
+            if mark is None and task in self._marks:
+                # The file was removed: until there is another one, the task's silence means nothing.
+                del self._marks[task]
+                seen = dataclasses.replace(seen, changed_at=None)
+            elif mark is not None and mark != self._marks.get(task):
                 self._marks[task] = mark
                 seen = dataclasses.replace(seen, step=read_step(self._files[task]), changed_at=now)
             since = seen.stopped_at if seen.stopped_at is not None else now
@@ -121,7 +126,7 @@ class Watcher:
 def _mark(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size
 
@@ -133,7 +138,7 @@ def read_step(path: Path) -> int:
     except OSError:
         return -1
     words = next((line.split() for line in reversed(lines) if line.strip()), ["-1"])
-    return int(words[0]) if words[0].isdigit() else -1
+    return int(words[0]) if re.fullmatch("[0-9]{1,18}", words[0]) else -1
 
 
 def is_stopped(pid: int) -> bool:

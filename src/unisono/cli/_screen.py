@@ -2,55 +2,140 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from typing import TextIO
 
-from unisono.cli._files import Tail, prefixed
+from unisono.cli._files import Tail
+from unisono.cli._lines import Lines, cut, plain, width_of
 from unisono.cluster._spec import Task
+
+#: Columns of a terminal that does not say how many it has.
+_COLUMNS = 80
+#: Seconds after which a line that is not complete is shown where lines cannot be rewritten.
+_PATIENCE = 30.0
 
 
 class Screen:
     """Writes to the terminal, or to a notebook's cell.
 
+    A line that the chief rewrites, such as a progress bar, is rewritten on a terminal, within one row.
+    A file or a pipe gets its last state alone, without colours.
+
     Args:
         messages: for the launcher's own lines; None for silence.
-        output: for the chief's.
+        output: for the chief's; None where standard output is closed.
+        rewrites: whether `output` can show a line again; None asks it.
     """
 
-    def __init__(self, messages: TextIO | None, output: TextIO) -> None:
+    def __init__(self, messages: TextIO | None, output: TextIO | None, rewrites: bool | None = None) -> None:
         self._messages, self._output = messages, output
-        self._at_start = True
-        self._tail: tuple[Task, Tail] | None = None
+        self._rewrites = _can_rewrite(output) if rewrites is None else rewrites
+        self._tail: Tail | None = None
+        self._prefix = ""
+        self._lines = Lines()
+        #: The part of a line that is on the terminal now, and its columns.
+        self._drawn, self._width = "", 0
+        self._shown_at = time.monotonic()
 
     def follow(self, task: Task, tail: Tail) -> None:
         """Show what this task prints from now on."""
-        self._tail = (task, tail)
+        self.finish()
+        self._tail, self._prefix = tail, f"[{task}] "
 
     def flush(self) -> None:
-        """Show what the task has printed since."""
+        """Show what the task has printed since, or the next part of much."""
+        self._show()
+
+    def _show(self) -> bool:
+        """Show the next part; return whether there was one."""
         if self._tail is None:
-            return
-        task, tail = self._tail
-        text, self._at_start = prefixed(tail.read(), f"[{task}] ", self._at_start)
-        if text:
-            self._write(self._output, text)
+            return False
+        text = self._tail.read()
+        lines = self._lines.feed(text)
+        if not self._rewrites and time.monotonic() - self._shown_at > _PATIENCE:
+            lines += self._lines.end()
+        self._put(lines)
+        if self._rewrites:
+            self._draw(self._lines.pending)
+        return bool(text)
+
+    def finish(self) -> None:
+        """Show all that the task has printed: it has ended."""
+        # A process that has escaped may print on.
+        parts = 0 if self._tail is None else self._tail.parts_left()
+        while parts > 0 and self._show():
+            parts -= 1
+        self._put(self._lines.end())
+        self._release()
+
+    def _release(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
 
     def say(self, text: str) -> None:
         """Show a line of the launcher's, on a line of its own."""
         self.flush()
-        if self._messages is None:
-            return
-        if not self._at_start:
-            self._write(self._output, "\n")
-            self._at_start = True
-        self._write(self._messages, text + "\n")
+        self._put(self._lines.end())
+        if self._messages is not None:
+            self._write(self._messages, text + "\n")
 
-    def _write(self, stream: TextIO, text: str) -> None:
+    def _put(self, lines: list[str]) -> None:
+        """Write whole lines of the task, over what is drawn of the first."""
+        if not lines:
+            return
+        self._shown_at = time.monotonic()
+        texts = [self._prefix + (line if self._rewrites else plain(line)) for line in lines]
+        text = "\n".join(texts) + "\n"
+        if self._width:
+            text = "\r" + texts[0] + self._rest(texts[0]) + text[len(texts[0]) :]
+        self._drawn, self._width = "", 0
+        self._write(self._output, text)
+
+    def _draw(self, pending: str) -> None:
+        """Show the line that is not complete, in one row: a terminal cannot rewrite two."""
+        row = cut(self._prefix + pending, _columns(self._output) - 1) if pending else ""
+        if row == self._drawn:
+            return
+        text = ("\r" if self._width else "") + row + self._rest(row)
+        self._drawn, self._width = row, width_of(plain(row))
+        self._write(self._output, text)
+
+    def _rest(self, row: str) -> str:
+        """Return what erases the end of a longer row."""
+        return " " * (self._width - width_of(plain(row)))
+
+    def _write(self, stream: TextIO | None, text: str) -> None:
+        if stream is None:
+            return
         try:
-            stream.write(text)
+            stream.write(_writable(text, stream))
             stream.flush()
-        except BrokenPipeError:
-            # Whoever read has gone, as `head` does; the tasks go on, and their logs are there.
-            self._messages, self._tail = None, None
+        except (OSError, ValueError):
+            # The reader has ended, as `head` does, or the terminal; tasks go on, and write their logs.
+            self._messages, self._output = None, None
+            self._release()
             if stream is sys.stdout:
                 sys.stdout = None  # or Python complains at the end
+
+
+def _writable(text: str, stream: TextIO) -> str:
+    """Return a text with question marks for what the stream's encoding does not have."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _can_rewrite(output: TextIO | None) -> bool:
+    if output is None:
+        return False
+    return "ipykernel" in sys.modules or (output.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def _columns(output: TextIO | None) -> int:
+    try:
+        columns = os.get_terminal_size(output.fileno()).columns if output is not None else 0
+    except (OSError, ValueError):  # a notebook's cell
+        columns = 0
+    return columns or _COLUMNS

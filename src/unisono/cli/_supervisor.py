@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import threading
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from unisono._errors import ClusterError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cli import _decide as decide
-from unisono.cli._files import History, read_capacity, write_aside
+from unisono.cli._files import BestEffort, History, has_room, read_capacity, write_aside
 from unisono.cli._generation import Starter, Tasks
+from unisono.cli._guard import sweep
 from unisono.cli._options import Options
-from unisono.cli._plan import Place, Plan, make_plan, tasks_of
+from unisono.cli._plan import MARK, Place, Plan, make_plan, tasks_of
 from unisono.cli._processes import Guard, Process, Spares, free_ports
 from unisono.cli._progress import ActiveClock, Sight
 from unisono.cli._screen import Screen
@@ -28,6 +30,7 @@ _PAUSE = 0.05
 _LOOK = 0.5
 #: Spares are made when training runs: when every task wrote its progress, or after so many seconds.
 _SPARES_AFTER = 20.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: A task that is stopped for so long is named on the terminal.
 _STOPPED_AFTER = 2.0
 
@@ -86,7 +89,8 @@ class Supervisor:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._options = launch.options
-        self._history = History(launch.place.history)
+        self._files = BestEffort(launch.screen.say, launch.place.root)
+        self._history = History(launch.place.history, self._files)
         self._wake = threading.Event()
         self._record = decide.Record()
         self._clock = ActiveClock()
@@ -100,19 +104,22 @@ class Supervisor:
 
         Raises:
             ClusterError: when another launcher uses the directory, or no ports are free.
+            InvalidArgumentError: when files cannot be made in the directory.
         """
-        place = self._launch.place
-        for folder in ("errors", "progress"):
-            (place.root / folder).mkdir(parents=True, exist_ok=True)
-        with _locked(place), self._helpers():
+        with _locked(self._launch.place, self._files), self._helpers():
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)
             return outcome
 
+    def _make_folders(self) -> None:
+        for folder in ("errors", "progress"):
+            with self._files.attempt():
+                (self._launch.place.root / folder).mkdir(parents=True, exist_ok=True)
+
     @contextmanager
     def _helpers(self) -> Iterator[None]:
-        self._guard = Guard()
+        self._guard = Guard(self._launch.environ[MARK])
         self._spares = Spares(lambda: self._start("spares.log", warm=True), 0)
         try:
             yield
@@ -140,9 +147,20 @@ class Supervisor:
         launch = self._launch
         plan = make_plan(self._options, generation, workers, self._ports, launch.place, launch.gpus)
         self._history.generation = generation
-        write_aside(plan.place.fence, f"{generation}\n")
-        plan.place.finished.unlink(missing_ok=True)
+        self._make_folders()
+        self._raise_fence(plan)
         return plan
+
+    def _raise_fence(self, plan: Plan) -> None:
+        try:
+            write_aside(plan.place.fence, f"{plan.generation}\n")
+        except OSError as error:
+            self._files.note(error.strerror or str(error))
+            with self._files.attempt():
+                # It may be of a launch before, at a later generation.
+                plan.place.fence.unlink(missing_ok=True)
+        with self._files.attempt():
+            plan.place.finished.unlink(missing_ok=True)
 
     def _generation(self, plan: Plan) -> Outcome | decide.Restart:
         screen = self._launch.screen
@@ -150,13 +168,14 @@ class Supervisor:
         starter = Starter(
             self._spares.take, lambda task: self._start(plan.place.log(task).name), self._launch.job
         )
-        tasks = Tasks(plan, starter, self._history)
+        tasks = Tasks(plan, starter, self._history, self._files)
         try:
             screen.follow(plan.shown, tasks.tail())
             ending = self._watch(tasks)
         finally:
             tasks.kill()
-        screen.flush()
+            sweep(self._launch.environ[MARK], self._spares.pids())
+            screen.finish()
         return self._next(tasks, ending)
 
     def _watch(self, tasks: Tasks) -> decide.Ending:
@@ -184,13 +203,25 @@ class Supervisor:
 
     def _tell_evaluator(self, plan: Plan) -> None:
         finished = plan.place.finished
-        if not finished.exists():
+        if finished.exists():
+            return
+        with self._files.attempt():
             write_aside(finished, f"{plan.generation}\n")
             self._history.write("finished", detail="the evaluator is waited for")
             self._launch.screen.say("unisono: training has ended; the evaluator finishes")
 
+    def _check_directory(self) -> None:
+        """Make the directory again where it was removed, and report that it is full."""
+        place = self._launch.place
+        if not (place.root / "progress").is_dir():
+            self._files.note("it was removed")
+            self._make_folders()
+        elif not has_room(place.root):
+            self._files.note(os.strerror(errno.ENOSPC))
+
     def _look(self, tasks: Tasks, started: float, now: float) -> bool:
         """Look at what changes slowly; return whether another number of workers is wanted."""
+        self._check_directory()
         active = self._clock.read(now)
         sights = tasks.sights(active)
         self._name_stopped(tasks, sights, active)
@@ -252,9 +283,25 @@ class Supervisor:
 
 
 @contextmanager
-def _locked(place: Place) -> Iterator[None]:
-    """One launcher per directory: two would write each other's fence."""
-    with (place.root / "lock").open("w") as file:
+def _locked(place: Place, files: BestEffort) -> Iterator[None]:
+    """One launcher per directory: two would write each other's fence.
+
+    Raises:
+        ClusterError: when another one uses it.
+        InvalidArgumentError: when nothing can be written there; a full disk is gone on with.
+    """
+    try:
+        file = (place.root / "lock").open("w")
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            files.note(os.strerror(error.errno))
+            yield
+            return
+        raise InvalidArgumentError(
+            f"The log directory must be one that can be written. Received: {str(place.root)!r} "
+            f"({error.strerror}). Write `--log-dir` with another directory."
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import importlib.util
+import io
 import json
 import os
 import runpy
@@ -27,6 +29,8 @@ _PR_SET_PDEATHSIG = 1
 #: What takes seconds to import. None of these starts JAX, or reads who this task is.
 _WARM_MODULES = ("unisono", "numpy", "jax", "jax.numpy", "keras", "unisono.data", "unisono.cluster_resolver")
 _JAX_VARIABLE = b"JAX_"
+#: What a write raises where the log's file system has no room, or has gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 #: As in `_decide`: no failure.
 _RESTART_WANTED = 42
 
@@ -113,7 +117,7 @@ def _update_jax(name: str, text: str) -> None:
 
 def become(job: dict[str, Any], warm: bool) -> None:
     """Take over the environment, the arguments and the log of a task."""
-    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = _open_log(job["log"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -121,11 +125,50 @@ def become(job: dict[str, Any], warm: bool) -> None:
         os.dup2(source, target)
     os.close(log)
     os.close(nothing)
+    for name in ("stdout", "stderr"):
+        stream = _forgiving(getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     os.environ.update(job["environ"])
     sys.argv = [job["target"], *job["args"]]
     sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
     if warm:
         follow_late_variables()
+
+
+def _open_log(path: str) -> int:
+    """Open the log; what a task prints is dropped where there is no room for the file."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+class _Log(io.FileIO):
+    """A log whose full disk is not the program's failure: `print` must not end a training."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or drop them."""
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            return memoryview(data).nbytes
+
+
+def _forgiving(stream: Any) -> io.TextIOWrapper:
+    raw: Any = _Log(stream.fileno(), "w", closefd=False)
+    raw.name = stream.name
+    # Python itself has no buffer between them with PYTHONUNBUFFERED.
+    buffer = raw if stream.write_through else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _first_path(job: dict[str, Any]) -> str:
@@ -210,8 +253,11 @@ def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
 def _write(path: Path, at: float, record: dict[str, Any]) -> None:
     """The time tells the launcher who failed first."""
     aside = path.with_suffix(".part")
-    aside.write_text(json.dumps({"at": at, **record}))
-    aside.replace(path)
+    try:
+        aside.write_text(json.dumps({"at": at, **record}))
+        aside.replace(path)
+    except OSError:  # the launcher has the exit code, and the log
+        return
 
 
 def _pickled(error: Exception) -> str | None:

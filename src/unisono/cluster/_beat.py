@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import time
 from pathlib import Path
 
 from unisono.cluster._resolvers import process_environ
+
+_LOG = logging.getLogger("unisono")
 
 #: Seconds between two signs.
 _PERIOD = 1.0
@@ -28,6 +32,7 @@ class Heartbeat:
     def __init__(self, progress: Path | None, fence: Path | None, generation: str) -> None:
         self._progress, self._fence, self._generation = progress, fence, generation
         self._next = 0.0
+        self._warned = False
         self.steps = 0
 
     @classmethod
@@ -49,16 +54,43 @@ class Heartbeat:
         self._next = now + _PERIOD
         self._end_if_replaced()
         if self._progress is not None:
-            self._progress.write_text(f"{self.steps} {time.time():.3f}\n")
+            self._show(self._progress)
+
+    def _show(self, progress: Path) -> None:
+        """Write the sign; training goes on where it cannot be written."""
+        try:
+            progress.write_text(f"{self.steps} {time.time():.3f}\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                # A full disk has room for a file's time, by which the supervisor sees that steps go on.
+                os.utime(progress)
+            if not self._warned:
+                self._warned = True
+                _LOG.warning(
+                    "Training goes on without writing its progress: %s (%s).", error.strerror, progress
+                )
 
     def _end_if_replaced(self) -> None:
+        if self._fence is None:
+            return
         try:
-            current = self._fence.read_text().strip() if self._fence is not None else self._generation
+            current = self._fence.read_text(errors="replace").strip()
         except OSError:
             return
-        if current and current != self._generation:
+        if _is_later(current, self._generation):
             sys.stderr.write(
                 f"This process is of generation {self._generation}, the cluster is at {current}: it ends.\n"
             )
             sys.stderr.flush()
             os._exit(1)
+
+
+def _is_later(current: str, own: str) -> bool:
+    """Whether the fence holds a generation after this one; it keeps an earlier one while the disk is full.
+
+    >>> _is_later("2", "1"), _is_later("0", "1"), _is_later("", "1")
+    (True, False, False)
+    """
+    if current.isdecimal() and own.isdecimal() and len(current) < 19:
+        return int(current) > int(own)
+    return current not in ("", own)

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.cli import _decide as decide
 from unisono.cli import _generation
-from unisono.cli._files import History
+from unisono.cli._files import BestEffort, History
 from unisono.cli._generation import Starter, Tasks
 from unisono.cli._options import Options
 from unisono.cli._plan import Place, make_plan
@@ -53,7 +53,8 @@ class Launch:
         plan = make_plan(Options(workers=2), 0, 2, [1, 2], self.place)
         self.processes = {W0: Process(100), W1: Process(101)}
         starter = Starter(lambda: None, self.processes.get, lambda plan, task: {})
-        self.tasks = Tasks(plan, starter, History(self.place.history))
+        files = BestEffort(pytest.fail, root)
+        self.tasks = Tasks(plan, starter, History(self.place.history, files), files)
 
     def raises(self, task, summary):
         record = {"at": time.time(), "code": 1, "summary": summary, "traceback": "Traceback"}

@@ -20,6 +20,36 @@ def test_the_file_holds_the_last_step(tmp_path, monkeypatch):
     assert (tmp_path / "progress").read_text().split()[0] == "4"
 
 
+def test_a_disk_that_takes_nothing_does_not_stop_training(tmp_path, monkeypatch, caplog):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    removed = tmp_path / "removed" / "progress"
+    # A device that has no room, behind the file's name.
+    full = tmp_path / "progress"
+    full.symlink_to("/dev/full")
+    for path in (removed, full):
+        caplog.clear()
+        heart = Heartbeat(path, None, "0")
+        for _ in range(3):
+            heart.beat()
+            clock[0] += 1.1
+        assert heart.steps == 3
+        (record,) = caplog.records
+        assert str(path) in record.getMessage()
+    removed.parent.mkdir()
+    heart = Heartbeat(removed, None, "0")
+    heart.beat()
+    assert removed.read_text().startswith("1 ")
+
+
+def test_an_older_fence_ends_nothing(tmp_path):
+    # The supervisor could not write the newer one.
+    (tmp_path / "fence").write_text("1\n")
+    heart = Heartbeat(tmp_path / "progress", tmp_path / "fence", "2")
+    heart.beat()
+    assert (tmp_path / "progress").exists()
+
+
 def test_without_a_supervisor_nothing_is_written():
     heart = Heartbeat(None, None, "0")
     heart.beat()
