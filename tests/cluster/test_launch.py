@@ -138,29 +138,47 @@ time.sleep(600)
         assert run.history("ended", task="worker:0")[0]["exit_code"] == 137
 
 
+CHILDREN = """
+import subprocess
+sleeps = "import os, time; print('child', os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-S", "-c", sleeps])
+subprocess.Popen([sys.executable, "-S", "-c", sleeps], start_new_session=True)
+# As a daemon: of another session, and nobody's child.
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("child", os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+def children_of(run, task):
+    """The numbers of the three processes that a task has started."""
+    return until(
+        lambda: len(p := re.findall(r"child (\d+)\n", run.log(task))) == 3 and [*map(int, p)], "children"
+    )
+
+
 def test_children_of_tasks_end_with_them(tmp_path):
     script = """
-import subprocess
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 sys.exit(3)
 """
-    with launched(tmp_path, script, "-n", "1") as run:
+    with launched(tmp_path, CHILDREN + script, "-n", "1", args=[str(tmp_path / "go")]) as run:
+        children = children_of(run, "worker:0")
+        assert all(map(is_alive, children))
+        (tmp_path / "go").write_text("")
         assert run.end() == 3
-        child = int(re.search(r"child (\d+)", run.log("worker:0")).group(1))
-        until(lambda: not is_alive(child), "the end of the task's child")
+        until(lambda: not any(map(is_alive, children)), "the end of the task's children")
 
 
 def test_no_orphan_when_the_launcher_is_killed(tmp_path):
-    script = """
-import subprocess
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
-time.sleep(600)
-"""
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + CHILDREN + "time.sleep(600)\n"
     with launched(tmp_path, script, "-n", "2", "--spares", "1") as run:
-        children = {int(run.wait_for_log(f"worker:{i}", r"child (\d+)").group(1)) for i in (0, 1)}
+        children = {*children_of(run, "worker:0"), *children_of(run, "worker:1")}
         pids = run.everyone() | children
         assert all(map(is_alive, pids))
         run.send(signal.SIGKILL)

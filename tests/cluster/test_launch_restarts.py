@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 
-from tests.cluster.launch_support import is_alive, launched, until
+from tests.cluster.launch_support import LIMIT, WHO, is_alive, launched, until
 
 FAILS_ONCE = """
 print("generation", generation, os.getpid(), flush=True)
@@ -184,3 +187,77 @@ def test_a_signal_ends_the_wait_before_a_restart(tmp_path):
         run.send(signal.SIGTERM)
         assert run.end() == 143
         until(lambda: not any(is_alive(pid) for pid in run.everyone()), "the end of all")
+
+
+BEATS = """
+from unisono.cluster._beat import Heartbeat
+Heartbeat.from_environ().beat()
+"""
+
+
+def test_a_full_disk_stops_neither_tasks_nor_restarts(tmp_path):
+    script = """
+import resource
+print("x" * 10_000, flush=True)
+if generation == 0:
+    time.sleep(600) if me == "worker:0" else sys.exit(7)
+# There is room again.
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print("trained", flush=True)
+"""
+    (tmp_path / "train.py").write_text(WHO + BEATS + script)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    # Of a launch before: its last generation is none that replaces the first of this one.
+    (logs / "fence").write_text("5\n")
+    command = [
+        sys.executable,
+        "-m",
+        "unisono.cli",
+        "launch",
+        "-n",
+        "2",
+        "--max-restarts",
+        "1",
+        "--spares",
+        "0",
+    ]
+    run = subprocess.run(
+        [*command, "--log-dir", str(logs), str(tmp_path / "train.py")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        # As on a full disk no file can grow; the pipes that show it can.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "[worker:0] trained\n" in run.stdout
+    assert run.stderr.count("the log directory cannot be written") == 1
+    assert "worker:1 failed with exit code 7" in run.stderr
+    assert not (logs / "history.jsonl").read_text()
+
+
+def test_a_removed_log_directory_stops_neither_tasks_nor_restarts(tmp_path):
+    script = """
+import shutil
+if generation == 0 and me == "worker:0":
+    print("before", flush=True)
+    shutil.rmtree(os.path.dirname(os.environ["UNISONO_FENCE"]))
+    print("after", flush=True)
+    while not os.path.exists(os.path.dirname(os.environ["UNISONO_PROGRESS"])):
+        time.sleep(0.01)
+    sys.exit(7)
+print("trained in", generation, flush=True)
+"""
+    flags = ("-n", "2", "--max-restarts", "1", "--spares", "0")
+    with launched(tmp_path, BEATS + script, *flags) as run:
+        assert run.end() == 0
+        assert [line for line in run.out.splitlines() if "WARNING" not in line] == [
+            "[worker:0] before",
+            "[worker:0] after",
+            "[worker:0] trained in 1",
+        ]
+        assert run.err.count("the log directory cannot be written") == 1
+        assert run.history("quit", exit_code=0)
+        assert "trained in 1" in run.log("worker:1")

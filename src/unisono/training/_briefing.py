@@ -31,7 +31,7 @@ def briefing(
       data          ndarray (1797, 64)
       validation    tuple (99, 64) (99,)
       epochs        1 to 3
-      checkpoints   none: what fails begins anew (unisono.callbacks.BackupAndRestore("backup") goes on)
+      checkpoints   none: a failure restarts training from scratch (BackupAndRestore("backup") resumes it)
     """
     # Without data, Keras' own error comes next.
     x = data.get("x", "none")
@@ -44,7 +44,7 @@ def briefing(
         "epochs": (str(first) if first == last else f"{first} to {last}")
         + (f", {every} steps each" if every else ""),
         "checkpoints": ", ".join(filter(None, map(_checkpoint, callbacks)))
-        or 'none: what fails begins anew (unisono.callbacks.BackupAndRestore("backup") goes on)',
+        or 'none: a failure restarts training from scratch (BackupAndRestore("backup") resumes it)',
     }
     devices = replicas // workers
     lines = [
