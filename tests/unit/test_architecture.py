@@ -136,6 +136,7 @@ FLOORS = {
     "training._losses": 4,
     "training._placing": 9,
     "training._rows": 1,
+    "training._loops": 1,
     "training._saving": 2,
     "training._step": 9,
 }

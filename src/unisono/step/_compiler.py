@@ -135,6 +135,10 @@ class CompiledStep:
                     )
         return outputs, state
 
+    def jaxpr(self, donated: Any, kept: Any) -> Any:
+        """The traced program; calling it later with such arguments does not trace it again."""
+        return self._compiled.trace(donated, kept).jaxpr
+
     def lower(self, donated: Any, kept: Any) -> Any:
         """JAX's lowered program, for looking into it."""
         return self._compiled.lower(donated, kept)

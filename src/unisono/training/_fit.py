@@ -25,6 +25,7 @@ from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.training._ahead import Ahead, Pace, agreeing, looped, slots_for
 from unisono.training._clock import StepClock
+from unisono.training._loops import is_slow_in_loop
 from unisono.training._placing import BatchPlacer, GroupPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
 from unisono.training._step import State, Task, TrainerStep, variables_of
@@ -99,6 +100,8 @@ class TrainerFunction:
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
         self._groups: dict[Any, GroupPlacer] = {}
+        #: Whether several steps may run in one program; None until the first program is traced.
+        self._may_loop: bool | None = None
         self._pace = Pace(strategy.mesh.is_spread)
         #: What runs ahead of Keras' loop, during a call of `fit` in which nobody can tell.
         self.ahead: Ahead | None = None
@@ -165,9 +168,9 @@ class TrainerFunction:
             raise
         strategy.note_step(kind, [batch])
         self.clock.took([batch])
-        group = self._group(batch, slots_for(batch))
-        if group is None:
-            return self._compiled(state, [batch])
+        group, state = self._group(batch, slots_for(batch)), self._placed(state)
+        if group is None or not self._loops(state, group):
+            return self._one_by_one(state, [batch])
         self.clock.begin()
         began = perf_counter()
         most = min(self._pace.size, group.slots) - 1
@@ -175,7 +178,7 @@ class TrainerFunction:
             strategy.note_step(kind, [further])
             self.clock.took([group.added(further)])
             self.clock.begin()
-        logs, state = self._together(self._placed(state), group, perf_counter() - began)
+        logs, state = self._together(state, group, perf_counter() - began)
         return ahead.done(logs, group.count), self._keep(state)
 
     def _eagerly(self, state: State, batches: list[Any]) -> tuple[Any, State]:
@@ -193,11 +196,14 @@ class TrainerFunction:
         if wanted > 1:
             batches = [jax.tree.map(np.asarray, batch) for batch in batches]
             group = self._group(batches[0], wanted)
-        if group is not None and all(map(group.fits, batches[1:])):
+        if group is not None and all(map(group.fits, batches[1:])) and self._loops(state, group):
             for batch in batches[1:]:
                 group.added(batch)
             logs, state = self._together(state, group)
             return self._of_group(logs, group.count), self._keep(state)
+        return self._one_by_one(state, batches)
+
+    def _one_by_one(self, state: State, batches: list[Any]) -> tuple[Any, State]:
         collected = []
         for batch in batches:
             logs, state = self._one(state, batch)
@@ -273,7 +279,7 @@ class TrainerFunction:
 
     def _group(self, batch: Any, slots: int) -> GroupPlacer | None:
         """Where several batches like this one are collected, with this one; None if it must run alone."""
-        if slots < 2 or self._mode(rows := _rows(batch)) is Mode.WHOLE:
+        if slots < 2 or self._may_loop is False or self._mode(rows := _rows(batch)) is Mode.WHOLE:
             return None
         leaves, structure = jax.tree.flatten(batch)
         key = (slots, rows, structure, tuple((x.shape, x.dtype) for x in leaves))
@@ -284,15 +290,30 @@ class TrainerFunction:
         group.added(batch)
         return group
 
-    def _together(self, state: State, group: GroupPlacer, collecting: float = 0.0) -> tuple[Any, State]:
+    def _loops(self, state: State, group: GroupPlacer) -> bool:
+        """Whether steps may run in one program, by the first such program's trace."""
+        if self._may_loop is None:
+            program, arguments = self._program_of(group)
+            self._may_loop = not is_slow_in_loop(
+                program.jaxpr(state, arguments), self._strategy.mesh.platform
+            )
+            if not self._may_loop:
+                del self._programs[next(key for key, value in self._programs.items() if value is program)]
+        return self._may_loop
+
+    def _program_of(self, group: GroupPlacer) -> tuple[CompiledStep, Any]:
+        """The program for several steps, and what it takes beside the state."""
         mode, mesh = self._mode(group.rows), self._strategy.mesh
         program = self._program(Mode.TOGETHER, (group.slots, mode, group.rows if mode is Mode.PADDED else 0))
-        data, agreed = self._place_group(group), None
+        data = self._place_group(group)
+        return program, (mesh.put_own(np.int32(self._pace.wish)), data) if mesh.is_spread else data
+
+    def _together(self, state: State, group: GroupPlacer, collecting: float = 0.0) -> tuple[Any, State]:
+        program, arguments = self._program_of(group)
+        logs, state = program(state, arguments)
+        agreed, mesh = None, self._strategy.mesh
         if mesh.is_spread:
-            (logs, agreed), state = program(state, (mesh.put_own(np.int32(self._pace.wish)), data))
-            logs, agreed = jax.tree.map(mesh.local, (logs, agreed))
-        else:
-            logs, state = program(state, data)
+            logs, agreed = jax.tree.map(mesh.local, logs)
         self._pace.started(jax.tree.leaves(logs), group.count, collecting, agreed)
         return logs, state
 

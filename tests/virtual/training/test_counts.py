@@ -12,6 +12,7 @@ import pytest
 import unisono
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+from unisono.step._compiler import CompiledStep
 
 L = keras.layers
 
@@ -206,3 +207,50 @@ def test_a_summary_prints():
     stream = io.StringIO()
     compiled().summary(print_fn=lambda line: stream.write(line))
     assert "Total params" in stream.getvalue()
+
+
+class CountingLayer(L.Layer):
+    """Counts how often it is traced."""
+
+    traces = 0
+
+    def call(self, x):
+        self.traces += 1
+        return x
+
+
+def fit_counting(monkeypatch, *layers, **changes):
+    """Return programs started, and traces of a layer, for eight steps."""
+    keras.utils.set_random_seed(3)
+    started, layer = [], CountingLayer()
+    original = CompiledStep.__call__
+
+    def counting(self, donated, kept):
+        started.append(self)
+        return original(self, donated, kept)
+
+    monkeypatch.setattr(CompiledStep, "__call__", counting)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((8, 8, 1)), *layers, layer, L.Flatten(), L.Dense(10)])
+        model.compile("sgd", crossentropy(), **changes)
+    layer.traces = 0
+    x, y = digits()
+    history = model.fit(x[:128].reshape(-1, 8, 8, 1), y[:128], batch_size=16, shuffle=False, verbose=0)
+    return len(started), layer.traces, history.history["loss"]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_steps_with_convolutions_run_one_by_one(monkeypatch, steps):
+    """XLA's CPU backend compiles a convolution's derivative to slow code in the body of a loop."""
+    started, _, losses = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
+    assert started == 8
+    if steps == 4:
+        assert losses == pytest.approx(fit_counting(monkeypatch, L.Conv2D(2, 3))[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
+    started, traces, _ = fit_counting(monkeypatch, L.Conv2D(2, 1, trainable=False), steps_per_execution=steps)
+    assert started < 8
+    # One by Keras, which builds the model's metrics from symbols, and one by the program.
+    assert traces == 2
