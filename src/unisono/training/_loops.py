@@ -43,10 +43,13 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a program, those of inner programs included."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
-        is_program = lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr)  # noqa: E731
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
-            if is_program(value):
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if _is_program(value):
                 yield from _equations(value)
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
 
 
 def _is_canonical(numbers: Any) -> bool:
