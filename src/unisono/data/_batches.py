@@ -32,11 +32,12 @@ def as_array(leaf: Any) -> Any:
     return leaf
 
 
-def check_values(batch: Any) -> None:
+def check_values(batch: Any, name: str = "batch") -> None:
     """Check that JAX can hold the arrays of a batch; a minimum and a maximum for 64-bit integers alone.
 
     Args:
         batch: pytree of arrays.
+        name: of the batch, for the error.
 
     Raises:
         InvalidTypeError: an array holds strings or Python objects.
@@ -47,10 +48,24 @@ def check_values(batch: Any) -> None:
     """
     for number, leaf in enumerate(jax.tree.leaves(batch)):
         dtype = getattr(leaf, "dtype", None)
-        kind = getattr(dtype, "kind", "f")
-        if kind not in "biufcV" or (kind in "iu" and leaf.dtype.itemsize == 8 and not _fits(leaf)):
+        if not isinstance(dtype, np.dtype):
+            continue
+        kind = dtype.kind
+        if kind not in "biufcV" or (kind in "iu" and dtype.itemsize == 8 and not _fits(leaf)):
             path, _ = jax.tree_util.tree_leaves_with_path(batch)[number]
-            raise _unusable(f"batch{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
+            raise _unusable(f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
+
+
+def empty(what: str) -> InvalidArgumentError:
+    """Return the error for data without rows.
+
+    Args:
+        what: the data.
+    """
+    return InvalidArgumentError(
+        f"Data must hold at least one row. Received: {what}. Check the source: a filter that keeps nothing, "
+        "a generator that was read before, a batch size with `drop_remainder=True` above the number of rows."
+    )
 
 
 def _fits(array: Any) -> bool:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono.data._batches import check_batched, check_values, empty
 from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._dataset import Dataset
 from unisono.data._plan import PipelineIterator
@@ -53,6 +54,8 @@ class Position:
         self._ended = False
         self._placeholder: Element = None
         self._held: list[Element] = []
+        #: Whether no batch was read in this iteration yet.
+        self._is_first = True
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
         self.given = 0
         self.iterations = 0
@@ -89,6 +92,8 @@ class Position:
         if restored is not None:
             self._iterator.set_state(restored[0])
         self._start = restored or (self._iterator.get_state(), 0)
+        # A state may be that of the end of the data.
+        self._is_first = restored is None
         if self._start[1]:
             # Batches that were used before are given again as copies of the next one, which nobody looks at:
             # Keras counts them, and nothing has to be read.
@@ -112,10 +117,17 @@ class Position:
                 "Write fit(..., shuffle=False)."
             )
         try:
-            return next(self._iterator)
+            batch = next(self._iterator)
         except StopIteration:
             self._ended = True
+            if self._is_first and self._start is not None and not self._start[1]:
+                raise empty(f"{self._dataset!r}, which gave no batch") from None
             raise
+        if self._is_first:
+            self._is_first = False
+            check_values(batch)
+            check_batched(batch, strict=True)
+        return batch
 
     def next(self) -> Element:
         """Returns the next batch."""

@@ -14,6 +14,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
 from unisono.cluster._beat import Heartbeat
 from unisono.cluster._pending import PENDING
+from unisono.data._batches import check_values
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._program import current_frame
@@ -309,6 +310,8 @@ class StepCompiler:
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call `fn` once per replica and return what it returns, regrouped."""
         call = Call.parse(args, kwargs)
+        check_values(args, "args")
+        check_values(kwargs, "kwargs")
         frame = current_frame()
         if frame is not None:
             return self._run_inside(fn, call, frame.scope)

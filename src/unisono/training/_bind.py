@@ -37,7 +37,7 @@ from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import TrainerFunction
-from unisono.training._inputs import keras_arguments
+from unisono.training._inputs import data_needed, keras_arguments
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._saving import written_once
 from unisono.training._step import Task, gather_rows
@@ -200,7 +200,7 @@ def _guarded(name: str) -> Callable[..., Any]:
             return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
-        with _scope_of(strategy), _weights_kept(self):
+        with data_needed(name), _scope_of(strategy), _weights_kept(self):
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:

@@ -21,6 +21,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import AXIS
+from unisono.data._batches import check_values, unbatched
 from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.training._ahead import Ahead, Pace, agreeing, looped, slots_for
@@ -147,6 +148,7 @@ class TrainerFunction:
         self._strategy.note_step(self._task.name.lower(), batches)
         if not batches:
             raise StopIteration
+        check_values(batches[0] if len(batches) == 1 else batches)
         self.clock.took(batches)
         return batches
 
@@ -167,6 +169,7 @@ class TrainerFunction:
             strategy.note_step(kind, [])
             raise
         strategy.note_step(kind, [batch])
+        check_values(batch)
         self.clock.took([batch])
         group, state = self._group(batch, slots_for(batch)), self._placed(state)
         if group is None or not self._loops(state, group):
@@ -176,6 +179,7 @@ class TrainerFunction:
         most = min(self._pace.size, group.slots) - 1
         for further in ahead.more(iterator, most, group.fits, waits=strategy.mesh.is_spread):
             strategy.note_step(kind, [further])
+            check_values(further)
             self.clock.took([group.added(further)])
             self.clock.begin()
         logs, state = self._together(state, group, perf_counter() - began)
@@ -383,9 +387,12 @@ def _rows(batch: Any) -> int:
         raise InvalidArgumentError(
             "A batch must hold at least one array. Received: an empty batch. Yield `(x, y)` from the data."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if not np.ndim(leaf):
+            raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
     path, first = sizes[0]
     for other, shape in sizes:
-        if not shape or shape[0] != first[0]:
+        if shape[0] != first[0]:
             raise InvalidArgumentError(
                 "All arrays of a batch must have the same number of rows. Received: shape "
                 f"{shape} at batch{jax.tree_util.keystr(other)}, and {first} at "

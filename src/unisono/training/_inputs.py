@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
+from unisono.data._batches import check_values, empty
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 from unisono.data._keras_input import as_keras_input
+
+#: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
+_ARRAYS = ("x", "y")
+
+#: Variables of Keras' loops that its first batch sets.
+_UNBOUND = ("batch_outputs",)
 
 #: Arguments that are numbers of rows.
 _SIZES = ("batch_size", "validation_batch_size")
@@ -32,6 +44,8 @@ def keras_arguments(
     """
     x = args[0] if args else kwargs.get("x")
     kwargs = dict(kwargs)
+    if x is None:
+        raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
     if isinstance(x, (Dataset, DistributedDataset)):
         args, kwargs["x"] = args[1:], _keras_input(strategy, x)
         if args:
@@ -45,6 +59,11 @@ def keras_arguments(
     validation = kwargs.get("validation_data")
     if isinstance(validation, (Dataset, DistributedDataset)):
         kwargs["validation_data"] = _keras_input(strategy, validation)
+    # Arrays, which are checked once and whole.
+    for key, value in zip(_ARRAYS, args, strict=False):
+        _check_arrays(value, key)
+    for key in (*_ARRAYS, "validation_data"):
+        _check_arrays(kwargs.get(key), key)
     # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
     positional = args[1:2] if name == "predict" else args[2:3]
     for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
@@ -63,6 +82,42 @@ def _keras_input(strategy: Any, data: Dataset | DistributedDataset) -> Any:
         )
     batches = data.host_batches
     return as_keras_input(batches) if isinstance(batches, Dataset) else batches
+
+
+def _check_arrays(value: Any, name: str) -> None:
+    if isinstance(value, np.ndarray) or (isinstance(value, (list, tuple, dict)) and name != "sample_weight"):
+        check_values(value, name)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if isinstance(leaf, np.ndarray) and leaf.ndim and not len(leaf):
+                raise empty(f"{name}{jax.tree_util.keystr(path)} of shape {leaf.shape}")
+
+
+@contextlib.contextmanager
+def data_needed(name: str) -> Iterator[None]:
+    """Around `fit` and the like: turn what Keras raises where data have no batch into a clear error.
+
+    Args:
+        name: of the method.
+
+    Raises:
+        InvalidArgumentError: the data were empty.
+    """
+    try:
+        yield
+    except StopIteration as error:
+        raise empty(f"data without a batch in `{name}`") from error
+    except ValueError as error:
+        # Keras' words for the components of a batch of which it wants to make symbols.
+        if str(error).startswith(("Invalid dtype: str", "Invalid dtype: obj")):
+            error.add_note(
+                "The data hold strings or Python objects. Turn them into numbers before training, with "
+                "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
+            )
+        raise
+    except UnboundLocalError as error:
+        if any(f"'{name}'" in str(error) for name in _UNBOUND):
+            raise empty(f"data without a batch in `{name}`") from error
+        raise
 
 
 def _check_size(size: Any) -> None:

@@ -7,6 +7,11 @@ import pytest
 import unisono
 from unisono.data import Dataset
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed, but will be ignored"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+]
+
 X = np.random.default_rng(0).normal(size=(22, 3)).astype("f4")
 Y = X.sum(1, keepdims=True)
 
@@ -41,7 +46,6 @@ SOURCES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("source", SOURCES)
 def test_distributed_data_trains_like_one_device(strategy, source):
     single = compiled()
@@ -60,3 +64,95 @@ def test_distributed_data_of_another_strategy_is_refused(model):
     data = unisono.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]).distribute_dataset(rows(8))
     with pytest.raises(unisono.MixedStrategyError, match="made by the strategy of the model"):
         model.fit(data)
+
+
+class NoBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError(index)
+
+
+def nothing():
+    yield from ()
+
+
+EMPTY = {
+    "arrays": lambda: (X[:0], "x of shape"),
+    "py_dataset": lambda: (NoBatches(), "without a batch"),
+    "generator": lambda: (nothing(), "empty generator"),  # Keras' own error
+    "dropped": lambda: (Dataset.range(3).batch(4, drop_remainder=True), "without a batch"),
+    "filtered": lambda: (rows(8).filter(lambda x, y: False), "gave no batch"),
+}
+
+
+@pytest.mark.parametrize("data", EMPTY)
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_empty_data_are_an_error(model, method, data):
+    x, text = EMPTY[data]()
+    arguments = {"y": Y[:0]} if data == "arrays" and method != "predict" else {}
+    with pytest.raises(ValueError, match=f"at least one (row|batch).*{text}"):
+        getattr(model, method)(x, verbose=0, **arguments)
+
+
+def test_empty_validation_data_are_an_error(model):
+    with pytest.raises(ValueError, match=r"validation_data\[0\] of shape \(0, 3\)"):
+        model.fit(X, Y, validation_data=(X[:0], Y[:0]), verbose=0)
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)])
+def test_batch_sizes_are_whole_and_positive(model, size, error):
+    for call in (
+        lambda: model.fit(X, Y, batch_size=size),
+        lambda: model.fit(X, Y, size),
+        lambda: model.evaluate(X, Y, size),
+        lambda: model.predict(X, size),
+        lambda: model.fit(X, Y, validation_data=(X, Y), validation_batch_size=size),
+    ):
+        with pytest.raises(error, match=f"Received: batch_size={size}"):
+            call()
+
+
+WORDS = np.array([["a", "b", "c"]] * 4)
+LARGE = np.full((4, 3), 2**40)
+BAD = {
+    "none": (lambda: None, TypeError, "needs data. Received: x=None"),
+    "strings": (lambda: WORDS, TypeError, "x with strings, such as .*StringLookup"),
+    "objects": (lambda: WORDS.astype(object) + "x", TypeError, "x with strings"),
+    "string dataset": (
+        lambda: Dataset.from_tensor_slices((WORDS, Y[:4])).batch(2),
+        TypeError,
+        r"batch\[0\] wi",
+    ),
+    "large": (lambda: LARGE, ValueError, "x of dtype int64 with 1099511627776"),
+    "large dataset": (
+        lambda: Dataset.from_tensor_slices((LARGE, Y[:4])).batch(2),
+        ValueError,
+        r"batch\[0\] of",
+    ),
+    "late": (lambda: ((np.full((2, 3), i**30), Y[:2]) for i in range(4)), ValueError, r"batch\[0\] of dtype"),
+    "unbatched": (lambda: Dataset.from_tensor_slices((X, Y[:, 0])), ValueError, "Did you forget `.batch"),
+}
+
+
+@pytest.mark.parametrize("data", BAD)
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_data_that_devices_cannot_hold_are_an_error(model, method, data):
+    make, error, text = BAD[data]
+    arguments = {"y": Y[:4]} if data in ("strings", "objects", "large") and method != "predict" else {}
+    with pytest.raises(error, match=text):
+        getattr(model, method)(make(), verbose=0, **arguments)
+
+
+def test_keras_own_word_about_strings_gets_a_note(strategy):
+    with strategy.scope():
+        model = compiled()
+    with pytest.raises(ValueError, match="Invalid dtype") as raised:
+        model.fit((pair for pair in [(WORDS, Y[:4])]), verbose=0)
+    assert "StringLookup" in raised.value.__notes__[0]
+
+
+def test_large_integers_in_run_are_an_error(strategy):
+    with pytest.raises(ValueError, match=r"args\[0\]\['ids'\] of dtype int64 with 1099511627776"):
+        strategy.run(lambda x: x["ids"], args=({"ids": LARGE},))
