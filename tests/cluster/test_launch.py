@@ -294,3 +294,11 @@ def test_help_imports_nothing_slow():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.stdout.endswith("set()\n"), done.stdout + done.stderr
+
+
+def test_workers_that_compute_apart_are_told_so(tmp_path):
+    script = "import jax\njax.numpy.ones(1)\nsys.exit(0)\n"
+    with launched(tmp_path, script, "-n", "2") as run:
+        assert run.end() == 0
+        for task in ("worker:0", "worker:1"):
+            assert "alone, and TF_CONFIG names 2 workers" in run.log(task)

@@ -127,6 +127,7 @@ FLOORS = {
     "training._ahead": 2,
     "training._bind": 11,
     "training._callbacks": 2,
+    "training._apart": 4,
     "training._briefing": 1,
     "training._clock": 1,
     "training._companion": 1,

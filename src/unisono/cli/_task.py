@@ -188,11 +188,14 @@ def run(job: dict[str, Any]) -> None:
             runpy.run_module(job["target"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(job["target"], run_name="__main__")
+        _warn_alone()
     except SystemExit as error:
         at, code = time.time(), exit_code(error)
         if error.code is not None and not isinstance(error.code, int):
             # As Python does at its end.
             print(error.code, file=sys.stderr, flush=True)
+        if code == 0:
+            _warn_alone()
         if code not in (0, _RESTART_WANTED):
             summary = f"failed with exit code {code}"
             _write(Path(job["error"]), at, {"code": code, "summary": summary, "traceback": ""})
@@ -205,6 +208,17 @@ def run(job: dict[str, Any]) -> None:
         finally:
             _report(error, Path(job["error"]), at, pickled=job["kind"] == "call")
         sys.exit(1)
+
+
+def _warn_alone() -> None:
+    """Say where the program has trained without the tasks that were started with it."""
+    if "jax" not in sys.modules:
+        return
+    try:
+        from unisono.training._apart import warn_alone
+    except ImportError:  # the program has another `sys.path`
+        return
+    warn_alone()
 
 
 def exit_code(error: SystemExit) -> int:

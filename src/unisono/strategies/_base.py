@@ -26,6 +26,7 @@ from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
 from unisono.strategies._extended import StrategyExtended
+from unisono.training._apart import strategy_made, strategy_used
 from unisono.training._bind import install
 
 require_jax()
@@ -48,6 +49,10 @@ class Strategy(abc.ABC):
         self._mesh = mesh
         self._compiler = StepCompiler(self)
         self._extended = StrategyExtended(self)
+        if not self.is_default:
+            # From now on `fit` of a model that is made outside of the scope can be noticed.
+            install()
+            strategy_made(self)
 
     # --- what a strategy decides ---------------------------------------------------------
 
@@ -178,6 +183,7 @@ class Strategy(abc.ABC):
         """
         check_same_strategy(self)
         install()
+        strategy_used(self)
         with entered(Context(self)):
             yield self
 
@@ -205,6 +211,7 @@ class Strategy(abc.ABC):
         """
         require_cross_replica("strategy.run")
         install()
+        strategy_used(self)
         return self._compiler.run(fn, args, kwargs or {})
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:

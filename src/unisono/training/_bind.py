@@ -35,6 +35,7 @@ from unisono._mesh import on_device
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
+from unisono.training._apart import check_fit
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import TrainerFunction
 from unisono.training._inputs import data_needed, keras_arguments
@@ -214,6 +215,7 @@ def _guarded(name: str) -> Callable[..., Any]:
 def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Keras' `fit`, with the callbacks that take part in it, and what several workers need."""
     strategy = _BOUND.get(model)
+    check_fit(model, strategy)
     spread = strategy if strategy is not None and strategy.mesh.is_spread else None
     if strategy is None and not has_companions(args, kwargs):
         return original(model, *args, **kwargs)
