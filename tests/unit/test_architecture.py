@@ -65,7 +65,7 @@ FLOORS = {
     "cli._progress": 2,
     "cli._screen": 3,
     "cli._supervisor": 5,
-    "cli._task": 1,
+    "cli._task": 5,
     "cluster._attendance": 3,
     "cluster._beat": 4,
     "cluster._bootstrap": 6,
