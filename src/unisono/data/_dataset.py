@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._reads import DataSet, note_iteration
 from unisono.data import _build, _functions, _structure
 from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._indexed import Range, Slices, Source
@@ -20,7 +21,7 @@ from unisono.data._structure import Element
 from unisono.data._transforms import Transforms, node_of
 
 
-class Dataset(Transforms):
+class Dataset(Transforms, DataSet):
     """A sequence of elements, each a structure of numpy arrays; made by `from_tensor_slices` and its like.
 
     Nothing is read before it is iterated, and each `iter` begins anew. The iterator has `get_state` and
@@ -225,6 +226,7 @@ class Dataset(Transforms):
         return files if shuffle is False else files.shuffle(len(names), seed)
 
     def __iter__(self) -> PipelineIterator:
+        note_iteration(self)
         return PipelineIterator(self._node)
 
     def cardinality(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
+from unisono._reads import DataSet, note_iteration
 from unisono._values import PerReplica
 from unisono.data._batches import (
     ENDED,
@@ -117,7 +118,7 @@ def _joined(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> Any:
     return PerReplica(jax.device_put(_owned(a), d) for a, d in zip(arrays, mesh.devices, strict=True))
 
 
-class DistributedDataset(abc.ABC):
+class DistributedDataset(DataSet, abc.ABC):
     """Data whose elements hold one part for each replica; the strategy's `distribute_*` methods make it.
 
     Each `iter` is a new pass. The elements are structures of `PerReplica` (of arrays where there is one
@@ -236,6 +237,7 @@ class SplitDataset(DistributedDataset):
 
     def __iter__(self) -> DistributedIterator:
         self._check()
+        note_iteration(self)
         if isinstance(self._dataset, Iterator):
             if self._is_used:
                 raise InvalidArgumentError(
@@ -323,6 +325,7 @@ class FunctionDataset(DistributedDataset):
 
     def __iter__(self) -> DistributedIterator:
         self._check()
+        note_iteration(self)
         spec = functools.partial(getattr, self, "element_spec")
         batches = self._elements(self._in_turn(), self._mesh)
         return DistributedIterator(batches, lambda placed: placed, self._options, self._check, spec)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono._errors import InvalidArgumentError, OutOfRangeError
+from unisono._reads import DataIterator, current_reader, note_iteration
 from unisono.data._sharding import InputOptions
 
 _END = object()
 
 
-class DistributedIterator:
+class DistributedIterator(DataIterator):
     """One pass over a distributed dataset; the next batches are put onto the devices ahead.
 
     The look-ahead is visible in the source alone: an error is raised where its batch would
@@ -57,10 +58,15 @@ class DistributedIterator:
         return self._spec()
 
     def __iter__(self) -> DistributedIterator:
+        note_iteration(self)
         return self
 
     def __next__(self) -> Any:
         self._check()
+        reader = current_reader()
+        return self._advance() if reader is None else reader.read(self, self._advance)
+
+    def _advance(self) -> Any:
         if self._source_state is not None and self._state is None:
             self._state = self._source_state()
         while len(self._ready) <= self._ahead and not self._is_ended and self._error is None:

@@ -23,6 +23,7 @@ import grain
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._reads import DataIterator, current_reader, note_iteration
 from unisono.data import _order
 from unisono.data._cardinality import INFINITE
 from unisono.data._structure import Element, spec_of, stack
@@ -338,7 +339,7 @@ def describe(node: Node) -> str:
     return f"{type(node).__name__}({below})" if below else type(node).__name__
 
 
-class PipelineIterator(StateIterator):
+class PipelineIterator(StateIterator, DataIterator):
     """Iterates once over a pipeline; its state is small, plain JSON.
 
     Args:
@@ -354,8 +355,13 @@ class PipelineIterator(StateIterator):
         self._draws = list(draws)
         self._inner = self._node.iterate(Pass(dict(zip(remembering(self._node), draws, strict=True))))
 
+    def __iter__(self) -> PipelineIterator:
+        note_iteration(self)
+        return self
+
     def __next__(self) -> Element:
-        return next(self._inner)
+        reader = current_reader()
+        return next(self._inner) if reader is None else reader.read(self, lambda: next(self._inner))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state: where the iteration is, and which pass it belongs to.

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
+from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._values import PerReplica
 from unisono.cluster._beat import Heartbeat
 from unisono.cluster._pending import PENDING
 from unisono.data._batches import check_values
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
+from unisono.step._identity import identity_of
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 
@@ -98,7 +100,8 @@ class CompiledStep:
 
         def with_token(donated: Any, kept: Any) -> Any:
             # The token is ready when the step is done; the other outputs may be donated on.
-            return *fn(donated, kept), jnp.zeros((), jnp.int8)
+            with read_by(NOT_IN_A_STEP):
+                return *fn(donated, kept), jnp.zeros((), jnp.int8)
 
         # A debugged step is run again op by op after a NaN was found, which needs its inputs.
         self._donates = not any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs"))
@@ -300,6 +303,8 @@ class StepCompiler:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        #: Code of functions that change what they close over: each function is a step of its own.
+        self._changing: set[Any] = set()
         self._programs_of: collections.Counter[Any] = collections.Counter()
 
     @property
@@ -319,10 +324,16 @@ class StepCompiler:
 
     def entry(self, fn: Callable[..., Any], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""
-        key = (fn, call.signature)
+        code, same = getattr(fn, "__code__", None), identity_of(fn)
+        key = (fn if code in self._changing else same, call.signature)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._build(fn, call)
+            entry = self._build(fn, call)
+            if identity_of(fn) != same:
+                # It changes what it closes over, as one does that makes its model in the first call.
+                self._changing.add(code)
+                key = (fn, call.signature)
+            self._entries[key] = entry
             self._note_program(fn)
             if len(self._entries) > _CACHE_SIZE:
                 self._entries.popitem(last=False)
@@ -362,8 +373,8 @@ class StepCompiler:
         if self._programs_of[name] == _MANY_PROGRAMS:
             _LOG.warning(
                 "%s was compiled %d times: a program depends on the shapes of arrays and on the values "
-                "of Python ints, bools and strings. Pass numbers that change as numpy arrays, and do not "
-                "define the function anew for each step.",
+                "of Python ints, bools and strings, also of those that it closes over. Pass what changes as "
+                "an argument, as numpy arrays.",
                 name,
                 _MANY_PROGRAMS,
             )

@@ -2,87 +2,228 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from unisono._context import current, get_strategy
-from unisono._errors import InvalidTypeError, MixedStrategyError
+from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
 from unisono._values import PerReplica
 from unisono.step._call import Call, Kind
 from unisono.step._compiler import Entry
+from unisono.step._fetching import Fetched, Interrupted, Sources, call_in_python, is_traceable
 from unisono.step._functional import Plan, discarded, discover
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Ended:
+    """In place of a function's result: the data ended, and the function did not expect it."""
+
+    error: Exception
+
+    def as_new(self) -> Exception:
+        """The error for one more call: the first one holds the frames of the trace."""
+        return type(self.error)(*self.error.args)
+
+
 class Function:
     """A function that is compiled, once per signature, when it is called.
 
+    Batches that it takes with `next` from iterators among its arguments are arguments of its program,
+    fetched at each call. The body of a function that loops over data, or reads them in another way
+    that no program can, runs as plain Python: `strategy.run` and other functions in it are compiled.
+
     Args:
-        fn: may read and write Keras variables, create them in its first call, use
-            `GradientTape`, and call `strategy.run` and `strategy.reduce`.
+        fn: may read and write Keras variables, create them in its first call, use `GradientTape`,
+            call `strategy.run` and `strategy.reduce`, and read data.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
-        self._entries: dict[Hashable, Entry] = {}
+        #: By signature: the program, or from which iterator one more batch must be fetched first.
+        self._steps: dict[Hashable, _Compiled | _Ended | int] = {}
+        #: The kinds of data among the arguments with which the body runs as plain Python.
+        self._in_python: set[Hashable] = set()
         functools.update_wrapper(self, fn)
 
     @property
     def num_programs(self) -> int:
         """How many programs were compiled."""
-        return len(self._entries)
+        return sum(isinstance(step, _Compiled) for step in self._steps.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function; inside another one it becomes a part of that."""
         if current_frame() is not None:
             return self._fn(*args, **kwargs)
         call = Call.parse(args, kwargs)
-        context = current()
-        key = (call.signature, context.strategy if context else None)
-        if key not in self._entries:
-            self._entries[key] = self._build(call)
-        return self._entries[key](call)
+        sources = Sources.of(call)
+        kinds = sources.key if sources else ()
+        batches: list[tuple[Any, Any]] = []
+        if kinds not in self._in_python and not (sources and sources.must_loop):
+            try:
+                return self._run((args, kwargs), call, sources, batches)
+            except Interrupted:
+                self._in_python.add(kinds)
+        if sources and batches:
+            args, kwargs = sources.passed((args, kwargs))
+        name = getattr(self._fn, "__qualname__", repr(self._fn))
+        return call_in_python(lambda: self._fn(*args, **kwargs), name, batches)
 
     def __get__(self, instance: Any, owner: type) -> Any:
         """Bind to an object when used as a method."""
         return self if instance is None else functools.partial(self.__call__, instance)
 
-    def _build(self, call: Call) -> Entry:
-        scopes: list[StateScope] = []
-        discover(lambda arrays: discarded(self._trace(call, None, [], arrays, scopes)), call.arrays)
-        plan = Plan.from_cross_replica(scopes[-1])
-        used = scopes[-1].strategies
-        strategy, is_shared = _one_strategy(used), bool(used)
+    def _run(
+        self, arguments: Any, call: Call, sources: Sources | None, batches: list[tuple[Any, Any]]
+    ) -> Any:
+        """Fetch the batches that the program takes, and run it.
 
-        def traced(values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
-            result = self._trace(call, plan, values, arrays, scopes)
-            scope = scopes[-1]
-            written = [s for s in plan.slots if s.written]
-            new = [
-                scope.copies[id(s.variable)] if s.is_stacked else scope.state_mapping[id(s.variable)]
-                for s in written
-            ]
-            return result[0], new
+        Args:
+            arguments: `(args, kwargs)`.
+            call: the same, taken apart.
+            sources: the data among them.
+            batches: filled with pairs of an iterator and a batch.
 
-        return Entry(traced, plan, strategy, is_shared)
+        Raises:
+            Interrupted: when the function reads data as no program can.
+        """
+        if sources:
+            call = sources.call_with(arguments, batches)
+        step = self._step(call, sources)
+        while sources and isinstance(step, int):
+            batch = sources.fetch(step)
+            batches.append((sources.iterators[step], batch))
+            if not is_traceable(batch):
+                raise Interrupted
+            call = sources.call_with(arguments, batches)
+            step = self._step(call, sources)
+        result = step(call, sources) if isinstance(step, _Compiled) else step
+        if isinstance(result, _Ended):
+            raise result.as_new()
+        return result
 
-    def _trace(
-        self, call: Call, plan: Plan | None, values: list[Any], arrays: list[Any], scopes: list[StateScope]
-    ) -> tuple[Any]:
+    def _step(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+        """What a call needs next: another batch, or a program."""
+        context = current()
+        key = (call.signature, context.strategy if context else None)
+        if key not in self._steps:
+            self._steps[key] = self._build(call, sources)
+        return self._steps[key]
+
+    def _build(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+        trace = _Trace(self._fn, call, sources)
+        try:
+            discover(lambda arrays: discarded(trace(None, [], arrays)), call.arrays)
+        except (Exception, Interrupted):
+            if not trace.fetched.is_interrupted:
+                raise
+        if trace.fetched.must_loop:
+            raise Interrupted
+        if trace.fetched.needs is not None:
+            return trace.fetched.needs
+        plan = Plan.from_cross_replica(trace.scope)
+        if isinstance(trace.result, _Ended) and not any(slot.written for slot in plan.slots):
+            return trace.result
+        return _Compiled(trace, plan)
+
+
+class _Trace:
+    """Traces a function's body.
+
+    Args:
+        fn: the function.
+        call: its arguments, and batches where it has sources.
+        sources: the data among its arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Any], call: Call, sources: Sources | None) -> None:
+        self._fn, self._call = fn, call
+        #: Given anew for each call, so that the iterators of a past epoch are not kept.
+        self.sources = sources
+        self.fetched = Fetched(None, [])
+        self.scope = StateScope()
+        self.result: Any = None
+
+    def __call__(self, plan: Plan | None, values: list[Any], arrays: list[Any]) -> Any:
+        """Return the function's result, or `_Ended`; keeps the state at its end.
+
+        Args:
+            plan: the function's variables, or None where they are not known yet.
+            values: of the plan's variables.
+            arrays: the call's arrays.
+        """
+        args, kwargs = self._call.rebuild(arrays, _per_replica)
+        batches: list[Any] = []
+        if self.sources is not None:
+            args, kwargs, batches = self.sources.restored(args)
+        self.fetched = Fetched(self.sources, batches)
         pairs = list(zip(plan.slots, values, strict=True)) if plan else []
         plain = [(s.variable, v) for s, v in pairs if not s.is_stacked]
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
-        args, kwargs = call.rebuild(arrays, _per_replica)
-        program = Program(
-            [lambda: self._fn(*args, **kwargs)], [lambda: StateScope(plain, stacked)], [lambda _: None]
-        )
-        result, frame = Run(program).complete(0)
-        scopes.append(frame.scope)
+
+        def body() -> Any:
+            try:
+                return self._fn(*args, **kwargs)
+            except (StopIteration, OutOfRangeError) as error:
+                if not self.fetched.has_ended:
+                    raise
+                # What the function did before counts, so that its program must be run.
+                return _Ended(error)
+
+        program = Program([body], [lambda: StateScope(plain, stacked)], [lambda _: None], self.fetched)
+        self.result, frame = Run(program).complete(0)
+        self.scope = frame.scope
         if plan is not None:
             plan.check_known(frame.scope)
-        return (result,)
+        return self.result
+
+    def forget_data(self) -> None:
+        """Drop the data of a call: a program outlives them."""
+        self.sources, self.fetched = None, Fetched(None, [])
+
+
+class _Compiled:
+    """The program of a function for one signature.
+
+    Args:
+        trace: of the function, which has been discovered.
+        plan: its variables.
+    """
+
+    def __init__(self, trace: _Trace, plan: Plan) -> None:
+        self._trace, self._plan = trace, plan
+        used = trace.scope.strategies
+        self._entry = Entry(self._traced, plan, _one_strategy(used), is_shared=bool(used))
+        trace.result = None
+
+    def __call__(self, call: Call, sources: Sources | None) -> Any:
+        """Run the program."""
+        self._trace.sources = sources
+        try:
+            return self._entry(call)
+        finally:
+            self._trace.forget_data()
+
+    def _traced(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+        try:
+            result = self._trace(self._plan, values, arrays)
+        except Interrupted:
+            raise ContextError(
+                "A function must take the same batches each time it is traced. Received: one that took "
+                "others the second time. Do not let random numbers or the clock decide about `next`."
+            ) from None
+        finally:
+            self._trace.result = None
+        scope = self._trace.scope
+        written = [s for s in self._plan.slots if s.written]
+        new = [
+            scope.copies[id(s.variable)] if s.is_stacked else scope.state_mapping[id(s.variable)]
+            for s in written
+        ]
+        return result, new
 
 
 def _per_replica(kind: Kind, part: tuple[Any, ...]) -> PerReplica:

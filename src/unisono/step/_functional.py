@@ -16,6 +16,7 @@ import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine
 from unisono._errors import ContextError
+from unisono._reads import NOT_IN_A_STEP
 from unisono._values import PerReplica
 from unisono.step._call import Call, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
@@ -163,6 +164,7 @@ class Replicated:
             [lambda: self.fn(*args, **kwargs)],
             [lambda: StateScope(zip((s.variable for s in slots), start, strict=True), parent=self.parent)],
             [lambda _: context],
+            NOT_IN_A_STEP,
         )
         result, frame = Run(program).complete(0)
         self.scopes.append(frame.scope)
@@ -211,7 +213,10 @@ class Replicated:
 
         replicas = range(self.strategy.num_replicas_in_sync)
         return Program(
-            [body_of(i) for i in replicas], [scope_of(i) for i in replicas], [context_of for _ in replicas]
+            [body_of(i) for i in replicas],
+            [scope_of(i) for i in replicas],
+            [context_of for _ in replicas],
+            NOT_IN_A_STEP,
         )
 
 

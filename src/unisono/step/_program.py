@@ -17,6 +17,7 @@ from typing import Any
 
 from unisono._context import Context, entered
 from unisono._errors import ContextError
+from unisono._reads import Reader, current_reader, read_by
 from unisono.step._scope import StateScope
 
 
@@ -50,6 +51,7 @@ class Frame:
         index: which of the program's bodies is executed.
         scope: its state.
         stop: the meeting point to stop at; None runs to the end.
+        reads: from where the body read a batch, for each one that it read.
     """
 
     run: Run
@@ -59,6 +61,7 @@ class Frame:
     meetings: int = 0
     tapes: int = 0
     watched: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
+    reads: list[Any] = dataclasses.field(default_factory=list)
 
     def meet(self, operand: Any, combine: Callable[[int, list[Any]], list[Any]]) -> Any:
         """Bring the operands of all bodies together and return this body's result.
@@ -100,11 +103,13 @@ class Program:
         scopes: for each body, a function that makes its state as it is at the start.
         contexts: for each body, a function from its frame to the context to run in, or None
             to stay in the current one.
+        reader: what the bodies read data from; None leaves it as it is.
     """
 
     bodies: Sequence[Callable[[], Any]]
     scopes: Sequence[Callable[[], StateScope]]
     contexts: Sequence[Callable[[Frame], Context | None]]
+    reader: Reader | None = None
 
 
 class Run:
@@ -156,8 +161,13 @@ class Run:
     def _entered(self, frame: Frame) -> Iterator[None]:
         context = self.program.contexts[frame.index](frame)
         token = _FRAME.set(frame)
+        reader = self.program.reader or current_reader()
         try:
-            with contextlib.nullcontext() if context is None else entered(context), frame.scope:
+            with (
+                contextlib.nullcontext() if context is None else entered(context),
+                read_by(reader),
+                frame.scope,
+            ):
                 yield
         finally:
             _FRAME.reset(token)

@@ -25,12 +25,12 @@ def discovering() -> Iterator[None]:
 
 
 def _stored(variable: Any) -> Any:
-    """The value that a variable itself holds; None where Keras will initialize it later."""
-    value = variable._value
-    if value is None or not _DISCOVERING.get():
-        return value
-    # Not the array itself: it lies on a mesh, which a trace inside that mesh must not see.
-    return jnp.zeros(value.shape, value.dtype)
+    """The value that a variable itself holds; a stand-in for it while steps are discovered."""
+    if not _DISCOVERING.get():
+        return variable._value
+    # Not the array itself: it lies on a mesh, which a trace inside that mesh must not see. And there is
+    # none yet where the step creates the variable: Keras initializes it after the trace.
+    return jnp.zeros(variable.shape, variable._dtype if variable._value is None else variable._value.dtype)
 
 
 class StateScope(keras.StatelessScope):

@@ -20,6 +20,7 @@ from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, TapeError
 from unisono.step._differentiate import gradient_of
 from unisono.step._engines import TurnEngine
+from unisono.step._fetching import function_in_python
 from unisono.step._program import Frame, Program, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
 
@@ -62,6 +63,14 @@ class GradientTape:
 
     def __enter__(self) -> GradientTape:
         self._frame = current_frame()
+        in_python = function_in_python()
+        if self._frame is None and in_python is not None:
+            raise TapeError(
+                "A GradientTape must be entered inside a step that is compiled. Received: a tape in the body "
+                f"of {in_python!r}, which runs as plain Python, because it reads data in a loop or from an "
+                "iterator that is not an argument. Put the step into a function of its own, for "
+                "`strategy.run` or decorated with `@unisono.function`, and give it the batch."
+            )
         if self._frame is None:
             raise TapeError(
                 "A GradientTape must be entered inside a step, because Unisono differentiates by "
