@@ -19,7 +19,7 @@ from typing import Any
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._run import Backups, Run
-from unisono.checkpoint import _preemption
+from unisono.checkpoint import _commits, _preemption
 from unisono.checkpoint._agreement import Agreement, Alone
 from unisono.cluster._resolvers import process_environ
 from unisono.training._bind import install, strategy_of, writes_files
@@ -131,6 +131,7 @@ class BackupAndRestore(Companion):
             # Also of several workers that train apart, each for itself.
             together = strategy is not None and strategy.mesh.is_spread
             self._agreement = _preemption.make_agreement(None) if together else Alone()
+        _commits.check_place(self.backup_dir, writes=writes)
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         every = self.save_freq if isinstance(self.save_freq, int) else 0

@@ -137,6 +137,38 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_place(directory: Path, *, writes: bool) -> None:
+    """Check that commits can lie in a directory, which is made where this process writes.
+
+    Args:
+        directory: the directory.
+        writes: whether this process writes there; else it may be missing.
+
+    Raises:
+        CheckpointError: when it is no directory, or cannot be made, read or written.
+    """
+    try:
+        if writes:
+            directory.mkdir(parents=True, exist_ok=True)
+        with os.scandir(directory):
+            pass
+        if writes and not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "files cannot be made there")
+    except FileNotFoundError as error:
+        if writes:
+            raise _no_place(directory, error) from None
+    except (OSError, ValueError) as error:
+        raise _no_place(directory, error) from None
+
+
+def _no_place(directory: Path, error: OSError | ValueError) -> CheckpointError:
+    why = getattr(error, "strerror", None) or str(error)
+    return CheckpointError(
+        f"Checkpoints need a directory that can be read and written. Received: {str(directory)!r} ({why}). "
+        "Pass another one."
+    )
+
+
 def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     """The commits `prefix-N` of a directory with their numbers, oldest first; damaged ones too."""
     pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
@@ -184,7 +216,15 @@ def delete_commit(path: Path) -> None:
         os.rename(path, aside)
     except FileNotFoundError:
         return
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)
+
+
+def _remove(aside: Path) -> None:
+    """Delete a commit that was set aside; of a symbolic link the link alone, its target is someone else's."""
+    if aside.is_symlink():
+        aside.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def sweep(directory: Path) -> list[Path]:
@@ -193,7 +233,7 @@ def sweep(directory: Path) -> list[Path]:
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = _ASIDE.match(path.name)
         if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
             swept.append(path)
     return swept
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -214,3 +215,44 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Received: a full one" in done.stdout
     assert "['ckpt-1'] 1" in done.stdout
+
+
+def test_of_a_commit_that_is_a_link_the_link_is_deleted(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "data").write_text("x")
+    directory = tmp_path / "backups"
+    directory.mkdir()
+    (directory / "backup-1").symlink_to(elsewhere)
+    assert [number for number, _ in _commits.commits(directory, "backup")] == [1]
+    _commits.delete_commit(directory / "backup-1")
+    assert list(directory.iterdir()) == []
+    # One that another process had set aside when it was killed.
+    (directory / f".backup-2.{socket.gethostname()}@{2**30}.00000000.partial").symlink_to(elsewhere)
+    assert len(_commits.sweep(directory)) == 1
+    assert list(directory.iterdir()) == []
+    assert (elsewhere / "data").read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "dangling", "x" * 300, "null\0byte"])
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_place_that_is_no_directory_is_an_error(tmp_path, name, writes):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "file" / "absent")
+    with pytest.raises(CheckpointError, match=r"need a directory that can be read and written. Received: '/"):
+        _commits.check_place(tmp_path / name, writes=writes)
+
+
+def test_a_place_without_permission_is_an_error(tmp_path, monkeypatch):
+    # The superuser, who runs some suites, may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(CheckpointError, match="files cannot be made there"):
+        _commits.check_place(tmp_path, writes=True)
+    _commits.check_place(tmp_path, writes=False)
+
+
+def test_a_place_is_made_where_it_is_written(tmp_path):
+    _commits.check_place(tmp_path / "a" / "b", writes=False)
+    assert not (tmp_path / "a").exists()
+    _commits.check_place(tmp_path / "a" / "b", writes=True)
+    assert (tmp_path / "a" / "b").is_dir()
