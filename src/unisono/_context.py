@@ -181,6 +181,33 @@ def check_same_strategy(entering: Any) -> None:
         )
 
 
+#: The attribute of a variable or model that holds the strategy in whose scope it was created.
+STRATEGY_MARK = "_unisono_strategy"
+
+
+def check_holder(variable: Any) -> None:
+    """Raise when another strategy than the current one holds a variable.
+
+    Args:
+        variable: a Keras variable that is about to be read or written.
+
+    Raises:
+        MixedStrategyError: naming both strategies.
+    """
+    context = _CURRENT.get()
+    if context is None or context.strategy.is_default:
+        return
+    holder = getattr(variable, STRATEGY_MARK, None)
+    # Keras' global generator is created in the first scope that draws, and serves all.
+    if holder is None or holder is context.strategy or variable.name == "seed_generator_state":
+        return
+    raise MixedStrategyError(
+        "A variable can be used only with the strategy in whose scope it was created. Received: "
+        f"{variable.path!r} of {holder!r}, used with another strategy, {context.strategy!r}. Create one "
+        "strategy and use it for the whole program, or copy the weights into a model of the second one."
+    )
+
+
 class ReplicaContext:
     """What code inside a replica knows of the others, and how it speaks with them.
 

@@ -171,10 +171,9 @@ def resolve_devices(
             f"Give either `devices` or their number. Received: devices={list(devices)!r} and {num}. "
             "Leave one of them out."
         )
-    if not devices:
+    if devices is None or (isinstance(devices, Sequence) and not devices):
         return _first(num)
-    if isinstance(devices, str):
-        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`.")
+    _check_devices(devices)
     parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
     if wanted:
@@ -187,6 +186,25 @@ def resolve_devices(
                 f"There are: {list_devices()}."
             )
     return found
+
+
+def _check_devices(devices: Any) -> None:
+    if isinstance(devices, (str, jax.Device)):
+        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`.")
+    what = "`devices` must be a list of names or `jax.Device`s, in replica order."
+    if not isinstance(devices, Sequence):
+        hint = (
+            f'For {devices} devices write `devices=["gpu:0", …, "gpu:{devices - 1}"]` or `num_gpus={devices}`.'
+            if isinstance(devices, int) and devices > 0
+            else 'Write `devices=["cpu:0", "cpu:1"]`, for example.'
+        )
+        raise DeviceError(f"{what} Received: devices={devices!r}. {hint}")
+    for device in devices:
+        if not isinstance(device, (str, jax.Device)):
+            raise DeviceError(
+                f"{what} Received: {device!r} in devices={list(devices)!r}. Write `\"gpu:0\"` for the first "
+                f"GPU, for example. There are: {list_devices()}."
+            )
 
 
 def _first(num: int | None) -> tuple[jax.Device, ...]:

@@ -1,14 +1,14 @@
-"""Values that exist once per replica: `ReduceOp`, `PerReplica`, `Mirrored`."""
+"""Values that exist once per replica: `ReduceOp`, `DistributedValues`, `PerReplica`, `Mirrored`."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import jax
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 
 T = TypeVar("T")
 
@@ -43,8 +43,32 @@ class ReduceOp(enum.Enum):
         )
 
 
+class DistributedValues:
+    """Base of all that has a value for each replica: `PerReplica`, `Mirrored`, `Variable`.
+
+    >>> isinstance(PerReplica((1, 2)), DistributedValues)
+    True
+    """
+
+    __slots__ = ()
+
+
+def _forbidden(what: str) -> Any:
+    """A method that says how to use a `PerReplica` where one number or array is needed."""
+
+    def method(self: PerReplica, *others: Any) -> NoReturn:
+        raise InvalidTypeError(
+            f"A value that differs between replicas cannot be used as one array. Received: {what} of a "
+            f"PerReplica of {self.num_replicas} replicas. Combine the replicas first: "
+            '`strategy.reduce("SUM", value, axis=None)`, `strategy.gather(value, axis=0)`, or take them apart '
+            "with `strategy.local_results(value)`."
+        )
+
+    return method
+
+
 @jax.tree_util.register_pytree_node_class
-class PerReplica:
+class PerReplica(DistributedValues):
     """One value for each replica, in replica order.
 
     Equal shapes are held as one array with a leading replica axis (`stacked`), sharded over
@@ -110,6 +134,20 @@ class PerReplica:
         return f"PerReplica:{{{lines.rstrip(',')}\n}}"
 
 
+    # numpy would make an array of one object, and a truth value would be True.
+    __array_ufunc__ = None
+    __array__ = __jax_array__ = _forbidden("an array")
+    __bool__ = _forbidden("the truth value")
+    __float__ = __int__ = __index__ = __complex__ = _forbidden("the number")
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _forbidden("arithmetic")
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _forbidden("arithmetic")
+    __neg__ = __abs__ = __mod__ = __floordiv__ = _forbidden("arithmetic")
+    __lt__ = __le__ = __gt__ = __ge__ = _forbidden("a comparison")
+
+    def __format__(self, spec: str) -> str:
+        return _forbidden(f"the format {spec!r}")(self) if spec else repr(self)
+
+
 def _shards(stacked: Any) -> tuple[Any, ...] | None:
     """The parts of an array that already lie one on each device, without copying any."""
     shards = getattr(stacked, "addressable_shards", ())
@@ -122,7 +160,7 @@ def _shards(stacked: Any) -> tuple[Any, ...] | None:
 
 
 @jax.tree_util.register_pytree_node_class
-class Mirrored(Generic[T]):
+class Mirrored(DistributedValues, Generic[T]):
     """A value that is the same on every replica, such as the parameters of a pure JAX model.
 
     Pass it to `strategy.run` and the step sees the bare value; return it from the step to say

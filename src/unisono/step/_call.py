@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._errors import InvalidTypeError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._values import Mirrored, PerReplica
 
 
@@ -199,22 +199,61 @@ class Output:
                 leaves.append(detail)
         return jax.tree.unflatten(self.structure, leaves)
 
+    def shown(self) -> str:
+        """The structure with a word for each leaf, for messages."""
+        words = [{"own": "array", "mirrored": "Mirrored"}.get(kind, repr(value)) for kind, value in self.entries]
+        return str(jax.tree.unflatten(self.structure, [_Word(word) for word in words]))
+
+
+class _Word(str):
+    """Text whose `repr` has no quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
 
 def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> Any:
     """Join what each replica returned, where replicas were traced in turn.
 
     Arrays become a `PerReplica`; equal Python objects are returned as they are.
+
+    Raises:
+        InvalidArgumentError: when the replicas returned different structures.
     """
     first, _, mirrored = outputs[0]
-    joined = []
-    for leaves in zip(*(own for _, own, _ in outputs), strict=True):
-        same_shape = len({leaf.shape for leaf in leaves}) == 1
-        joined.append(PerReplica.from_stacked(jnp.stack(leaves)) if same_shape else PerReplica(leaves))
-    entries = tuple(
-        entry[0] if len({repr(e) for e in entry}) == 1 else ("static", PerReplica(e[1] for e in entry))
-        for entry in zip(*(out.entries for out, _, _ in outputs), strict=True)
-    )
-    return Output(first.structure, entries).rebuild(joined, mirrored)
+    for number, (out, _, _) in enumerate(outputs):
+        if out.structure != first.structure:
+            raise InvalidArgumentError(
+                "Every replica must return the same structure. Received: from replica 0 "
+                f"{first.shown()}, from replica {number} {out.shown()}. Return the same keys, lengths and "
+                "`None`s from each branch of the step, for example zeros where a replica has no rows."
+            )
+    own = [iter(arrays) for _, arrays, _ in outputs]
+    joined: list[Any] = []
+    entries: list[tuple[str, Any]] = []
+    for row in zip(*(out.entries for out, _, _ in outputs), strict=True):
+        kinds = {kind for kind, _ in row}
+        if kinds == {"own"}:
+            entries.append(row[0])
+            joined.append(_per_replica([next(arrays) for arrays in own]))
+        elif len({repr(entry) for entry in row}) == 1:
+            entries.append(row[0])
+        elif "mirrored" in kinds:
+            raise InvalidArgumentError(
+                "A `Mirrored` value must be returned by all replicas alike. Received: in the place of one, "
+                f"{sorted(kinds)}. Return `unisono.Mirrored` of the same structure from each replica."
+            )
+        else:
+            values = [next(o) if kind == "own" else v for o, (kind, v) in zip(own, row, strict=True)]
+            entries.append(("static", PerReplica(values)))
+    return Output(first.structure, tuple(entries)).rebuild(joined, mirrored)
+
+
+def _per_replica(arrays: Sequence[Any]) -> PerReplica:
+    """One array for each replica, stacked where their shapes are equal."""
+    if len({array.shape for array in arrays}) == 1:
+        return PerReplica.from_stacked(jnp.stack(arrays))
+    return PerReplica(arrays)
 
 
 @dataclasses.dataclass(frozen=True)

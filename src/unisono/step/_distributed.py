@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import ReplicaContext, current
+from unisono._context import ReplicaContext, check_holder, current
 from unisono._errors import InvalidArgumentError
 from unisono._values import PerReplica, ReduceOp
 from unisono.step._program import current_frame
@@ -205,6 +205,7 @@ class Variable(keras.Variable):
             )
 
     def _copies(self) -> Any:
+        check_holder(self)
         scope = _scope()
         return scope.get_copies(self) if scope is not None else self.stored_copies
 

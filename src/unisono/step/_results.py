@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica, ReduceOp
 from unisono.step._compiler import run_ahead_of
@@ -22,13 +23,16 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
     """Combine one per-replica value; see `Strategy.reduce`."""
     if not isinstance(value, PerReplica):
         return _reduce_single(op, value, axis, mesh.num_replicas)
-    axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if value.stacked is not None:
+        axes = None if axis is None else _axes(axis, value.stacked.shape[1:])
         if mesh.is_spread and not isinstance(value.stacked, jax.core.Tracer):
             reducer = jax.jit(_reduce_stacked, static_argnums=(1, 2), out_shardings=mesh.replicated)
             return mesh.local(_bounded(reducer(value.stacked, op, axes), mesh))
         return _bounded(_reduce_stacked(value.stacked, op, axes), mesh)
     values = [jnp.asarray(v) for v in value.values]
+    axes = None
+    for one in values if axis is not None else ():
+        axes = _axes(axis, one.shape)
     if axes is None and len({v.shape for v in values}) > 1:
         raise InvalidArgumentError(
             "Replicas must hold equal shapes to be reduced element by element. Received: shapes "
@@ -42,7 +46,8 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
 
 def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
     """A value that is the same everywhere; TensorFlow refuses its sum, which is likely a mistake."""
-    is_zero = isinstance(value, (int, float)) and value == 0
+    # A host's zero is not worth an error; a device array is not read to find out.
+    is_zero = isinstance(value, (int, float, np.generic, np.ndarray)) and not np.any(value)
     if op is ReduceOp.SUM and replicas > 1 and not is_zero:
         raise InvalidArgumentError(
             "Only a per-replica value can be summed over the replicas. Received: "
@@ -51,14 +56,41 @@ def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
         )
     if axis is None:
         return value
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = _axes(axis, np.shape(value))
     return jnp.sum(value, axis=axes) if op is ReduceOp.SUM else jnp.mean(value, axis=axes)
+
+
+def _axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions of a replica's array, counted from 0.
+
+    Raises:
+        InvalidTypeError: for what is not an integer, or several of them.
+        InvalidArgumentError: for a dimension that the array does not have, or one named twice.
+
+    >>> _axes((0, -1), (4, 5, 6))
+    (0, 2)
+    """
+    try:
+        given = [operator.index(a) for a in (axis if isinstance(axis, (tuple, list)) else [axis])]
+    except TypeError:
+        raise InvalidTypeError(
+            f"`axis` must be None, an integer or a tuple of integers. Received: axis={axis!r}. "
+            "Write `axis=0` for the rows of each replica, or `axis=None` for none of its dimensions."
+        ) from None
+    rank = len(shape)
+    found = tuple(a + rank if a < 0 else a for a in given)
+    if any(not 0 <= a < rank for a in found) or len(set(found)) < len(found):
+        raise InvalidArgumentError(
+            "`axis` must name dimensions of one replica's array, each once. "
+            f"Received: axis={axis!r} for an array of shape {tuple(shape)}. "
+            + (f"Its dimensions are {tuple(range(rank))}." if rank else "Write `axis=None` for scalars.")
+        )
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _reduce_stacked(stacked: Any, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
-    rank = stacked.ndim - 1
-    over = (0, *(1 + a % rank for a in axes)) if axes else (0,)
+    over = (0, *(1 + a for a in axes or ()))
     return jnp.sum(stacked, axis=over) if op is ReduceOp.SUM else jnp.mean(stacked, axis=over)
 
 
@@ -86,8 +118,10 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
             "Only arrays of rank 1 or more can be joined. Received: scalars. Use `strategy.reduce`, or "
             "return `x[None]` from the step."
         )
-    at = axis % len(shapes[0])
-    if len({s[:at] + s[at + 1 :] for s in shapes}) > 1:
+    if not isinstance(axis, (int, np.integer)):
+        raise InvalidTypeError(f"`axis` must be an integer. Received: axis={axis!r}. Write `axis=0`.")
+    (at,) = _axes(axis, shapes[0])
+    if len({len(s) for s in shapes}) > 1 or len({s[:at] + s[at + 1 :] for s in shapes}) > 1:
         raise InvalidArgumentError(
             f"Shapes must be equal on all dimensions but axis={axis} to be joined. Received: {shapes}. "
             "Gather along the dimension in which they differ."

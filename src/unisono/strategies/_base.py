@@ -344,13 +344,22 @@ class Strategy(abc.ABC):
     experimental_run_v2 = run
 
     def __copy__(self) -> NoReturn:
-        raise ContextError(
-            "A strategy cannot be copied: its variables know one object. Received: copy.copy(strategy). "
-            "Use the strategy itself."
-        )
+        raise _not_copied("copy.copy(strategy)")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        # A variable, or a program's settings, may be copied; the copy belongs to the same strategy.
+        if memo:
+            return self
+        raise _not_copied("copy.deepcopy(strategy)")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(str(d) for d in self._mesh.devices)})"
+
+
+def _not_copied(call: str) -> ContextError:
+    return ContextError(
+        f"A strategy cannot be copied: its variables know one object. Received: {call}. Use the strategy itself."
+    )
 
 
 def _not_in_replica() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from unisono._context import Context, entered
+from unisono._context import STRATEGY_MARK, Context, entered
 from unisono._errors import InvalidArgumentError
 from unisono._values import PerReplica, ReduceOp
 
@@ -20,8 +20,6 @@ class StrategyExtended:
         strategy: whose operations.
     """
 
-    should_checkpoint = True
-    should_save_summary = True
     experimental_require_static_shapes = False
 
     def __init__(self, strategy: Any) -> None:
@@ -37,9 +35,29 @@ class StrategyExtended:
         """The devices on which variables live."""
         return tuple(self._strategy.parameter_devices)
 
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints: of several workers the chief does."""
+        return bool(self._strategy.is_chief)
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries: of several workers the chief does."""
+        return bool(self._strategy.is_chief)
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initializes variables: every process does."""
+        return True
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs the program by itself."""
+        return bool(self._strategy.mesh.is_spread)
+
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Return whether `variable` was created in this strategy's scope."""
-        return getattr(variable, "_unisono_strategy", None) is self._strategy
+        return getattr(variable, STRATEGY_MARK, None) is self._strategy
 
     @contextlib.contextmanager
     def colocate_vars_with(self, variable: Any) -> Iterator[None]:

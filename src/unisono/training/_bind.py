@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import keras
 
-from unisono._context import Context, current, entered
+from unisono._context import STRATEGY_MARK, Context, check_holder, current, entered
 from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
 from unisono._mesh import on_device
 from unisono.step._program import current_frame
@@ -43,7 +43,7 @@ from unisono.training._losses import aggregate_gradients, replica_loss, synchron
 from unisono.training._saving import written_once
 from unisono.training._step import Task, gather_rows
 
-_MARK = "_unisono_strategy"
+_MARK = STRATEGY_MARK
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _installed = False
 #: Whether the gradients that an optimizer is given are those of all replicas already.
@@ -62,6 +62,7 @@ def install() -> None:
         return
     _installed = True
     _wrap(keras.Variable, "__init__", _variable_init)
+    _wrap(keras.Variable, "assign", _variable_assign)
     _read_on_devices()
     _mark_new_models()
     _wrap(keras.Model, "compile", _compile)
@@ -127,7 +128,17 @@ def _variable_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs
 def _read_on_devices() -> None:
     """What rests in host memory between steps is read on its device: layers cannot compute with it."""
     original: Any = keras.Variable.value
-    keras.Variable.value = property(lambda self: on_device(original.fget(self)), doc=original.__doc__)
+
+    def value(self: Any) -> Any:
+        check_holder(self)
+        return on_device(original.fget(self))
+
+    keras.Variable.value = property(value, doc=original.__doc__)
+
+
+def _variable_assign(original: Callable[..., Any], self: Any, value: Any) -> Any:
+    check_holder(self)
+    return original(self, value)
 
 
 def _mark_new_models() -> None:
