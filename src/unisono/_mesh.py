@@ -194,7 +194,7 @@ def _check_devices(devices: Any) -> None:
     what = "`devices` must be a list of names or `jax.Device`s, in replica order."
     if not isinstance(devices, Sequence):
         hint = (
-            f'For {devices} devices write `devices=["gpu:0", …, "gpu:{devices - 1}"]` or `num_gpus={devices}`.'
+            f'For so many devices write `devices=["gpu:0", …]` or `num_gpus={devices}`.'
             if isinstance(devices, int) and devices > 0
             else 'Write `devices=["cpu:0", "cpu:1"]`, for example.'
         )
@@ -202,7 +202,7 @@ def _check_devices(devices: Any) -> None:
     for device in devices:
         if not isinstance(device, (str, jax.Device)):
             raise DeviceError(
-                f"{what} Received: {device!r} in devices={list(devices)!r}. Write `\"gpu:0\"` for the first "
+                f'{what} Received: {device!r} in devices={list(devices)!r}. Write `"gpu:0"` for the first '
                 f"GPU, for example. There are: {list_devices()}."
             )
 

@@ -60,8 +60,8 @@ def _forbidden(what: str) -> Any:
         raise InvalidTypeError(
             f"A value that differs between replicas cannot be used as one array. Received: {what} of a "
             f"PerReplica of {self.num_replicas} replicas. Combine the replicas first: "
-            '`strategy.reduce("SUM", value, axis=None)`, `strategy.gather(value, axis=0)`, or take them apart '
-            "with `strategy.local_results(value)`."
+            '`strategy.reduce("SUM", value, axis=None)`, `strategy.gather(value, axis=0)`, or take them '
+            "apart with `strategy.local_results(value)`."
         )
 
     return method
@@ -132,7 +132,6 @@ class PerReplica(DistributedValues):
         except (AttributeError, TypeError, IndexError):  # a placeholder of tree_map, not an array
             return f"PerReplica({self._stacked!r})"
         return f"PerReplica:{{{lines.rstrip(',')}\n}}"
-
 
     # numpy would make an array of one object, and a truth value would be True.
     __array_ufunc__ = None

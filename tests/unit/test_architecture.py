@@ -136,6 +136,7 @@ FLOORS = {
     "training._companion": 1,
     "training._fit": 10,
     "training._inputs": 4,
+    "training._holders": 4,
     "training._joined": 4,
     "training._losses": 4,
     "training._placing": 9,

@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
-from unisono import Mirrored, PerReplica, ReduceOp
+from unisono import DistributedValues, Mirrored, PerReplica, ReduceOp
 from unisono._errors import InvalidArgumentError
 
 
@@ -44,9 +45,36 @@ def test_tree_map_goes_through_and_keeps_the_kind(value):
     np.testing.assert_array_equal(np.ravel(jax.tree.leaves(doubled)), [2, 4])
 
 
-def test_there_is_no_arithmetic():
-    with pytest.raises(TypeError):
-        PerReplica((1, 2)) + 1
+#: What users write where they forgot to reduce; numpy and `bool` gave nonsense without an error.
+USES = {
+    "asarray": np.asarray,
+    "jnp.asarray": jnp.asarray,
+    "keras": keras.ops.convert_to_tensor,
+    "np.mean": np.mean,
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "format": lambda x: f"{x:.4f}",
+    "x + 1": lambda x: x + 1,
+    "1 + x": lambda x: 1 + x,
+    "numpy + x": lambda x: np.float32(1) + x,
+    "jax + x": lambda x: jnp.ones(2) + x,
+    "-x": lambda x: -x,
+    "x < 1": lambda x: x < 1,
+}
+
+
+@pytest.mark.parametrize("value", [PerReplica((1, 2)), PerReplica.from_stacked(np.ones(2))], ids=str)
+@pytest.mark.parametrize("use", USES)
+def test_there_is_no_one_array(use, value):
+    with pytest.raises(TypeError, match=r"between replicas.*strategy\.reduce"):
+        USES[use](value)
+
+
+def test_what_has_a_value_for_each_replica():
+    assert all(isinstance(v, DistributedValues) for v in (PerReplica((1, 2)), Mirrored(1)))
+    assert not isinstance(jnp.ones(2), DistributedValues)
+    assert f"{PerReplica((1, 2))}" == repr(PerReplica((1, 2)))
 
 
 def test_repr_names_each_replica():

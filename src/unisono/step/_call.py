@@ -201,8 +201,9 @@ class Output:
 
     def shown(self) -> str:
         """The structure with a word for each leaf, for messages."""
-        words = [{"own": "array", "mirrored": "Mirrored"}.get(kind, repr(value)) for kind, value in self.entries]
-        return str(jax.tree.unflatten(self.structure, [_Word(word) for word in words]))
+        names = {"own": "array", "mirrored": "Mirrored"}
+        words = [_Word(names.get(kind, repr(value))) for kind, value in self.entries]
+        return str(jax.tree.unflatten(self.structure, words))
 
 
 class _Word(str):

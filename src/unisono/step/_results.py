@@ -31,8 +31,9 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
         return _bounded(_reduce_stacked(value.stacked, op, axes), mesh)
     values = [jnp.asarray(v) for v in value.values]
     axes = None
-    for one in values if axis is not None else ():
-        axes = _axes(axis, one.shape)
+    if axis is not None:
+        for one in values:
+            axes = _axes(axis, one.shape)
     if axes is None and len({v.shape for v in values}) > 1:
         raise InvalidArgumentError(
             "Replicas must hold equal shapes to be reduced element by element. Received: shapes "
@@ -71,7 +72,8 @@ def _axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     (0, 2)
     """
     try:
-        given = [operator.index(a) for a in (axis if isinstance(axis, (tuple, list)) else [axis])]
+        several: Sequence[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
+        given = [operator.index(a) for a in several]
     except TypeError:
         raise InvalidTypeError(
             f"`axis` must be None, an integer or a tuple of integers. Received: axis={axis!r}. "

@@ -358,7 +358,8 @@ class Strategy(abc.ABC):
 
 def _not_copied(call: str) -> ContextError:
     return ContextError(
-        f"A strategy cannot be copied: its variables know one object. Received: {call}. Use the strategy itself."
+        f"A strategy cannot be copied: its variables know one object. Received: {call}. "
+        "Use the strategy itself."
     )
 
 

@@ -30,7 +30,7 @@ import jax
 import keras
 
 from unisono._context import STRATEGY_MARK, Context, check_holder, current, entered
-from unisono._errors import InvalidArgumentError, MixedStrategyError, ScopeError
+from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
@@ -38,12 +38,18 @@ from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._apart import check_fit
 from unisono.training._companion import accompanied, has_companions
 from unisono.training._fit import TrainerFunction
+from unisono.training._holders import (
+    assign_here,
+    check_variables,
+    current_strategy,
+    holder_by_scope,
+    note_creation,
+)
 from unisono.training._inputs import data_needed, keras_arguments
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._saving import written_once
 from unisono.training._step import Task, gather_rows
 
-_MARK = STRATEGY_MARK
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _installed = False
 #: Whether the gradients that an optimizer is given are those of all replicas already.
@@ -61,8 +67,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    _wrap(keras.Variable, "__init__", _variable_init)
-    _wrap(keras.Variable, "assign", _variable_assign)
+    _wrap(keras.Variable, "__init__", note_creation)
+    _wrap(keras.Variable, "assign", assign_here)
     _read_on_devices()
     _mark_new_models()
     _wrap(keras.Model, "compile", _compile)
@@ -107,22 +113,12 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
-def _current_strategy() -> Any | None:
-    context = current()
-    return None if context is None or context.strategy.is_default else context.strategy
-
-
 def _replica_context() -> Context | None:
     context = current()
     return context if context is not None and context.replica is not None else None
 
 
 # --- where things are created -------------------------------------------------------------
-
-
-def _variable_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    object.__setattr__(self, _MARK, _current_strategy())
-    original(self, *args, **kwargs)
 
 
 def _read_on_devices() -> None:
@@ -136,67 +132,28 @@ def _read_on_devices() -> None:
     keras.Variable.value = property(value, doc=original.__doc__)
 
 
-def _variable_assign(original: Callable[..., Any], self: Any, value: Any) -> Any:
-    check_holder(self)
-    return original(self, value)
-
-
 def _mark_new_models() -> None:
     """Note the scope in which a model is made: its variables may come much later."""
     original = keras.Model.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         model = original(cls, *args, **kwargs)
-        object.__setattr__(model, _MARK, _current_strategy())
+        object.__setattr__(model, STRATEGY_MARK, current_strategy())
         return model
 
     keras.Model.__new__ = staticmethod(new)
 
 
 def _compile(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    strategy = _strategy_for(self)
+    strategy = holder_by_scope(self) or _BOUND.get(self)
     if strategy is None:
         _BOUND.pop(self, None)
         original(self, *args, **kwargs)
         return
-    _check_variables(self, strategy)
+    check_variables(self, strategy)
     with _scope_of(strategy):
         original(self, *args, **kwargs)
     _BOUND[self] = strategy
-
-
-def _strategy_for(model: Any) -> Any | None:
-    """The current strategy, else the one in whose scope the model's variables were made."""
-    strategy = _current_strategy()
-    if strategy is not None:
-        return strategy
-    marks = {mark for v in (model, *model.variables) if (mark := getattr(v, _MARK, None)) is not None}
-    if len(marks) > 1:
-        raise MixedStrategyError(
-            "All variables of a model must be created in the scope of one strategy. Received: "
-            f"{model.name!r} with variables of {sorted(map(repr, marks))}. Build the model in one scope."
-        )
-    return marks.pop() if marks else _BOUND.get(model)
-
-
-def _check_variables(model: Any, strategy: Any) -> None:
-    """Raise when a variable of the model was not made in the scope of `strategy`."""
-    for variable in model.variables:
-        mark = getattr(variable, _MARK, None)
-        if mark is strategy:
-            continue
-        if mark is None:
-            raise ScopeError(
-                "A model must be created in the scope of the strategy that trains it. Received: variable "
-                f"{variable.path!r} of {model.name!r}, which was created outside of the scope of "
-                f"{strategy!r}. Write\n    with strategy.scope():\n"
-                "        model = ...\n        model.compile(...)"
-            )
-        raise MixedStrategyError(
-            "A model must be compiled in the scope of the strategy that holds its variables. Received: "
-            f"variable {variable.path!r} of {mark!r}, compiled in the scope of {strategy!r}. "
-            "Build the model anew in the second scope, or compile it in the first."
-        )
 
 
 # --- fit, evaluate, predict -----------------------------------------------------------------
@@ -242,7 +199,7 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
 
 
 def _check_not_in_scope(model: Any, name: str) -> None:
-    strategy = _current_strategy()
+    strategy = current_strategy()
     if strategy is not None and model.compiled and _replica_context() is None:
         raise InvalidArgumentError(
             f"`{name}` in the scope of a strategy needs a model that was compiled in it. Received: "
@@ -284,7 +241,9 @@ def _weights_kept(model: Any) -> Iterator[None]:
 
 def holder_of(thing: Any) -> Any | None:
     """The strategy that a model belongs to, compiled or not, or a variable."""
-    return (_BOUND.get(thing) if isinstance(thing, keras.Model) else None) or getattr(thing, _MARK, None)
+    return (_BOUND.get(thing) if isinstance(thing, keras.Model) else None) or getattr(
+        thing, STRATEGY_MARK, None
+    )
 
 
 def writes_files(model: Any) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import functools
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -286,6 +287,22 @@ ERRORS = {
         "equal shapes",
     ),
     "a copy": (copy.copy, "cannot be copied"),
+    "a deep copy": (copy.deepcopy, r"copy.deepcopy\(strategy\)"),
+    "an axis of a scalar": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones(())), axis=0), "axis=None"),
+    "an axis too large": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones((2, 3))), axis=2), "axis=2"),
+    "an axis too small": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones((2, 3))), axis=-3), "axis=-3"),
+    "an axis twice": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones((2, 3))), axis=(0, -2)), "each once"),
+    "an axis of unequal shapes": (
+        lambda s: s.reduce("MEAN", unisono.PerReplica((np.ones(1), np.ones(2))), axis=1),
+        r"\(1,\)",
+    ),
+    "an axis of one value": (lambda s: s.reduce("MEAN", np.ones((2, 3)), axis=2), "axis=2"),
+    "an axis of the wrong type": (
+        lambda s: s.reduce("SUM", s.run(lambda: jnp.ones(2)), axis="0"),
+        "axis='0'",
+    ),
+    "joined along no axis": (lambda s: s.gather(s.run(lambda: jnp.ones((2, 3))), axis=2), "axis=2"),
+    "joined along None": (lambda s: s.gather(s.run(lambda: jnp.ones(2)), axis=None), "axis=None"),
 }
 
 
@@ -294,6 +311,78 @@ def test_errors(name):
     code, message = ERRORS[name]
     with pytest.raises((unisono.UnisonoError), match=message):
         code(unisono.MirroredStrategy(cpus(2)))
+
+
+#: What replicas with 2 and 1 rows return, and what the error says.
+STRUCTURES = {
+    "keys": (
+        lambda x: {"a" if len(x) == 2 else "b": x},
+        "replica 0 {'a': array}, from replica 1 {'b': array}",
+    ),
+    "lengths": (lambda x: [x] * len(x), "replica 0 [array, array], from replica 1 [array]"),
+    "none": (lambda x: x if len(x) == 2 else None, "from replica 1 None"),
+    "mirrored": (lambda x: unisono.Mirrored(x) if len(x) == 2 else x, "`Mirrored`"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_replicas_return_one_structure(name):
+    strategy = unisono.MirroredStrategy(cpus(2))
+    (batch,) = strategy.distribute_dataset([np.ones(3)])
+    step, message = STRUCTURES[name]
+    with pytest.raises(unisono.InvalidArgumentError, match=re.escape(message)):
+        strategy.run(step, args=(batch,))
+
+
+def test_an_array_beside_a_python_number():
+    strategy = unisono.MirroredStrategy(cpus(2))
+    (batch,) = strategy.distribute_dataset([np.arange(3.0)])
+    result = strategy.run(lambda x: (jnp.sum(x), len(x), x if len(x) == 2 else 7), args=(batch,))
+    assert locals_of(strategy, result[0]) == [1.0, 2.0]
+    assert result[1].values == (2, 1)
+    assert locals_of(strategy, result[2]) == [[0.0, 1.0], 7]
+
+
+def test_a_zero_of_the_host_is_the_sum_of_zeros():
+    strategy = unisono.MirroredStrategy(cpus(2))
+    for zero in (0, 0.0, np.float32(0), np.zeros(3, "f4")):
+        np.testing.assert_array_equal(strategy.reduce("SUM", zero, axis=None), zero)
+    with pytest.raises(unisono.InvalidArgumentError, match="per-replica value"):
+        strategy.reduce("SUM", np.float32(1), axis=None)
+
+
+def test_a_variable_belongs_to_its_strategy():
+    one, two = unisono.MirroredStrategy(cpus(2)), unisono.MirroredStrategy(cpus(2))
+    with one.scope():
+        mirrored, plain = unisono.Variable(1.0, name="mine"), keras.Variable(1.0, name="mine")
+        on_read = unisono.Variable(1.0, name="mine", synchronization="on_read", aggregation="mean")
+    uses = [
+        lambda v: v.value,
+        lambda v: v + 1.0,
+        lambda v: v.assign(2.0),
+        lambda v: two.run(lambda: v.value),
+        lambda v: two.run(lambda x: v.assign(x), args=(1.0,)),
+        lambda v: unisono.function(lambda: v + 1.0)(),
+    ]
+    for variable in (mirrored, plain, on_read):
+        for use in uses:
+            with pytest.raises(unisono.MixedStrategyError, match="'mine' of Mirrored"), two.scope():
+                use(variable)
+        assert float(variable.value) == 1.0
+    # Keras' own generator is created in the first scope that draws, and serves all.
+    for strategy in (one, two):
+        with strategy.scope():
+            keras.random.normal((1,))
+
+
+def test_a_copy_of_a_variable_belongs_to_the_same_strategy():
+    strategy = unisono.MirroredStrategy(cpus(2))
+    with strategy.scope():
+        variable = unisono.Variable(1.0)
+    twin = copy.deepcopy(variable)
+    twin.assign(2.0)
+    assert float(variable.value) == 1.0
+    assert strategy.extended.variable_created_in_scope(twin)
 
 
 def test_two_strategies_do_not_mix():
