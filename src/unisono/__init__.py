@@ -24,7 +24,7 @@ _HOMES = {
         "MissingPackageError", "MixedStrategyError", "OutOfRangeError", "ScopeError", "TapeError",
         "UnisonoError", "UnsupportedError",
     ],
-    "_values": ["DistributedValues", "Mirrored", "PerReplica", "ReduceOp"],
+    "_values": ["DistributedValues", "IndexedSlices", "Mirrored", "PerReplica", "ReduceOp"],
     "_evaluator._sidecar": ["SidecarEvaluator"],
     "_launching": ["launch"],
     "_context": [

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from unisono._errors import ContextError, MixedStrategyError
-from unisono._values import PerReplica, ReduceOp
+from unisono._values import IndexedSlices, PerReplica, ReduceOp
 
 
 class ReplicaEngine(Protocol):
@@ -255,7 +255,20 @@ class ReplicaContext:
             The pytree with every array reduced. The gradient of an all-reduce is the
             all-reduce of the gradients with the same operation.
         """
-        return self._engine.all_reduce(ReduceOp.parse(reduce_op), value)
+        import jax
+
+        op = ReduceOp.parse(reduce_op)
+        leaves, structure = jax.tree.flatten(value, is_leaf=lambda leaf: isinstance(leaf, IndexedSlices))
+        plain = iter(self._engine.all_reduce(op, [x for x in leaves if not isinstance(x, IndexedSlices)]))
+        every = [self._rows(op, x) if isinstance(x, IndexedSlices) else next(plain) for x in leaves]
+        return jax.tree.unflatten(structure, every)
+
+    def _rows(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """The sum of sparse rows: the rows of all replicas, one after the other."""
+        values, indices = self._engine.all_gather((slices.values, slices.indices), 0)
+        if op is ReduceOp.MEAN:
+            values = values / self.num_replicas_in_sync
+        return IndexedSlices(values, indices, slices.dense_shape)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenate `value` of all replicas along `axis`, in replica order; differentiable.

@@ -16,7 +16,7 @@ builtin that a user of `tf.distribute` would catch::
     │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
     ├── MissingPackageError (ImportError)     an optional feature's package is not installed
     ├── OutOfRangeError (IndexError)          a distributed iterator has no next batch
-    ├── UnsupportedError (NotImplementedError)  an option that has no meaning at this place
+    ├── UnsupportedError (NotImplementedError)  an option or operation that has no meaning at this place
     └── TapeError (RuntimeError)              a GradientTape used where it cannot work
 
 Messages say what must hold, what was received, and what to write instead.
@@ -76,7 +76,7 @@ class OutOfRangeError(UnisonoError, IndexError):
 
 
 class UnsupportedError(UnisonoError, NotImplementedError):
-    """An option was used where it has no meaning."""
+    """An option or operation was used where it has no meaning."""
 
 
 class TapeError(UnisonoError, RuntimeError):

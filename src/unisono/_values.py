@@ -147,6 +147,37 @@ class PerReplica(DistributedValues):
         return _forbidden(f"the format {spec!r}")(self) if spec else repr(self)
 
 
+@jax.tree_util.register_pytree_node_class
+class IndexedSlices:
+    """Some rows of an array: `values[i]` belongs at row `indices[i]`; an index may occur more than once.
+
+    Args:
+        values: array of shape `(n, ...)`.
+        indices: integers of shape `(n,)`.
+        dense_shape: of the whole array, where it is known.
+
+    >>> IndexedSlices([1.0, 2.0], [0, 3])
+    IndexedSlices(values=[1.0, 2.0], indices=[0, 3])
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values, self.indices, self.dense_shape = values, indices, dense_shape
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
+        """Children for JAX: values and indices."""
+        return (self.values, self.indices), self.dense_shape
+
+    @classmethod
+    def tree_unflatten(cls, dense_shape: Any, children: tuple[Any, Any]) -> IndexedSlices:
+        """Inverse of `tree_flatten`."""
+        return cls(*children, dense_shape)
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
+
+
 def _shards(stacked: Any) -> tuple[Any, ...] | None:
     """The parts of an array that already lie one on each device, without copying any."""
     shards = getattr(stacked, "addressable_shards", ())

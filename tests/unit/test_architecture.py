@@ -114,6 +114,7 @@ FLOORS = {
     "step._identity": 1,
     "step._program": 5,
     "step._results": 9,
+    "step._scatter": 5,
     "step._scope": 4,
     "step._tape": 7,
     "step._variables": 4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import ReplicaContext, check_holder, current
+from unisono._context import STRATEGY_MARK, ReplicaContext, check_holder, current
 from unisono._errors import InvalidArgumentError
-from unisono._values import PerReplica, ReduceOp
+from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._program import current_frame
+from unisono.step._scatter import as_slices, check_scatter, scattered
 from unisono.step._scope import StateScope
 from unisono.step._variables import (
     Merge,
@@ -27,7 +28,7 @@ from unisono.step._variables import (
 )
 
 
-class Variable(keras.Variable):
+class Variable(keras.Variable, DistributedValues):
     """A variable that says how the values of several replicas become one.
 
     An assignment in a replica does what tf.distribute does:
@@ -45,6 +46,11 @@ class Variable(keras.Variable):
         trainable: whether `trainable_variables` of a layer lists it; False by default for ON_READ.
         name: letters without `/`.
         dtype: data type; that of `initial_value` by default.
+        shape: of the variable, which `initial_value` must have; None in it stands for any size. The
+            shape stays as it is: compiled programs depend on it.
+        validate_shape: accepted for tf.Variable's signature.
+        caching_device: accepted for it; each replica has its copy on its device anyway.
+        constraint: a function of the value that optimizers apply after an update.
         synchronization: a `VariableSynchronization` or its name.
         aggregation: a `VariableAggregation` or its name.
 
@@ -65,11 +71,17 @@ class Variable(keras.Variable):
         dtype: Any = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        *,
+        shape: Sequence[int | None] | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         sync: VariableSynchronization = _parse(VariableSynchronization, synchronization, "synchronization")
         agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
         initial = np.asarray(initial_value() if callable(initial_value) else initial_value)
+        _check_shape(shape, initial.shape)
         dtype = str(jnp.dtype(dtype or jax.dtypes.canonicalize_dtype(initial.dtype)))
         context = current()
         strategy = context.strategy if context else None
@@ -91,6 +103,8 @@ class Variable(keras.Variable):
             name=name,
             **kwargs,
         )
+        if constraint is not None:
+            self.constraint = constraint
         if on_read and self.num_copies > 1:
             shape = (self.num_copies, *initial.shape)
             self.stored_copies = jnp.broadcast_to(jnp.asarray(initial, dtype), shape)
@@ -143,7 +157,10 @@ class Variable(keras.Variable):
         own_copy = merge_rule(self.kind) is Merge.STACK
         if own_copy or replica.num_replicas_in_sync == 1:
             return super().assign(combine(super().value, value))
-        reduced = self._aggregate(self._checked(value), replica)
+        if isinstance(value, IndexedSlices):
+            reduced = self._aggregate_rows(value, replica)
+        else:
+            reduced = self._aggregate(self._checked(value), replica)
         frame = current_frame()
         new = combine(super().value, reduced)
         if frame is None:
@@ -169,6 +186,64 @@ class Variable(keras.Variable):
         is_first = jnp.equal(replica.replica_id_in_sync_group, 0)
         return replica.all_reduce(ReduceOp.SUM, jnp.where(is_first, value, jnp.zeros_like(value)))
 
+    def _aggregate_rows(self, slices: IndexedSlices, replica: ReplicaContext) -> IndexedSlices:
+        """The rows of all replicas one after the other, or the first replica's."""
+        if self._agg is VariableAggregation.ONLY_FIRST_REPLICA:
+            every = replica.engine.exchange(slices)
+            return IndexedSlices(every.values.values[0], every.indices.values[0])
+        op = ReduceOp.MEAN if self._agg is VariableAggregation.MEAN else ReduceOp.SUM
+        rows: IndexedSlices = replica.all_reduce(op, slices)
+        return rows
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Add rows; in a replica, those of all replicas (their n-th part with aggregation MEAN).
+
+        Args:
+            sparse_delta: `IndexedSlices`.
+            use_locking: accepted for tf.Variable's signature, as `name`; likewise below.
+            name: likewise.
+
+        Raises:
+            UnsupportedError: for ON_READ variables.
+        """
+        return self._scatter("add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Subtract rows; as `scatter_add`."""
+        return self._scatter("sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Multiply by rows; as `scatter_add`."""
+        return self._scatter("mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Divide by rows; as `scatter_add`."""
+        return self._scatter("div", sparse_delta)
+
+    def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Take the smaller of what is there and given rows; not with aggregation SUM or MEAN."""
+        return self._scatter("min", sparse_delta)
+
+    def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Take the larger of what is there and given rows; not with aggregation SUM or MEAN."""
+        return self._scatter("max", sparse_delta)
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Replace rows; not with aggregation SUM or MEAN."""
+        return self._scatter("update", sparse_delta)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Replace rows: `variable[i, indices[i, j]] = values[i, j]`; not with aggregation SUM or MEAN."""
+        return self._scatter("update", sparse_delta, batched=True)
+
+    def _scatter(self, how: str, sparse_delta: Any, batched: bool = False) -> Any:
+        if getattr(self, STRATEGY_MARK, None) is not None:
+            check_scatter(how, self._sync, self._agg, self.path)
+        slices = as_slices(sparse_delta, tuple(self.shape), self._dtype, batched)
+        return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
+
     def _assign_everywhere(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
         if isinstance(value, PerReplica):
             return self._assign_per_replica(value, combine)
@@ -179,8 +254,8 @@ class Variable(keras.Variable):
             new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), self._dtype)
             self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
         else:
-            new = jnp.asarray(combine(copies[0], value), self._dtype)
-            self._set_copies(jnp.broadcast_to(new, copies.shape))
+            new = jax.vmap(lambda copy: jnp.asarray(combine(copy, value), self._dtype))(copies)
+            self._set_copies(new)
         return self.value
 
     def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> Any:
@@ -259,6 +334,16 @@ def _check_declaration(
         raise InvalidArgumentError(
             "The mean of an integer variable would need rounding, so a MEAN variable must be of a floating "
             f"type. Received: dtype={dtype}. Use aggregation SUM or ONLY_FIRST_REPLICA, or `dtype='float32'`."
+        )
+
+
+def _check_shape(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> None:
+    if shape is None:
+        return
+    if len(shape) != len(found) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
+        raise InvalidArgumentError(
+            f"`initial_value` must have the shape that is given. Received: shape={tuple(shape)} and a value "
+            f"of shape {found}. Leave `shape` out, or give the value that shape."
         )
 
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
-from unisono._values import PerReplica, ReduceOp
+from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.step._compiler import run_ahead_of
 
 Axis = int | Sequence[int] | None
@@ -21,6 +21,8 @@ Axis = int | Sequence[int] | None
 
 def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
     """Combine one per-replica value; see `Strategy.reduce`."""
+    if isinstance(value, IndexedSlices):
+        return _reduce_rows(op, value, axis, mesh)
     if not isinstance(value, PerReplica):
         return _reduce_single(op, value, axis, mesh.num_replicas)
     if value.stacked is not None:
@@ -43,6 +45,20 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
     if axes is None:
         return mesh.local(_bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh))
     return mesh.local(_bounded(_reduce_ragged(values, op, axes), mesh))
+
+
+def _reduce_rows(op: ReduceOp, slices: IndexedSlices, axis: Axis, mesh: ReplicaMesh) -> IndexedSlices:
+    """The sum of sparse rows: the rows of all replicas, one after the other."""
+    if axis is not None:
+        raise InvalidArgumentError(
+            f"Sparse rows can be reduced with `axis=None` only. Received: axis={axis!r} and {slices!r}."
+        )
+    if not isinstance(slices.values, PerReplica):
+        return slices
+    values, indices = gather(slices.values, 0, mesh), gather(slices.indices, 0, mesh)
+    if op is ReduceOp.MEAN:
+        values = values / mesh.num_replicas
+    return IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
@@ -107,6 +123,11 @@ def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> An
 
 def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
     """Concatenate one per-replica value; see `Strategy.gather`."""
+    if isinstance(value, IndexedSlices):
+        raise UnsupportedError(
+            "`gather` joins arrays. Received: IndexedSlices. Use `strategy.reduce('SUM', value, axis=None)`, "
+            "which joins the rows of all replicas."
+        )
     if not isinstance(value, PerReplica):
         return value
     stacked = value.stacked

@@ -13,7 +13,7 @@ from unisono._backend import require_jax
 from unisono._context import Context, check_same_strategy, current, entered, require_cross_replica
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
-from unisono._values import PerReplica, ReduceOp
+from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.data._distribute import (
     DistributedDataset,
@@ -237,7 +237,7 @@ class Strategy(abc.ABC):
         return jax.tree.map(
             lambda leaf: results.reduce(op, leaf, axis, self._mesh),
             value,
-            is_leaf=lambda leaf: isinstance(leaf, PerReplica),
+            is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -256,7 +256,7 @@ class Strategy(abc.ABC):
         return jax.tree.map(
             lambda leaf: results.gather(leaf, axis, self._mesh),
             value,
-            is_leaf=lambda leaf: isinstance(leaf, PerReplica),
+            is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:

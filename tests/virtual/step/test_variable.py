@@ -1,5 +1,6 @@
 """`unisono.Variable`: tf.distribute's table of what an assignment does, on two replicas."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -128,3 +129,138 @@ def test_on_read_is_not_trainable(two):
     with two.scope():
         assert unisono.Variable(1.0).trainable
         assert not unisono.Variable(1.0, synchronization="on_read", aggregation="sum").trainable
+
+
+#: (aggregation, operation): what copies of [2, 4, 6] are after each replica wrote [id + 2, id + 5] to rows
+#: [id, 2]. Source: observed in TensorFlow 2.21. In cross-replica context all give what `CROSS` says.
+SCATTER = {
+    ("none", "add"): [[4, 4, 11], [2, 7, 12]],
+    ("none", "sub"): [[0, 4, 1], [2, 1, 0]],
+    ("none", "mul"): [[4, 4, 30], [2, 12, 36]],
+    ("none", "div"): [[1, 4, 1.2], [2, 4 / 3, 1]],
+    ("none", "min"): [[2, 4, 5], [2, 3, 6]],
+    ("none", "max"): [[2, 4, 6], [2, 4, 6]],
+    ("none", "update"): [[2, 4, 5], [2, 3, 6]],
+    ("sum", "add"): [[4, 7, 17]] * 2,
+    ("sum", "sub"): [[0, 1, -5]] * 2,
+    ("sum", "mul"): [[4, 12, 180]] * 2,
+    ("sum", "div"): [[1, 4 / 3, 0.2]] * 2,
+    ("mean", "add"): [[3, 5.5, 11.5]] * 2,
+    ("mean", "sub"): [[1, 2.5, 0.5]] * 2,
+    ("mean", "mul"): [[2, 6, 45]] * 2,
+    ("mean", "div"): [[2, 8 / 3, 0.8]] * 2,
+    ("only_first_replica", "add"): [[4, 4, 11]] * 2,
+    ("only_first_replica", "sub"): [[0, 4, 1]] * 2,
+    ("only_first_replica", "mul"): [[4, 4, 30]] * 2,
+    ("only_first_replica", "div"): [[1, 4, 1.2]] * 2,
+    ("only_first_replica", "min"): [[2, 4, 5]] * 2,
+    ("only_first_replica", "max"): [[2, 4, 6]] * 2,
+    ("only_first_replica", "update"): [[2, 4, 5]] * 2,
+}
+#: The same after [3, 5] was written to rows [0, 2] across replicas.
+CROSS = {
+    "add": [5, 4, 11],
+    "sub": [-1, 4, 1],
+    "mul": [6, 4, 30],
+    "div": [2 / 3, 4, 1.2],
+    "min": [2, 4, 5],
+    "max": [3, 4, 6],
+    "update": [3, 4, 5],
+}
+
+
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_scatter(two, aggregation, ragged):
+    """All operations of one aggregation in one step, each on a variable of its own."""
+    (batch,) = two.distribute_dataset([np.ones(3 if ragged else 2, "f4")])
+    allowed = [how for kind, how in SCATTER if kind == aggregation]
+    with two.scope():
+        variables = {how: unisono.Variable([2.0, 4.0, 6.0], aggregation=aggregation) for how in CROSS}
+        across = {how: unisono.Variable([2.0, 4.0, 6.0], aggregation=aggregation) for how in CROSS}
+
+    def step(x):
+        i = jnp.asarray(replica_id(), "int32")
+        values = jnp.stack([i + 2.0, i + 5.0]) + 0 * x[0]
+        rows = unisono.IndexedSlices(values, jnp.stack([i, jnp.int32(2)]))
+        for how in allowed:
+            getattr(variables[how], f"scatter_{how}")(rows)
+
+    two.run(step, args=(batch,))
+    for how in CROSS:
+        act, rows = getattr(across[how], f"scatter_{how}"), unisono.IndexedSlices([3.0, 5.0], [0, 2])
+        if how in allowed:
+            np.testing.assert_allclose(variables[how].values, SCATTER[aggregation, how], rtol=1e-6)
+            act(rows)
+            np.testing.assert_allclose(across[how].values, [CROSS[how]] * 2, rtol=1e-6)
+        else:
+            with pytest.raises(NotImplementedError, match="only_first_replica"):
+                act(rows)
+
+
+def test_batch_scatter_update(two):
+    with two.scope():
+        variable = unisono.Variable([[2.0, 4.0, 6.0], [1.0, 1.0, 1.0]])
+    variable.batch_scatter_update(unisono.IndexedSlices([[9.0], [8.0]], [[0], [2]]))
+    np.testing.assert_array_equal(variable.value, [[9, 4, 6], [1, 1, 8]])
+
+
+def test_scatter_and_assign_on_copies_that_differ(two):
+    with two.scope():
+        variable = unisono.Variable([0.0, 0.0])
+    variable.assign(unisono.PerReplica((np.zeros(2), np.ones(2))))
+    variable.scatter_add(unisono.IndexedSlices([5.0], [1]))
+    np.testing.assert_array_equal(variable.values, [[0, 5], [1, 6]])
+    variable.assign_add(1.0)
+    np.testing.assert_array_equal(variable.values, [[1, 6], [2, 7]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (lambda: unisono.IndexedSlices([1.0], [3]), "from 0 to 2. Received: 3"),
+        (lambda: unisono.IndexedSlices([1.0], [-1]), "from 0 to 2. Received: -1"),
+        (lambda: unisono.IndexedSlices([1.0, 2.0], [0]), "Rows must have the shape"),
+        (lambda: unisono.IndexedSlices([1.0], [0.5]), "must be integers"),
+        (lambda: np.ones(3), "must be `IndexedSlices`"),
+    ],
+)
+def test_rows_that_do_not_fit(two, rows, message):
+    variable = unisono.Variable([2.0, 4.0, 6.0])
+    with pytest.raises((ValueError, TypeError), match=message):
+        variable.scatter_add(rows())
+
+
+def test_scatter_on_read_is_an_error(two):
+    with two.scope():
+        variable = unisono.Variable([1.0], synchronization="on_read", aggregation="sum")
+    with pytest.raises(unisono.UnsupportedError, match="ON_READ"):
+        variable.scatter_add(unisono.IndexedSlices([1.0], [0]))
+    # A variable of no strategy is a plain one.
+    unisono.Variable([1.0], aggregation="sum").scatter_max(unisono.IndexedSlices([2.0], [0]))
+
+
+def test_sparse_rows_are_reduced_by_joining_them(two):
+    def step():
+        i = jnp.asarray(replica_id(), "int32")
+        rows = unisono.IndexedSlices(jnp.stack([i + 1.0]), jnp.stack([i]))
+        return rows, unisono.get_replica_context().all_reduce("MEAN", {"rows": rows, "x": i + 1.0})
+
+    rows, means = two.run(step)
+    total = two.reduce("SUM", rows, axis=None)
+    np.testing.assert_array_equal(total.values, [1, 2])
+    np.testing.assert_array_equal(total.indices, [0, 1])
+    np.testing.assert_array_equal(means["rows"].values.values[1], [0.5, 1.0])
+    assert float(means["x"].values[0]) == 1.5
+    with pytest.raises(unisono.UnsupportedError, match="joins arrays"):
+        two.gather(rows, axis=0)
+
+
+def test_arguments_of_tf_variable(two):
+    variable = unisono.Variable(
+        [1.0, 2.0], shape=(None,), validate_shape=False, caching_device="cpu:0", constraint=abs
+    )
+    assert variable.constraint is abs
+    assert isinstance(variable, unisono.DistributedValues)
+    with pytest.raises(ValueError, match=r"Received: shape=\(3,\)"):
+        unisono.Variable([1.0, 2.0], shape=(3,))
