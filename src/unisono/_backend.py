@@ -1,4 +1,4 @@
-"""Choose Keras' backend before Keras chooses; uses only the standard library.
+"""Choose Keras' backend before Keras chooses, and how JAX lowers pooling; only the standard library.
 
 Keras reads `KERAS_BACKEND` once, when it is first imported, and falls back to TensorFlow.
 """
@@ -32,3 +32,8 @@ def require_jax() -> None:
             f"Received: keras.config.backend()={keras.config.backend()!r}. Set KERAS_BACKEND=jax in the "
             "environment, or write `import unisono` before `import keras`."
         )
+
+
+def wants_fast_pooling() -> bool:
+    """Return whether the derivative of max-pooling on CPUs is ours: not with `UNISONO_MAX_POOLING=xla`."""
+    return os.environ.get("UNISONO_MAX_POOLING", "").lower() != "xla"

@@ -14,6 +14,7 @@ SRC = ROOT / "src" / "unisono"
 #: library do not import from.
 FLOORS = {
     "_backend": 1,
+    "_pooling": 1,
     "_context": 3,
     "_errors": 0,
     "_evaluator._choice": 1,

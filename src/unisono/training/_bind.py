@@ -13,6 +13,8 @@ Keras does.
 - `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
   `stateless_apply` work on the values of all replicas.
 - `BatchNormalization._moments` makes `synchronized=True` work on JAX.
+
+It also lets JAX lower the derivative of max-pooling on CPUs as `_pooling` does.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from typing import Any
 import jax
 import keras
 
+from unisono._backend import wants_fast_pooling
 from unisono._context import STRATEGY_MARK, Context, check_holder, current, entered
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
+from unisono._pooling import install_fast_pooling
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
@@ -67,6 +71,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    if wants_fast_pooling():
+        install_fast_pooling()
     _wrap(keras.Variable, "__init__", note_creation)
     _wrap(keras.Variable, "assign", assign_here)
     _read_on_devices()
