@@ -61,8 +61,8 @@ def pooling_gradient(
     ... )
     Array([ 1.,  0.,  0., 10.], dtype=float32)
     """
-    lowest = _lowest(operand.dtype) if select_prim is lax.ge_p else _highest(operand.dtype)
-    padded = lax.pad(operand, lowest, [(low, high, 0) for low, high in padding])
+    worst = _worst(operand.dtype, select_prim is lax.ge_p)
+    padded = lax.pad(operand, worst, [(low, high, 0) for low, high in padding])
     windows = _Windows(padded.shape, source.shape, tuple(window_strides), tuple(window_dimensions))
     chosen = windows.chosen(padded, select_prim.bind)
     gradient = windows.scattered(chosen, source)
@@ -178,13 +178,11 @@ def _add(a: Any, b: Any) -> Any:
     return jnp.logical_or(a, b) if a.dtype == jnp.bool_ else a + b
 
 
-def _lowest(dtype: Any) -> Any:
+def _worst(dtype: Any, is_maximum: bool) -> Any:
+    """The value that no other loses to, for the padding."""
     if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.array(-jnp.inf, dtype)
-    return jnp.array(False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
-
-
-def _highest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.array(jnp.inf, dtype)
-    return jnp.array(True if dtype == jnp.bool_ else jnp.iinfo(dtype).max, dtype)
+        return jnp.array(-jnp.inf if is_maximum else jnp.inf, dtype)
+    if dtype == jnp.bool_:
+        return jnp.array(not is_maximum)
+    limits = np.iinfo(dtype)
+    return jnp.array(limits.min if is_maximum else limits.max, dtype)
