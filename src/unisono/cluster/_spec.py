@@ -7,6 +7,7 @@ job's task or worker 0, the chief comes before the workers, the evaluator is a c
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import ipaddress
 import math
 import re
@@ -39,8 +40,8 @@ class ClusterSpec:
 
     Raises:
         InvalidTypeError: when `cluster` is no dict.
-        InvalidArgumentError: when a job's name, a task's index or an address cannot be used, or
-            when two tasks have one address.
+        InvalidArgumentError: when a job is not chief, worker, ps or evaluator, when a task's index or
+            an address cannot be used, or when two tasks have one address.
 
     >>> spec = ClusterSpec({"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]})
     >>> spec.jobs, spec.num_tasks("worker"), spec.task_address("worker", 1)
@@ -144,11 +145,25 @@ def read_jobs(cluster: Mapping[Any, Any]) -> tuple[_Jobs, list[str]]:
         if not isinstance(job, str) or not _JOB_NAME.fullmatch(job):
             problems.append(f"{job!r} is no name of a job")
             continue
+        if job not in JOBS:
+            problems.append(f"the job {job!r} must be one of {', '.join(JOBS)}{job_hint(job)}")
+            continue
         entries, wrong = _read_tasks(job, tasks)
         problems += wrong
         if entries:
             jobs[job] = entries
     return jobs, problems + _repeated(jobs)
+
+
+def job_hint(job: str) -> str:
+    """Return which job may be meant, for the end of a sentence; empty where none is close.
+
+    >>> job_hint("workers"), job_hint("gpu")
+    (" (write 'worker')", '')
+    """
+    # TensorFlow 1 named the chief "master".
+    close = ["chief"] if job == "master" else difflib.get_close_matches(job.lower(), JOBS, n=1)
+    return f" (write {close[0]!r})" if close else ""
 
 
 def _read_tasks(job: str, tasks: Any) -> tuple[dict[int, str], list[str]]:
@@ -290,7 +305,7 @@ class Timeouts:
         start_up: for all tasks to come, when the program starts.
         heartbeat: without a sign of life, until a task is taken for dead.
         collective: for the others in one collective; they may be compiling.
-        shutdown: for the others to end, when the program ends.
+        shutdown: for a task that does not answer, when the program ends; one that still runs is waited for.
 
     Raises:
         InvalidArgumentError: when one is not a positive finite number.

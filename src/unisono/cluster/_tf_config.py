@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono.cluster._spec import JOBS, ClusterSpec, read_index, read_jobs, shortened
+from unisono.cluster._spec import JOBS, ClusterSpec, job_hint, read_index, read_jobs, shortened
 
 _KEYS = ("cluster", "sparseCluster", "task", "rpc_layer", "environment", "session_master")
 _STRINGS = ("rpc_layer", "environment", "session_master")
@@ -108,15 +108,7 @@ def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
     if not isinstance(jobs, dict):
         return ClusterSpec({}), [f"{key!r} must be an object of jobs, not {_kind(jobs)}"]
     read, problems = read_jobs(jobs)
-    unknown = [job for job in read if job not in JOBS]
-    problems += [f"the job {job!r} must be one of {', '.join(JOBS)}{_hint(job)}" for job in unknown]
     return (ClusterSpec({}) if problems else ClusterSpec(read)), problems
-
-
-def _hint(job: str) -> str:
-    # TensorFlow 1 named the chief "master".
-    close = ["chief"] if job == "master" else difflib.get_close_matches(job.lower(), JOBS, n=1)
-    return f" (write {close[0]!r})" if close else ""
 
 
 def _read_task(
@@ -130,7 +122,9 @@ def _read_task(
     number = task.get("index") if task_id is None else task_id
     index = None if number is None else read_index(number)
     if kind is not None and kind not in JOBS:
-        problems.append(f"the task's type must be one of {', '.join(JOBS)}, not {kind!r}{_hint(str(kind))}")
+        problems.append(
+            f"the task's type must be one of {', '.join(JOBS)}, not {kind!r}{job_hint(str(kind))}"
+        )
     if number is not None and index is None:
         problems.append(f"the task's index must be an integer from 0, not {number!r}")
     return kind, index, problems

@@ -171,6 +171,12 @@ def test_bad_addresses_are_named(address, problem):
         ({3: ["a:1"]}, "3 is no name of a job"),
         ({"": ["a:1"]}, "'' is no name of a job"),
         ({"a/b": ["a:1"]}, "'a/b' is no name of a job"),
+        (
+            {"workers": ["a:1"]},
+            r"the job 'workers' must be one of chief, .*\(write 'worker'",
+        ),
+        ({"master": ["a:1"], "worker": ["b:1"]}, r"the job 'master' must be one of .* \(write 'chief'\)"),
+        ({"gpu": ["a:1"]}, "the job 'gpu' must be one of chief, worker, ps, evaluator"),
     ],
 )
 def test_bad_clusters_are_explained(cluster, problem):
