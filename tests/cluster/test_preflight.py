@@ -155,7 +155,7 @@ def test_all_arrive(count, host):
     assert coordinator.startswith(f"{host}:")
     assert coordinator not in cluster.addresses
     for agreement in found[1:]:
-        assert agreement == Agreement(coordinator, "", (socket.gethostname(),) * count)
+        assert agreement == Agreement(coordinator, "", (socket.gethostname(),) * count, found[0].secret)
     ip, _, port = found[0].bind.rpartition(":")
     assert ip in ("127.0.0.1", "[::1]")
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as sock:
@@ -313,9 +313,12 @@ def test_process_0_of_another_version():
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             guest = pool.submit(meet, 1, 2, [address, "b:2"], FACTS, Timeouts(), host_service=True)
             with server.accept()[0] as sock:
-                sock.sendall(struct.pack(">4sHI", b"UNIM", 2, 5) + b"later")
+                sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 5) + b"later")
                 (text,) = messages(guest)
-    assert "version 2 of the protocol, and this process 1. Install one version of unisono" in text
+    assert (
+        f"version 9 of the protocol, and this process {_meeting.VERSION}. Install one version of unisono"
+        in text
+    )
 
 
 # --- somebody differs
@@ -386,8 +389,8 @@ def test_a_number_out_of_range(process):
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         bytes(range(255, 0, -1)) * 1000,
-        struct.pack(">4sHI", b"UNIM", 1, 0xFFFFFFFF) + b"x" * 100_000,
-        struct.pack(">4sHI", b"UNIM", 1, 4) + b"\x80\x04N.",
+        struct.pack(">4sHI", b"UNIM", _meeting.VERSION, 0xFFFFFFFF) + b"x" * 100_000,
+        struct.pack(">4sHI", b"UNIM", _meeting.VERSION, 4) + b"\x80\x04N.",
         _meeting.frame({"kind": "go", "coordinator": "evil:1", "hosts": [], "warnings": []}),
     ],
 )
@@ -408,7 +411,7 @@ def test_strangers_of_another_version_are_told():
         with cluster.connect() as sock:
             sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 100_000) + b"x" * 100_000)
             (said,) = answer(sock)
-        assert "it speaks version 9 of the protocol, and this process 1" in said["text"]
+        assert f"it speaks version 9 of the protocol, and this process {_meeting.VERSION}" in said["text"]
         agreements(first, cluster.start(1))
 
 

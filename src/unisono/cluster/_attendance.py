@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from unisono._errors import ClusterError
-from unisono.cluster._differences import differences
+from unisono.cluster._differences import differences, shortened
 from unisono.cluster._presence import AbsentError, EndedError, Peers
-from unisono.cluster._record import Record, described
+from unisono.cluster._record import CALL, Record, Step, described
 
 _LOG = logging.getLogger("unisono")
 
@@ -25,6 +25,10 @@ _LOG = logging.getLogger("unisono")
 _WORDS = ("Gloo", "NCCL", "ollective", "by peer")
 #: Seconds between two questions, at first and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+#: Seconds for which another process waits in one collective, until it is sure that this one will not come.
+_STUCK = 0.75
+#: Characters of the reason for an end that is sent to all.
+_REASON = 8000
 
 
 class Attendance:
@@ -58,9 +62,23 @@ class Attendance:
             ClusterError: when the next process takes another, or does not come to this one in time.
         """
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(list(batches))) if batches else None
-        is_new = self.record.begin((kind, shapes))
+        self._begin((kind, shapes))
+
+    def begin_call(self, name: str) -> None:
+        """Note a call that all workers must make, before its arguments are compared in a collective.
+
+        Args:
+            name: of the method, such as `"evaluate"`.
+
+        Raises:
+            ClusterError: when the next worker takes a step instead, or has come to the end of its program.
+        """
+        self._begin((f"{CALL}`{name}`", ()))
+
+    def _begin(self, step: Step) -> None:
+        is_new = self.record.begin(step)
         if is_new and not self.is_broken:
-            self._compare(self.record.steps, described((kind, shapes)))
+            self._compare(self.record.steps, described(step))
         if self.is_broken:
             raise ClusterError(self.record.word)
 
@@ -117,24 +135,50 @@ class Attendance:
     def leave(self, seconds: float) -> str | None:
         """Wait until all have come to the end of their programs.
 
+        One that answers is waited for as long as it runs: the first worker may be writing a model. But where
+        one waits in a collective that this process never began, both would wait for ever: all are told.
+
         Args:
-            seconds: at most.
+            seconds: how long to wait for one that does not answer.
 
         Returns:
-            Who has not, None where all have.
+            Who has not come, None where all have, or all must end.
         """
         self.record.is_leaving = True
-        staying = set(self._peers.others)
-        states: dict[int, dict[str, Any] | AbsentError] = {}
-
-        def have_come() -> bool | None:
-            states.update(self._peers.ask_all({"kind": "state"}, sorted(staying)))
-            staying.difference_update(p for p, s in states.items() if isinstance(s, dict) and s["leaving"])
+        staying = list(self._peers.others)
+        heard = reminded = time.monotonic()
+        since: dict[tuple[int, int, int], float] = {}
+        pause = _FIRST_PAUSE
+        while not self.is_broken:
+            states = self._peers.ask_all({"kind": "state"}, staying)
+            staying = [p for p, s in states.items() if not (isinstance(s, dict) and s["leaving"])]
+            if not staying:
+                return None
+            told = self._told({p: states[p] for p in staying})
+            now = time.monotonic()
+            absent = [s for s in states.values() if isinstance(s, AbsentError)]
+            heard = heard if absent else now
             # One that is gone will not come; one that is only silent may.
-            return not staying or any(isinstance(s, EndedError) for s in states.values()) or None
+            if any(isinstance(s, EndedError) for s in absent) or now - heard >= seconds:
+                return told
+            since = {key: since.get(key, now) for key in self._waiting(states)}
+            if any(now - first >= _STUCK for first in since.values()):
+                here = f"{self._own} has come to the end of its program after {self.record.steps} steps"
+                self._end(_early(f"{here}; {told}"), self._peers.others)
+            if now - reminded >= seconds:
+                _LOG.warning("This worker has come to its end, and waits for the others: %s.", told)
+                reminded = now
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return None
 
-        self._wait(have_come, seconds)
-        return self._told({p: states[p] for p in sorted(staying)}) if staying else None
+    def _waiting(self, states: Mapping[int, dict[str, Any] | AbsentError]) -> list[tuple[int, int, int]]:
+        """Who waits in a collective that this process has not begun, in which, and for what."""
+        return [
+            (p, s["meetings"], s["waits_for"])
+            for p, s in states.items()
+            if isinstance(s, dict) and s["waits_for"] is not None and s["meetings"] > self.record.meetings
+        ]
 
     def name(self, process: int) -> str:
         """Return the name of a process, for messages.
@@ -171,7 +215,10 @@ class Attendance:
             answer = None
         if answer is None:
             self._look_around()
-        elif answer["step"] not in (step, None):
+        elif not answer["reached"] and answer["leaving"]:
+            there = f"{self.name(process)} has come to the end of its program after {answer['steps']} steps"
+            self._end(_early(f"{self._own} begins step {number}, {step}; {there}"), self._peers.others)
+        elif answer["step"] not in (step, None) and not _are_calls(step, answer["step"]):
             self._end(_same(self._unequal(number, step)), self._peers.others)
 
     def _asked(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
@@ -186,7 +233,7 @@ class Attendance:
             raise
         except AbsentError:
             return None
-        return answer if answer[key] or self.is_broken else None
+        return answer if answer[key] or answer.get("leaving") or self.is_broken else None
 
     def _wait(self, ask: Callable[[], Any], seconds: float) -> Any:
         """The first answer that is not None; None when the time is over."""
@@ -210,6 +257,7 @@ class Attendance:
 
     def _end(self, text: str, others: Sequence[int]) -> None:
         """Tell all why they end; what is told first counts."""
+        text = shortened(text, _REASON)
         self.record.answer({"kind": "word", "text": text})
         self._peers.ask_all({"kind": "word", "text": text}, others)
 
@@ -230,7 +278,24 @@ def _stay(received: str) -> str:
     )
 
 
+def _early(received: str) -> str:
+    return (
+        f"All workers must take the same steps until all are done. Received: {received}. Give every worker "
+        "the same number of batches, let all leave a loop after the same step, and call `evaluate` and the "
+        "like on every worker, not on the chief alone."
+    )
+
+
+def _are_calls(*steps: str) -> bool:
+    return all(step.startswith(CALL) for step in steps)
+
+
 def _same(received: str) -> str:
+    if f"'{CALL}" in received:
+        return (
+            f"All workers must make the same calls of `fit`, `evaluate` and `predict`. Received: {received} "
+            "Call them on every worker, not on the chief alone: each computes a part, and the chief prints."
+        )
     return (
         "All workers must take the same steps, on batches of the same shapes. "
         f"Received: {received} For data of each worker's own there are `AutoShardPolicy.FILE` and "

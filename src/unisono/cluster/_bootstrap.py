@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -125,10 +124,10 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     agreement = meet(process, count, addresses, facts, timeouts, host_service=True)
     _start_jax(agreement, count, process, timeouts, limit)
     _joined = Membership(process, count, generation)
+    # After JAX' own, so that it is called before; and before anything that may fail with JAX running.
+    atexit.register(_leave, timeouts.shutdown)
     _attendance = _introduce(agreement, addresses, timeouts, limit)
     Lookout(_attendance, PENDING, timeouts.heartbeat, end_process)
-    # After JAX' own, so that it is called before.
-    atexit.register(_leave, timeouts.shutdown)
     return _joined
 
 
@@ -139,17 +138,21 @@ def _introduce(agreement: Agreement, addresses: list[str], timeouts: Timeouts, l
     here, later one may be loading data.
     """
     own = membership()
-    record = Record()
+    record = Record(pending=PENDING)
     ip = agreement.bind.rpartition(":")[0].strip("[]") or own_ip(agreement.coordinator)
-    presence = Presence(ip, record)
+    presence = Presence(ip, record, agreement.secret)
     everywhere = ip in ("0.0.0.0", "::")
     host = agreement.coordinator.rpartition(":")[0].strip("[]") if everywhere else ip
-    told = [with_port(host, presence.port), secrets.token_hex(16)]
-    every = [json.loads(data) for data in gather_bytes(json.dumps(told).encode())]
-    presence.secret = every[0][1]
+    try:
+        every = [data.decode() for data in gather_bytes(with_port(host, presence.port).encode())]
+    except (RuntimeError, ValueError) as error:
+        raise ClusterError(
+            "All workers must stay while the cluster is started. Received: the first message of all failed: "
+            f"{str(error)[:300]}. The log of the worker that ended first says why."
+        ) from error
     hosts = addresses if len(set(addresses)) == len(addresses) else agreement.hosts
     names = tuple(f"worker {i} at {host}" for i, host in enumerate(hosts))
-    peers = Peers(own.process_id, tuple(e[0] for e in every), names, presence.secret, timeouts.heartbeat)
+    peers = Peers(own.process_id, tuple(every), names, agreement.secret, timeouts.heartbeat)
     return Attendance(record, peers, limit)
 
 
@@ -249,9 +252,10 @@ def explain(error: BaseException) -> ClusterError | None:
 def _leave(seconds: float) -> None:
     """Go when all go. JAX would wait at a barrier, and end the process in C++ when somebody does not come."""
     if not _failed and _attendance is not None:
+        missing = _attendance.leave(seconds)
         if _attendance.is_broken:
             end_process(_attendance.record.word)
-        elif (missing := _attendance.leave(seconds)) is None:
+        elif missing is None:
             return
         else:
             sys.stderr.write(

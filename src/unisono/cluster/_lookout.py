@@ -22,6 +22,10 @@ _LOG = logging.getLogger("unisono")
 
 #: A machine that could not be reached for so many periods is gone.
 _PERIODS = 3
+#: Seconds between two looks at what this process itself knows, at most.
+_TICK = 1.0
+#: Seconds in which a collective fails by itself, after it is known that all must end.
+_GRACE = 5.0
 
 
 class Lookout:
@@ -32,7 +36,7 @@ class Lookout:
     Args:
         attendance: this process among the others.
         pending: what it waits for.
-        seconds: between two looks; nobody is asked as long as something goes on between them.
+        seconds: for which nothing goes on before the others are asked, and between two questions.
         end: is told why this process must end.
     """
 
@@ -40,7 +44,6 @@ class Lookout:
         self, attendance: Attendance, pending: Pending, seconds: float, end: Callable[[str], None]
     ) -> None:
         self._attendance, self._pending, self._seconds, self._end = attendance, pending, seconds, end
-        self._waits_for: int | None = None
         self._silent_since: dict[int, float] = {}
         self._named: set[int] = set()
         self._closed = threading.Event()
@@ -53,20 +56,28 @@ class Lookout:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._closed.wait(self._seconds):
-            waits_for, before = self._pending.waits_for, self._waits_for
-            self._waits_for = waits_for
-            if waits_for is None or waits_for != before:
+        waited_for: int | None = None
+        asked = time.monotonic()
+        broken_since: float | None = None
+        while not self._closed.wait(min(_TICK, self._seconds)):
+            waits_for, now = self._pending.waits_for, time.monotonic()
+            if waits_for is None or waits_for != waited_for:
+                waited_for, asked, broken_since = waits_for, now, None
                 self._silent_since.clear()
                 self._named.clear()
-            elif self._attendance.is_broken:
+                continue
+            if self._attendance.is_broken:
+                broken_since = now if broken_since is None else broken_since
                 # Time enough for the error of the collective.
-                self._end(self._attendance.record.word)
-                return
-            elif lost := self._lost():
-                self._attendance.lost(lost)
-                self._end(self._attendance.record.word)
-                return
+                if now - broken_since >= min(_GRACE, self._seconds):
+                    self._end(self._attendance.record.word)
+                    return
+            elif now - asked >= self._seconds:
+                if lost := self._lost():
+                    self._attendance.lost(lost)
+                    self._end(self._attendance.record.word)
+                    return
+                asked = time.monotonic()
 
     def _lost(self) -> dict[int, AbsentError]:
         """Whose machine is gone."""

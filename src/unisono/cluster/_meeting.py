@@ -21,7 +21,7 @@ from unisono.cluster._differences import differences as differences  # noqa: PLC
 from unisono.cluster._differences import shortened
 
 #: Raised when the meaning of a message changes.
-VERSION = 1
+VERSION = 2
 #: The longest message, in bytes: what a stranger can make a process keep in memory.
 MAX_BYTES = 1 << 20
 #: Seconds that a process which process 0 knows waits beyond its own time for process 0's verdict,
@@ -59,11 +59,12 @@ def frame(message: Mapping[str, Any]) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, len(body)) + body
 
 
-def take_frame(inbox: bytearray) -> dict[str, Any] | None:
+def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | None:
     """Remove the first message from the bytes that have come, and return it.
 
     Args:
         inbox: the bytes so far; the message's are removed.
+        limit: bytes that a message may have.
 
     Returns:
         The message, or None while it is not complete.
@@ -83,8 +84,8 @@ def take_frame(inbox: bytearray) -> dict[str, Any] | None:
     _, version, length = _HEADER.unpack_from(inbox)
     if version != VERSION:
         raise OtherVersionError(f"it speaks version {version} of the protocol, and this process {VERSION}")
-    if length > MAX_BYTES:
-        raise StrangerError(f"it announced {length} bytes, and a message has at most {MAX_BYTES}")
+    if length > limit:
+        raise StrangerError(f"it announced {length} bytes, and a message has at most {limit}")
     if len(inbox) < _HEADER.size + length:
         return None
     body = bytes(inbox[_HEADER.size : _HEADER.size + length])

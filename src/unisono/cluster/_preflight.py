@@ -43,12 +43,14 @@ class Agreement:
             service is somebody else's.
         bind: the `"ip:port"` at which process 0 lets it listen; empty in the other processes.
         hosts: the names of the machines, by process.
+        secret: random, made by process 0: with it the processes know each other later.
         warnings: differences that may be, as sentences.
     """
 
     coordinator: str
     bind: str
     hosts: tuple[str, ...]
+    secret: str = dataclasses.field(default="", repr=False)
     warnings: tuple[str, ...] = ()
 
 
@@ -151,11 +153,12 @@ def _receive(meeting: Meeting, host_service: bool) -> Agreement:
             # Behind a service's name only the port that was written is forwarded: JAX takes it over.
             chosen = port if everywhere else stack.enter_context(_reserved(ip, listener.family))
             coordinator, bind = with_port(host, chosen), with_port(ip, chosen)
-        go = server.run(coordinator)
+        secret = secrets.token_hex(16)
+        go = server.run({"coordinator": coordinator, "secret": secret})
         hosts = server.hosts()
     for warning in go.warnings:
         _LOG.warning("Processes differ: %s", warning)
-    return Agreement(coordinator, bind, hosts, go.warnings)
+    return Agreement(coordinator, bind, hosts, secret, go.warnings)
 
 
 @contextlib.contextmanager
@@ -317,4 +320,10 @@ class _Guest:
 
 def _read_agreement(message: Mapping[str, Any]) -> Agreement:
     hosts, warnings = (_meeting.lines_of(message, key) for key in ("hosts", "warnings"))
-    return Agreement(str(message.get("coordinator", "")), "", tuple(hosts), tuple(warnings))
+    coordinator, secret = message.get("coordinator"), message.get("secret")
+    if not isinstance(coordinator, str) or not isinstance(secret, str):
+        raise StrangerError("its message has no coordinator or no secret")
+    # Empty where the service is somebody else's.
+    if coordinator and address_problem(coordinator):
+        raise StrangerError("its message has a coordinator without an address")
+    return Agreement(coordinator, "", tuple(hosts), secret, tuple(warnings))

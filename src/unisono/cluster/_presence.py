@@ -1,8 +1,8 @@
-"""A port at which each process answers the others, by a thread: who is here, and how far has it come?
+"""A port at which a thread of each process answers the others: is it running, and how far is it?
 
-A main thread that waits in a collective hears and says nothing, and the error of a collective does not
-tell which process it waited for. Like the network itself this is for processes that trust each other; a
-common secret keeps strangers out.
+A main thread that waits in a collective answers nothing itself, and the error of a collective does not
+say which process it waited for. Questions carry a secret that the processes agreed on when they met: other
+programs that connect are not answered, and nothing that they send can end the thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from unisono._errors import ClusterError
 from unisono.cluster._meeting import StrangerError, frame, take_frame
-from unisono.cluster._record import Record
+from unisono.cluster._record import Record, answer_problem
 
 _LOG = logging.getLogger("unisono")
 
@@ -30,6 +30,14 @@ _LOG = logging.getLogger("unisono")
 _SECONDS = 10.0
 #: Seconds between two looks at connections that say nothing.
 _TICK = 1.0
+#: Seconds before a question is sent again whose connection was closed without an answer.
+_AGAIN = 0.05
+#: Connections that are open at once; beyond them the oldest is closed, and a peer asks again.
+_CONNECTIONS = 256
+#: Bytes of a question at most: what a stranger can make this process keep, for each connection.
+_QUESTION_BYTES = 1 << 16
+#: Bytes of an answer at most.
+_ANSWER_BYTES = 1 << 20
 
 
 class AbsentError(ClusterError):
@@ -47,27 +55,13 @@ class EndedError(AbsentError):
         super().__init__("its process has ended")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Line:
-    """One end of a connection: what has come, and until when it may come."""
+    """One end of a connection: what was received, and until when more may be."""
 
     sock: socket.socket
     until: float
-    is_connected: bool = False
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
-
-    def receive(self) -> dict[str, Any] | None:
-        """The message, None while it is not complete.
-
-        Raises:
-            OSError: when the other end has closed.
-            StrangerError: when it is no message.
-        """
-        data = self.sock.recv(1 << 16)
-        if not data:
-            raise ConnectionResetError
-        self.inbox += data
-        return take_frame(self.inbox)
 
 
 class Presence:
@@ -76,11 +70,11 @@ class Presence:
     Args:
         ip: the interface.
         record: what it answers from.
+        secret: what a question must hold.
     """
 
-    def __init__(self, ip: str, record: Record) -> None:
-        #: What a question must hold; nobody is answered before it is known.
-        self.secret = ""
+    def __init__(self, ip: str, record: Record, secret: str) -> None:
+        self._secret = _encoded(secret)
         self._record = record
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         self._listener = socket.create_server((ip, 0), family=family, backlog=1024)
@@ -91,7 +85,7 @@ class Presence:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._is_open = False
         # Wakes the thread.
         with contextlib.suppress(OSError):
@@ -105,37 +99,78 @@ class Presence:
                 for key, _ in selector.select(_TICK):
                     if key.data is None:
                         self._accept(selector)
-                    elif self._hear(key.data):
+                    elif self._is_done(key.data):
                         _drop(selector, key.data)
-                for line in [key.data for key in selector.get_map().values() if key.data]:
-                    if time.monotonic() > line.until:
-                        _drop(selector, line)
-            for line in [key.data for key in selector.get_map().values() if key.data]:
+                _drop_old(selector)
+            for line in _lines(selector):
                 _drop(selector, line)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
         except OSError as error:
-            _LOG.debug("A question could not be heard: %s", error)
+            # Mostly no file descriptor is left: the connection stays in the kernel, and the selector is
+            # ready at once.
+            _LOG.debug("A connection could not be accepted: %s", error)
+            time.sleep(_AGAIN)
             return
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ, _Line(sock, time.monotonic() + _SECONDS))
 
-    def _hear(self, line: _Line) -> bool:
-        """Whether the connection is of no more use: the question is answered, or none comes."""
+    def _is_done(self, line: _Line) -> bool:
+        """Read from a connection; return whether to close it: it was answered, or cannot be."""
         try:
-            question = line.receive()
+            question = _received(line, _QUESTION_BYTES)
             if question is None:
                 return False
-            told = str(question.get("secret")).encode()
-            if not self.secret or not hmac.compare_digest(told, self.secret.encode()):
+            told = question.get("secret")
+            if not isinstance(told, str) or not hmac.compare_digest(_encoded(told), self._secret):
                 raise StrangerError("it does not know the secret of this cluster")
             # A short text for an empty buffer: it does not block.
             line.sock.sendall(frame(self._record.answer(question)))
+        except BlockingIOError:
+            return False
         except (OSError, StrangerError) as error:
-            _LOG.debug("A question could not be answered: %s", error)
+            _LOG.debug("A question was rejected: %s", error)
+        except Exception:
+            # The thread must go on: without it the others take this process for dead.
+            _LOG.exception("A question could not be answered.")
         return True
+
+
+def _encoded(secret: str) -> bytes:
+    # JSON may hold half of a surrogate pair, which strict UTF-8 cannot encode.
+    return secret.encode("utf-8", "surrogatepass")
+
+
+def _received(line: _Line, limit: int) -> dict[str, Any] | None:
+    """Return the message of a connection, None while it is not complete.
+
+    Raises:
+        OSError: when the other end has closed.
+        StrangerError: when it is not a message, or longer than `limit` bytes.
+    """
+    data = line.sock.recv(1 << 16)
+    if not data:
+        raise ConnectionResetError(errno.ECONNRESET, "closed without a message")
+    line.inbox += data
+    return take_frame(line.inbox, limit)
+
+
+def _lines(selector: selectors.BaseSelector) -> list[_Line]:
+    """The open connections."""
+    return [key.data for key in selector.get_map().values() if key.data]
+
+
+def _drop_old(selector: selectors.BaseSelector) -> None:
+    """Close the connections whose time is over, and the oldest where there are too many."""
+    lines = sorted(_lines(selector), key=lambda line: line.until)
+    now = time.monotonic()
+    for i, line in enumerate(lines):
+        if now > line.until or i < len(lines) - _CONNECTIONS:
+            _drop(selector, line)
 
 
 def _drop(selector: selectors.BaseSelector, line: _Line) -> None:
@@ -182,60 +217,129 @@ class Peers:
     ) -> dict[int, dict[str, Any] | AbsentError]:
         """Return what each of some processes answers, or why it does not; all are asked at once."""
         text = frame({**question, "secret": self.secret})
-        answers: dict[int, dict[str, Any] | AbsentError] = {}
-        lines: dict[int, _Line] = {}
         until = time.monotonic() + self.patience
+        calls = {p: _Call(self.addresses[p], text, str(question["kind"])) for p in processes}
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
-            for process in processes:
-                line = _Line(stack.enter_context(_calling(self.addresses[process])), until)
-                lines[process] = line
-                selector.register(line.sock, selectors.EVENT_WRITE, (process, line))
-            while len(answers) < len(processes) and (left := until - time.monotonic()) > 0:
-                for key, mask in selector.select(left):
-                    process, line = key.data
-                    answer = _turn(line, mask, text)
-                    if answer is not None:
-                        answers[process] = answer
-                        selector.unregister(line.sock)
-                    elif mask & selectors.EVENT_WRITE:
-                        selector.modify(line.sock, selectors.EVENT_READ, key.data)
-        return {p: answers.get(p) or self._silent(lines[p]) for p in processes}
+            for call in calls.values():
+                stack.callback(call.close)
+                call.connect(selector)
+            while (open_ := [c for c in calls.values() if c.answer is None]) and time.monotonic() < until:
+                # Sockets are looked at, and closed connections opened again.
+                begin = min([until, *(c.again_at for c in open_ if c.sock is None)])
+                for key, mask in selector.select(max(0.0, begin - time.monotonic())):
+                    key.data.go_on(selector, mask)
+                for call in open_:
+                    if call.sock is None and call.answer is None and time.monotonic() >= call.again_at:
+                        call.connect(selector)
+        return {p: call.answer or call.silence(self.patience) for p, call in calls.items()}
 
-    def _silent(self, line: _Line) -> AbsentError:
-        none = f"it gives no sign of life within {self.patience:g} s"
-        if line.is_connected:
+
+class _Call:
+    """One question to one process, asked again where the connection is closed before the answer.
+
+    Only a refused connection shows that a process has ended: a closed one may be a process whose queue was
+    full, or whose answer was lost.
+
+    Args:
+        address: where it answers.
+        text: the question, as a frame.
+        kind: of the question, and of the answer.
+    """
+
+    def __init__(self, address: str, text: bytes, kind: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = host.strip("[]"), int(port)
+        self._text, self._kind = text, kind
+        self.sock: socket.socket | None = None
+        self.again_at = 0.0
+        self.answer: dict[str, Any] | AbsentError | None = None
+        self._inbox = bytearray()
+        self._trouble = ""
+
+    def connect(self, selector: selectors.BaseSelector) -> None:
+        """Begin to connect; what is wrong is reported when the question is sent."""
+        family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
+        self._inbox.clear()
+        try:
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+            self.sock.connect_ex(self._target)
+        except OSError as error:  # no descriptor is left, or the name is not known
+            self.close()
+            self._ask_again(f"no connection can be opened to it ({_described(error)})")
+            return
+        selector.register(self.sock, selectors.EVENT_WRITE, self)
+
+    def go_on(self, selector: selectors.BaseSelector, mask: int) -> None:
+        """Send the question, or receive the answer."""
+        if self.sock is None:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self._send(self.sock)
+                selector.modify(self.sock, selectors.EVENT_READ, self)
+                return
+            message = _received(_Line(self.sock, 0.0, self._inbox), _ANSWER_BYTES)
+            if message is None:
+                return
+            if problem := answer_problem(self._kind, message):
+                raise StrangerError(problem)
+            self.answer = message
+        except BlockingIOError:
+            return
+        except ConnectionRefusedError:
+            self.answer = EndedError()
+        except (ConnectionError, StrangerError) as error:
+            self._ask_again(f"it accepts connections, and does not answer ({_described(error)})")
+        except OSError as error:
+            self.answer = UnreachableError(f"its machine cannot be reached ({_described(error)})")
+        selector.unregister(self.sock)
+        self.close()
+
+    def _send(self, sock: socket.socket) -> None:
+        if (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) != 0:
+            raise OSError(code, os.strerror(code))
+        # On one machine a connection to a port where no process listens can be given that very port.
+        if sock.getsockname()[1] == self._target[1] and _is_own(sock):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
+        sock.sendall(self._text)
+        self._trouble = "it is stopped, or its machine is gone"
+
+    def _ask_again(self, trouble: str) -> None:
+        self._trouble = trouble
+        self.again_at = time.monotonic() + _AGAIN
+
+    def silence(self, seconds: float) -> AbsentError:
+        """Return what is known of a process that has not answered.
+
+        Args:
+            seconds: how long it was asked.
+        """
+        none = f"it gives no sign of life within {seconds:g} s"
+        if self._trouble:
             # The machine accepts connections for a process that does not run.
-            return AbsentError(f"{none}: it is stopped, or its machine is gone")
+            return AbsentError(f"{none}: {self._trouble}")
         return UnreachableError(f"{none}: its machine cannot be reached")
 
-
-def _calling(address: str) -> socket.socket:
-    """A socket on the way to an address."""
-    host, _, port = address.rpartition(":")
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    # What is wrong is told when it is written to.
-    sock.connect_ex((host.strip("[]"), int(port)))
-    return sock
+    def close(self) -> None:
+        """Close the connection, where one is open."""
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
 
 
-def _turn(line: _Line, mask: int, text: bytes) -> dict[str, Any] | AbsentError | None:
-    """Send the question, or receive the answer; None while there is none."""
+def _is_own(sock: socket.socket) -> bool:
+    """Return whether both ends of a connection are one socket."""
     try:
-        if mask & selectors.EVENT_WRITE:
-            line.sock.sendall(text)
-            line.is_connected = True
-            return None
-        return line.receive()
-    except BlockingIOError:
-        return None
-    except (ConnectionError, StrangerError):
-        return EndedError()
-    except OSError as error:
-        return UnreachableError(
-            f"its machine cannot be reached ({os.strerror(error.errno or errno.EIO).lower()})"
-        )
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:  # closed meanwhile
+        return False
+
+
+def _described(error: Exception) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    return os.strerror(code).lower() if code else str(error)
 
 
 def own_ip(address: str) -> str:

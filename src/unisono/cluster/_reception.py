@@ -79,11 +79,11 @@ class MeetingServer:
         """Return the names of the machines, by process."""
         return tuple(member.host for _, member in sorted(self._meeting.here.items()))
 
-    def run(self, coordinator: str) -> Go:
+    def run(self, agreed: Mapping[str, Any]) -> Go:
         """Wait for all, tell everybody how it ends, and return when they have heard it.
 
         Args:
-            coordinator: what is told with a good end.
+            agreed: what is told with a good end.
 
         Raises:
             ClusterError: when the cluster cannot start.
@@ -91,8 +91,7 @@ class MeetingServer:
         while 0 in self._meeting.here:
             end = _meeting.verdict(self._meeting, time.monotonic())
             if isinstance(end, Go):
-                told = {"coordinator": coordinator, "hosts": self.hosts(), "warnings": end.warnings}
-                self._part({"kind": "go", **told})
+                self._part({"kind": "go", **agreed, "hosts": self.hosts(), "warnings": end.warnings})
                 return end
             if isinstance(end, Stop):
                 self._part({"kind": "stop", "text": end.text})

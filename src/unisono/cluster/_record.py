@@ -7,11 +7,32 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.cluster._pending import Pending
+
 #: Steps, and files, that are remembered. A process can be some ten steps ahead of another.
 _REMEMBERED = 256
 
 #: What is done, and the shapes of the arrays; None for the end of the data.
 Step = tuple[str, tuple[tuple[int, ...], ...] | None]
+
+#: How a call of `fit`, `evaluate` or `predict` begins as text; what differs in it is compared with its data.
+CALL = "a call of "
+
+#: What the answer to each kind of question holds.
+_STATE: dict[str, tuple[type, ...]] = {
+    "steps": (int,),
+    "step": (str, type(None)),
+    "meetings": (int,),
+    "waits_for": (int, type(None)),
+    "leaving": (bool,),
+}
+_ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
+    "state": _STATE,
+    "word": _STATE,
+    "step": {"reached": (bool,), "step": (str, type(None)), "steps": (int,), "leaving": (bool,)},
+    "saved": {"done": (bool,)},
+    "number": {"done": (bool,), "number": (int, type(None))},
+}
 
 
 @dataclasses.dataclass
@@ -23,12 +44,14 @@ class Record:
         steps: how many steps.
         word: why it shall end, as a process found out.
         is_leaving: whether its program has come to its end.
+        pending: what it waits for together with the others.
     """
 
     meetings: int = 0
     steps: int = 0
     word: str = ""
     is_leaving: bool = False
+    pending: Pending = dataclasses.field(default_factory=Pending)
     _seen: collections.deque[Step] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
@@ -73,17 +96,19 @@ class Record:
 
         >>> record = Record()
         >>> record.answer({"kind": "step", "number": 1})
-        {'kind': 'step', 'reached': False, 'step': None}
+        {'kind': 'step', 'reached': False, 'step': None, 'steps': 0, 'leaving': False}
         >>> record.begin(("train", ((8, 3), (8,))))
         True
         >>> record.answer({"kind": "step", "number": 1})
-        {'kind': 'step', 'reached': True, 'step': 'train on (8, 3), (8,)'}
+        {'kind': 'step', 'reached': True, 'step': 'train on (8, 3), (8,)', 'steps': 1, 'leaving': False}
         """
         kind = question.get("kind")
         if kind == "step":
             number = question.get("number")
             reached = isinstance(number, int) and number <= self.steps
-            return {"kind": kind, "reached": reached, "step": self._step(number) if reached else None}
+            step = self._step(number) if reached else None
+            progress = {"steps": self.steps, "leaving": self.is_leaving}
+            return {"kind": kind, "reached": reached, "step": step, **progress}
         if kind == "saved":
             saved = (question.get("meetings"), question.get("path")) in self._saved
             return {"kind": kind, "done": saved or self._has_passed(question)}
@@ -94,8 +119,14 @@ class Record:
             return {"kind": kind, "done": done, "number": number}
         if kind == "word":
             self.word = self.word or str(question.get("text"))
-        step = self._step(self.steps)
-        return {"kind": "state", "steps": self.steps, "step": step, "leaving": self.is_leaving}
+        return {
+            "kind": "state",
+            "steps": self.steps,
+            "step": self._step(self.steps),
+            "meetings": self.meetings,
+            "waits_for": self.pending.waits_for,
+            "leaving": self.is_leaving,
+        }
 
     def _has_passed(self, question: Mapping[str, Any]) -> bool:
         """Whether it has gone on from where the other process is."""
@@ -108,11 +139,30 @@ class Record:
         return described(self._seen[-1 - back]) if number > 0 and back < len(self._seen) else None
 
 
+def answer_problem(kind: str, message: Mapping[str, Any]) -> str | None:
+    """Return what an answer to a question lacks, None when it holds all parts.
+
+    Args:
+        kind: of the question.
+        message: what was received; another program may have the port.
+
+    >>> answer_problem("saved", {"kind": "saved", "done": 1})
+    "its answer has no usable 'done'"
+    """
+    for name, types in _ANSWERS[kind].items():
+        # By its exact type: bool is an int in Python.
+        if type(message.get(name)) not in types:
+            return f"its answer has no usable {name!r}"
+    return None
+
+
 def described(step: Step) -> str:
     """Return a step as text.
 
-    >>> described(("train", ((8, 3), (8,)))), described(("train", None))
-    ('train on (8, 3), (8,)', 'train: the end of the data')
+    >>> described(("train", ((8, 3), (8,)))), described(("train", None)), described(("a call of `fit`", ()))
+    ('train on (8, 3), (8,)', 'train: the end of the data', 'a call of `fit`')
     """
     kind, shapes = step
-    return f"{kind}: the end of the data" if shapes is None else f"{kind} on {', '.join(map(str, shapes))}"
+    if shapes is None:
+        return f"{kind}: the end of the data"
+    return f"{kind} on {', '.join(map(str, shapes))}" if shapes else kind

@@ -115,7 +115,9 @@ class CompiledStep:
         """Start the step; returns before it is done."""
         if not self._donates:
             return self._guarded(donated, kept)
-        outputs, state, token = self._compiled(_without_aliases(donated, kept), kept)
+        # On CPUs the call itself may wait for the other workers.
+        with PENDING.together():
+            outputs, state, token = self._compiled(_without_aliases(donated, kept), kept)
         self._run_ahead.started(token)
         return outputs, state
 

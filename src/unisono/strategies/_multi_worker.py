@@ -120,6 +120,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         if attendance is not None and self._mesh.is_spread:
             attendance.begin(kind, batches)
 
+    def _note_call(self, name: str) -> None:
+        """Note a call of `fit` or the like: a worker that makes it alone finds out at once."""
+        attendance = _bootstrap.attendance()
+        if attendance is not None:
+            attendance.begin_call(name)
+
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine a per-replica value into one array; see `Strategy.reduce`."""
         with self._meeting(value):
@@ -211,6 +217,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         moments = decision_moments(callbacks)
         random = _EncodedRandomState()
         own = bytes([ahead, *(m in moments for m in MOMENTS)])
+        self._note_call("fit")
         every = _bootstrap.require_same(_facts_of(model, arguments), "A call of `fit`", own + random.digest())
         self._begun.discard("TRAIN")
         if any(e[len(own) :] != every[0][len(own) :] for e in every):
@@ -254,6 +261,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         # In `fit`, Keras evaluates with arguments that were compared when it began.
         if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
             name = original.__name__
+            self._note_call(name)
             _bootstrap.require_same({"method": name, **_facts_of(model, arguments)}, f"A call of `{name}`")
         if not self.is_chief:
             arguments["verbose"] = 0

@@ -1,8 +1,10 @@
 """What processes know of each other: records, ports that answer, and what follows. Several in one process."""
 
 import concurrent.futures
+import contextlib
 import socket
 import threading
+import time
 
 import jax
 import numpy as np
@@ -37,7 +39,8 @@ def test_a_batch_is_new_when_its_shapes_or_its_step_are():
     assert [record.begin(b) for b in batches] == [True, False, True, True, True]
     assert record.answer({"kind": "step", "number": 3})["step"] == "train on (7, 3)"
     assert record.answer({"kind": "step", "number": 5})["step"] == "test: the end of the data"
-    assert record.answer({"kind": "step", "number": 6}) == {"kind": "step", "reached": False, "step": None}
+    answer = {"kind": "step", "reached": False, "step": None, "steps": 5, "leaving": False}
+    assert record.answer({"kind": "step", "number": 6}) == answer
 
 
 @pytest.mark.parametrize("number", [None, "1", -1, 0])
@@ -51,7 +54,8 @@ def test_old_batches_are_forgotten():
     record = Record()
     for _ in range(300):
         record.begin(("train", ((8,),)))
-    assert record.answer({"kind": "step", "number": 1}) == {"kind": "step", "reached": True, "step": None}
+    first = record.answer({"kind": "step", "number": 1})
+    assert (first["reached"], first["step"]) == (True, None)
     assert record.answer({"kind": "step", "number": 300})["step"] == described(("train", ((8,),)))
 
 
@@ -100,11 +104,9 @@ class Cluster:
 
     def __init__(self, count, limit=60.0, patience=60.0):
         self.records = [Record() for _ in range(count)]
-        self.ports = [Presence("127.0.0.1", record) for record in self.records]
+        self.ports = [Presence("127.0.0.1", record, "secret") for record in self.records]
         addresses = tuple(f"127.0.0.1:{port.port}" for port in self.ports)
         names = tuple(f"worker {i}" for i in range(count))
-        for port in self.ports:
-            port.secret = "secret"
         self.peers = [Peers(i, addresses, names, "secret", patience) for i in range(count)]
         self.members = [Attendance(r, p, limit) for r, p in zip(self.records, self.peers, strict=True)]
 
@@ -172,6 +174,57 @@ def test_strangers_are_not_answered(cluster):
             sock.sendall(nonsense)
             assert sock.recv(10) == b""
     assert two.peers[0].ask(1, {"kind": "state"})["steps"] == 0
+
+
+def test_a_closed_connection_is_not_an_end(cluster):
+    """Only a refused connection is: what was lost is asked again."""
+    two = cluster(2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def close_then_answer():
+            for _ in range(3):
+                listener.accept()[0].close()
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1 << 16)
+                sock.sendall(frame(two.records[1].answer({"kind": "state"})))
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            served = pool.submit(close_then_answer)
+            asked = Peers(0, ("", address), ("a", "b"), "s", 60.0).ask(1, {"kind": "state"})
+            served.result(60)
+    assert asked == two.records[1].answer({"kind": "state"})
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", frame({"kind": "state"}), frame({"kind": "\ud800"})]
+)
+def test_another_program_at_the_port_of_a_process(said):
+    with socket.create_server(("127.0.0.1", 0)) as listener, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as sock:
+                        sock.sendall(said)
+
+        pool.submit(serve)
+        with pytest.raises(AbsentError, match="it accepts connections, and does not answer") as info:
+            Peers(0, ("", address), ("a", "b"), "s", 0.3).ask(1, {"kind": "state"})
+        listener.shutdown(socket.SHUT_RDWR)
+    assert not isinstance(info.value, EndedError)
+
+
+def test_a_connection_to_itself_is_nobody(monkeypatch):
+    """A system may give a connection to a free port that very port: then it receives its own question."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        address = own.getsockname()
+        monkeypatch.setattr("unisono.cluster._presence.socket.socket", lambda *_: own)
+        peers = Peers(0, ("", f"{address[0]}:{address[1]}"), ("a", "b"), "s", 60.0)
+        assert isinstance(peers.ask_all({"kind": "state"}, [1])[1], EndedError)
 
 
 def test_one_that_listens_and_says_nothing_is_stopped():
@@ -297,13 +350,89 @@ def test_leaving_waits_for_all(cluster):
 
 
 @pytest.mark.parametrize(
-    ("ended", "text"), [(True, "its process has ended"), (False, "it has begun 0 steps")]
+    ("ended", "text"), [(True, "its process has ended"), (False, "no sign of life within 0.1 s")]
 )
 def test_leaving_without_somebody(cluster, ended, text):
+    two = cluster(2, patience=60.0 if ended else 0.1)
+    two.ports[1].close()
+    with contextlib.ExitStack() as stack:
+        if not ended:  # stopped: the kernel accepts connections for it
+            port = int(two.peers[0].addresses[1].rpartition(":")[2])
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert text in two.members[0].leave(60.0 if ended else 0.1)
+
+
+def test_leaving_waits_for_one_that_runs(cluster, caplog):
+    """The first worker may be writing a model, for longer than `Timeouts.shutdown`."""
     two = cluster(2)
-    if ended:
-        two.ports[1].close()
-    assert two.members[0].leave(60.0 if ended else 0.1) == f"worker 1: {text}"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        left = pool.submit(two.members[0].leave, 0.05)
+        while "waits for the others" not in caplog.text:
+            assert not left.done()
+            time.sleep(0.01)
+        two.records[1].is_leaving = True
+        assert left.result(60) is None
+    assert not two.members[0].is_broken
+    assert "worker 1: it has begun 0 steps" in caplog.text
+
+
+def test_leaving_ends_all_where_another_waits_for_this_process(cluster):
+    """A loop whose data end early: both would wait for ever."""
+    two = cluster(2)
+    two.take((8,), (8,))
+    two.records[1].begin(("train", ((8,),)))
+    with two.records[1].pending.together():
+        assert two.members[0].leave(60.0) is None
+    assert [record.word for record in two.records] == [
+        "All workers must take the same steps until all are done. Received: worker 0 of 2 has come to the "
+        "end of its program after 1 steps; worker 1: it has begun 2 steps, the last: train on (8,). Give "
+        "every worker the same number of batches, let all leave a loop after the same step, and call "
+        "`evaluate` and the like on every worker, not on the chief alone."
+    ] * 2
+
+
+def test_leaving_waits_for_steps_that_both_have_begun(cluster, monkeypatch):
+    monkeypatch.setattr("unisono.cluster._attendance._STUCK", 0.05)
+    two = cluster(2)
+    two.take((8,), (8,))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with two.records[1].pending.together():
+            left = pool.submit(two.members[0].leave, 60.0)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                left.result(0.5)
+        two.records[1].is_leaving = True
+        assert left.result(60) is None
+
+
+def test_a_new_step_is_not_waited_for_where_another_has_come_to_its_end(cluster):
+    two = cluster(2)
+    two.records[1].is_leaving = True
+    with pytest.raises(
+        ClusterError,
+        match=r"Received: worker 0 of 2 begins step 1, train on \(3,\); worker 1 has come to the end of its "
+        r"program after 0 steps\. Give every worker the same number",
+    ):
+        two.members[0].begin("train", [np.zeros(3)])
+    assert two.members[1].is_broken
+
+
+@pytest.mark.parametrize("other", ["step", "end"])
+def test_a_call_on_the_chief_alone_is_an_error_at_once(cluster, other):
+    two = cluster(2)
+    if other == "step":
+        two.records[1].begin(("train", ((8,),)))
+    else:
+        two.records[1].is_leaving = True
+    with pytest.raises(ClusterError, match=r"a call of `evaluate`.*on every worker, not on the chief alone"):
+        two.members[0].begin_call("evaluate")
+
+
+def test_calls_that_differ_are_compared_with_their_arguments_later(cluster):
+    two = cluster(2)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(m.begin_call, n) for m, n in zip(two.members, ("fit", "predict"), strict=True)]
+        assert [call.result(60) for call in calls] == [None, None]
+    assert not any(member.is_broken for member in two.members)
 
 
 def test_a_file_is_waited_for_until_it_is_there(cluster):

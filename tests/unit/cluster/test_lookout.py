@@ -33,8 +33,7 @@ class Machine:
         self._filling = []
         self.record = Record()
         if kind == "here":
-            self.presence = Presence("127.0.0.1", self.record)
-            self.presence.secret = "x"
+            self.presence = Presence("127.0.0.1", self.record, "x")
             self.port = self.presence.port
             return
         self.presence = None
