@@ -35,6 +35,7 @@ FLOORS = {
     "_reads": 1,
     "_values": 1,
     "callbacks._backup": 15,
+    "callbacks._data": 2,
     "callbacks._interval": 1,
     "callbacks._run": 14,
     "callbacks._states": 2,

@@ -8,17 +8,25 @@ import json
 import logging
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono.callbacks._data import (
+    are_same,
+    check_dataset,
+    check_facts,
+    check_sequence,
+    facts_of,
+    fingerprint,
+    warn_of_other_batch,
+)
 from unisono.callbacks._interval import BackupInterval, Written
-from unisono.callbacks._states import check_same, names_of, set_state_of, state_of
+from unisono.callbacks._states import Made, check_same, names_of, set_state_of, state_of
 from unisono.callbacks._watch import WatchedTrainFunction, mute
 from unisono.checkpoint import _commits, _finished
 from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
@@ -56,6 +64,8 @@ class Progress:
         callbacks: what each callback remembers.
         callback_names: their classes.
         data_facts: what the data looks like, to notice other data.
+        first_of_run: the fingerprint of the first batch of all.
+        first_of_epoch: the fingerprint of the first batch of the epoch that goes on, or has just ended.
     """
 
     epoch: int = 0
@@ -68,6 +78,8 @@ class Progress:
     callbacks: list[Any] = dataclasses.field(default_factory=list)
     callback_names: list[str] = dataclasses.field(default_factory=list)
     data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    first_of_run: list[str] = dataclasses.field(default_factory=list)
+    first_of_epoch: list[str] = dataclasses.field(default_factory=list)
 
 
 class Backups:
@@ -225,6 +237,7 @@ class Run:
         call.callbacks = [owner, *self._others, Last(self)]
         # What several workers need is no state: another number of them, or one, may go on.
         self._remembering = [c for c in self._others if not isinstance(c, SharedDecisions)]
+        self._made = [Made.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 
     # --- before fit -------------------------------------------------------------------------
@@ -232,7 +245,7 @@ class Run:
     def prepare(self) -> None:
         """Find a backup and change the arguments of `fit` so that it goes on from there."""
         self._find_position()
-        facts = self._data_facts()
+        facts = facts_of(self._call.arguments, self._model.steps_per_execution, self._position)
         self._progress.data_facts = facts
         found = self._newest()
         if found is None:
@@ -241,7 +254,10 @@ class Run:
         progress = Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
         self._keep_own_callbacks(progress)
         check_same(progress.callback_names, names_of(self._remembering))
-        self._check_data(progress.data_facts, facts)
+        check_facts(progress.data_facts, facts, self._backups.directory)
+        if not self._backups.read_only:
+            # Of several workers the first: the others may have other parts of the data.
+            self._check_content(progress)
         self._restored = snapshot, progress
         arguments = self._call.arguments
         arguments["initial_epoch"] = arguments["epochs"] if progress.stopped else progress.epoch
@@ -299,29 +315,15 @@ class Run:
                 "Pass a `unisono.data.Dataset` that ends with `repeat()`, or leave `steps_per_epoch` out."
             )
 
-    def _data_facts(self) -> dict[str, Any]:
-        """What the data looks like, to notice other data."""
-        arguments = self._call.arguments
-        arrays = jax.tree.leaves((arguments["x"], arguments["y"]))
-        return {
-            "kind": type(arguments["x"]).__name__,
-            "shapes": [list(np.shape(a)) for a in arrays if hasattr(a, "shape")],
-            "batch_size": arguments["batch_size"],
-            "steps_per_epoch": arguments["steps_per_epoch"],
-            "shuffle": bool(arguments["shuffle"]),
-            "steps_per_execution": self._model.steps_per_execution,
-            # Without a seed each process draws its own: `keras.utils.set_random_seed` decides it.
-            "shuffle_seeds": [] if self._position is None else self._position.shuffle_seeds,
-        }
-
-    def _check_data(self, saved: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        for name, value in found.items():
-            if saved.get(name) != value:
-                raise CheckpointMismatchError(
-                    "`fit` must get the same data as when the backup was made, or batches would be left out "
-                    f"or used twice. Received: {name}={value!r}, before {saved.get(name)!r}. Pass the same, "
-                    f"or delete {self._backups.directory} to begin anew."
-                )
+    def _check_content(self, progress: Progress) -> None:
+        """Compare the data with those of the backup, where they can be read without using them up."""
+        arguments, directory = self._call.arguments, self._backups.directory
+        if self._position is not None:
+            check_dataset(self._position.dataset, progress.first_of_run, directory)
+        elif not progress.batch and progress.epoch:
+            check_sequence(
+                arguments["x"], arguments["shuffle"], progress.epoch_random["python"], progress.first_of_epoch
+            )
 
     def _move_data(self, progress: Progress) -> None:
         """Make the data go on where the backup was made."""
@@ -333,8 +335,10 @@ class Run:
                 self._position.resume_after(progress.data)
         elif isinstance(x, types.GeneratorType):
             # The batches of the running epoch are passed over later, like those of other data.
-            for _ in range(progress.batches - progress.batch):
-                next(x)
+            for i in range(progress.batches - progress.batch):
+                batch = next(x)
+                if i == 0 and not are_same(progress.first_of_run, fingerprint(batch)):
+                    warn_of_other_batch("generator")
 
     def _continues(self) -> bool:
         """Whether an epoch begins where the one before ended, in one iteration over the data."""
@@ -378,9 +382,12 @@ class Run:
         weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}
         Parts({"model": self._model}).restore(Snapshot(weights, snapshot.facts))
         self._metrics = [np.asarray(metrics[n]) for n in names]
-        for callback, state in zip(self._remembering, progress.callbacks, strict=True):
-            set_state_of(callback, state)
+        for callback, state, made in zip(self._remembering, progress.callbacks, self._made, strict=True):
+            for text in set_state_of(callback, state, made):
+                name = type(callback).__name__
+                _LOG.warning("%s goes on with the argument of the program: %s.", name, text)
         self._watching.batches = self._saved_at = progress.batches
+        self._watching.first_of_run = progress.first_of_run
         # What an epoch ends with if all its batches were done before.
         self._watching.logs = {n.removeprefix("logs/"): a for n, a in logs.items()}
         self._random.set_state(progress.random)
@@ -400,6 +407,7 @@ class Run:
         self._random.set_state(progress.epoch_random)
         self._random_now = progress.random
         self._watching.to_pass = progress.batch
+        self._watching.expected = [] if self._position is not None else progress.first_of_epoch
 
     def unmute(self) -> None:
         """Let the other callbacks hear of batches again."""
@@ -468,9 +476,11 @@ class Run:
         progress = dataclasses.replace(
             progress,
             batches=self._watching.batches,
+            first_of_run=self._watching.first_of_run or [],
+            first_of_epoch=self._watching.first,
             random=self._random.get_state(),
             data=None if self._position is None else self._position.state_after(self._watching.used),
-            callbacks=[state_of(c) for c in self._remembering],
+            callbacks=[state_of(c, m) for c, m in zip(self._remembering, self._made, strict=True)],
             callback_names=names_of(self._remembering),
         )
         snapshot = Parts({"model": self._model}).snapshot(values)

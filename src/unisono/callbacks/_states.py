@@ -1,12 +1,20 @@
-"""The state of callbacks, as far as it can be kept in a checkpoint."""
+"""The state of callbacks, as far as it can be kept in a checkpoint.
+
+Only state is restored. What a constructor was given is the program's: a program that is started again with
+`EarlyStopping(patience=50)` instead of 3 goes on with 50.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidTypeError
@@ -17,28 +25,48 @@ _LOG = logging.getLogger("unisono")
 #: What Keras sets on every callback, and what belongs to the process.
 _NOT_STATE = {"_model", "model", "params"}
 
+#: What Keras' own callbacks derive from their arguments while they run, and derive again.
+_DERIVED = {
+    keras.callbacks.EarlyStopping: {"min_delta", "monitor_op"},
+    keras.callbacks.ModelCheckpoint: {"min_delta", "monitor_op"},
+    keras.callbacks.ReduceLROnPlateau: {"min_delta", "monitor_op"},
+    keras.callbacks.CSVLogger: {"append_header"},
+}
 
-def state_of(callback: Any) -> dict[str, Any]:
-    """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A callback as the program made it.
 
     Args:
-        callback: such as `EarlyStopping`, with `wait`, `best` and `best_weights`.
+        attributes: those that a checkpoint can hold.
+        is_new: whether it has never trained; of one that has, attributes differ that are not arguments.
+    """
+
+    attributes: Mapping[str, Any]
+    is_new: bool
+
+    @classmethod
+    def of(cls, callback: Any) -> Made:
+        """Note what a callback is before `fit` begins."""
+        return cls(attributes_of(callback), vars(callback).get("_model") is None)
+
+
+def attributes_of(callback: Any) -> dict[str, Any]:
+    """Return the attributes of a callback that a checkpoint can hold; none of one that has `get_state`.
+
+    Args:
+        callback: any.
 
     Returns:
-        Attributes that are numbers, strings, None and arrays, in lists, tuples, sets and dicts; others,
-        such as open files, are left out. Functions of modules are kept by name.
+        Copies of those that are numbers, strings, None and arrays, in lists, tuples, sets and dicts; others,
+        such as open files, are left out.
     """
     if callable(getattr(callback, "get_state", None)):
-        return {"state": callback.get_state()}
-    found, functions = {}, {}
+        return {}
+    found = {}
     for name, value in vars(callback).items():
-        if name in _NOT_STATE:
-            continue
-        if callable(value):
-            # Keras' callbacks find out late which way their monitor goes, and keep `less` or `greater`.
-            path = _import_path(value)
-            if path is not None:
-                functions[name] = path
+        if name in _NOT_STATE or callable(value):
             continue
         try:
             encode(value, {}, name)
@@ -46,18 +74,87 @@ def state_of(callback: Any) -> dict[str, Any]:
             _LOG.debug("%s.%s is not kept in checkpoints.", type(callback).__name__, name)
             continue
         found[name] = _copied(value)
-    return {"attributes": found, "functions": functions}
+    return found
 
 
-def set_state_of(callback: Any, state: dict[str, Any]) -> None:
-    """Put a state from `state_of` back."""
+def state_of(callback: Any, made: Made) -> dict[str, Any]:
+    """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
+
+    Args:
+        callback: such as `EarlyStopping`, with `wait`, `best` and `best_weights`.
+        made: what it was before `fit` began.
+
+    Returns:
+        The attributes now and before `fit`. Functions of modules are kept by name.
+    """
+    if callable(getattr(callback, "get_state", None)):
+        return {"state": callback.get_state()}
+    paths = {n: _import_path(v) for n, v in vars(callback).items() if n not in _NOT_STATE and callable(v)}
+    return {
+        "attributes": attributes_of(callback),
+        # Keras' callbacks find out late which way their monitor goes, and keep `less` or `greater`.
+        "functions": {name: path for name, path in paths.items() if path is not None},
+        "initial": dict(made.attributes),
+    }
+
+
+def set_state_of(callback: Any, state: Mapping[str, Any], made: Made) -> list[str]:
+    """Put a state from `state_of` back, and leave the arguments as the program has them.
+
+    Args:
+        callback: of the same class.
+        state: from `state_of`; those of earlier versions do not say what was an argument.
+        made: what the callback was before this `fit` began.
+
+    Returns:
+        The arguments that differ from those of the program that saved, as text.
+    """
     if "state" in state:
         callback.set_state(state["state"])
-        return
+        return []
+    initial, program = state.get("initial", {}), made.attributes
+    derived = _derived_names(callback) if initial else set()
+    arguments = _argument_names(type(callback))
+    found = []
     for name, value in state["attributes"].items():
-        setattr(callback, name, value)
+        differs = name in initial and name in program and not _is_same(initial[name], program[name])
+        is_argument = differs and (made.is_new or name.removeprefix("_") in arguments)
+        if is_argument and (name in derived or _is_same(initial[name], value)):
+            found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
+        elif name not in derived:
+            setattr(callback, name, value)
     for name, (module, function) in state["functions"].items():
-        setattr(callback, name, getattr(sys.modules[module], function))
+        if name not in derived:
+            setattr(callback, name, getattr(sys.modules[module], function))
+    return found
+
+
+def _derived_names(callback: Any) -> set[str]:
+    return set().union(*(names for kind, names in _DERIVED.items() if isinstance(callback, kind)))
+
+
+def _argument_names(kind: type) -> set[str]:
+    """Names of the arguments of a class' constructor and of those that it inherits."""
+    every = (vars(base)["__init__"] for base in kind.__mro__[:-1] if "__init__" in vars(base))
+    return set().union(*(inspect.signature(init).parameters for init in every))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+        x, y = np.asarray(a), np.asarray(b)
+        return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_is_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _import_path(value: Any) -> tuple[str, str] | None:

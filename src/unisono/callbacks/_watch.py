@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
 
 #: Methods of a callback that have been called for the batches that are passed over.
@@ -13,10 +14,15 @@ _HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_ba
 
 
 class Counted:
-    """An iterator that counts what was taken from it."""
+    """An iterator that counts what was taken from it.
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
+    Args:
+        iterator: of batches.
+        on_first: receives the first of them.
+    """
+
+    def __init__(self, iterator: Iterator[Any], on_first: Callable[[Any], None] | None = None) -> None:
+        self._iterator, self._on_first = iterator, on_first
         self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -24,6 +30,8 @@ class Counted:
 
     def __next__(self) -> Any:
         item = next(self._iterator)
+        if self.count == 0 and self._on_first is not None:
+            self._on_first(item)
         self.count += 1
         return item
 
@@ -57,16 +65,28 @@ class WatchedTrainFunction:
         self.batches = 0
         #: Batches that are still to be taken without computing anything.
         self.to_pass = 0
+        #: Fingerprints: the epoch's first batch, that of all, and what the first must be; empty if not known.
+        self.first: list[str] = []
+        self.first_of_run: list[str] | None = None
+        self.expected: list[str] = []
 
     def begin_epoch(self) -> None:
         """Count batches from zero."""
-        self.state, self.batches_in_epoch = None, 0
+        self.state, self.batches_in_epoch, self.first = None, 0, []
+
+    def _begin_data(self, batch: Any) -> None:
+        self.first = fingerprint(batch)
+        self.first_of_run = self.first if self.first_of_run is None else self.first_of_run
+        if not are_same(self.expected, self.first):
+            warn_of_other_batch("data")
+        self.expected = []
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Keras' convention."""
         if self.to_pass:
             return self._pass(state, iterator)
-        counted, held = Counted(iterator), self._num_held()
+        on_first = None if self.batches_in_epoch else self._begin_data
+        counted, held = Counted(iterator, on_first), self._num_held()
         self.logs, self.state = self._function(state, counted)
         used = counted.count - (self._num_held() - held)
         self._count(used)
@@ -105,8 +125,10 @@ class WatchedTrainFunction:
 
     def _pass(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         taken = min(self._together, self.to_pass)
-        for _ in range(taken):
-            next(iterator)
+        for i in range(taken):
+            batch = next(iterator)
+            if i + self.batches_in_epoch == 0:
+                self._begin_data(batch)
         self.to_pass -= taken
         self._count(taken)
         if self.ahead is not None:

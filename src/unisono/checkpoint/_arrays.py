@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,12 @@ from unisono._errors import CheckpointError
 
 _FOLDER = "arrays"
 _EMPTY = "empty_arrays.json"
+
+#: Paths that Orbax and TensorStore use as they are. Orbax passes others to `glob` without escaping
+#: `[`, `*` and `?`, and TensorStore needs UTF-8.
+_PLAIN = re.compile(r"[\w\-./=,+@ ]*", re.ASCII)
+#: OCDBT's root file; each process first writes a store of its own below it.
+_ROOT, _STORES = "manifest.ocdbt", "ocdbt.process_*"
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -28,7 +36,8 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not np.size(a)}
     (folder / _EMPTY).write_text(json.dumps(empty))
     if full:
-        _save(folder / _FOLDER, full)
+        with _plain_path(folder) as plain:
+            _save(plain / _FOLDER, full)
 
 
 def load_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -46,15 +55,65 @@ def load_arrays(folder: Path) -> dict[str, np.ndarray]:
     }
     if not (folder / _FOLDER).exists():
         return found
-    with _orbax() as orbax:
+    with _plain_path(folder) as plain, _orbax() as orbax, _joined(plain) as readable:
         try:
-            loaded = orbax.load(folder / _FOLDER)
+            loaded = orbax.load(readable / _FOLDER)
         except Exception as error:  # Orbax and TensorStore raise many kinds.
             raise CheckpointError(
                 f"The arrays of a checkpoint must be readable. Received: {error} at {folder}. "
                 "Restore an earlier one."
             ) from error
     return found | {name: np.asarray(value) for name, value in loaded.items()}
+
+
+@contextlib.contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """A path to `folder` that Orbax and TensorStore can use: through a link where its own is not one."""
+    if _PLAIN.fullmatch(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="unisono-", dir=_plain_temporary_directory()) as aside:
+        link = Path(aside) / "checkpoint"
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
+
+
+def _plain_temporary_directory() -> str:
+    candidates = (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")
+    found = next((c for c in candidates if _PLAIN.fullmatch(c) and Path(c).is_dir()), None)
+    if found is None:
+        raise CheckpointError(
+            "A checkpoint below a path with other characters than letters, digits and -./=,+@ needs a "
+            "directory for temporary files without them. "
+            f"Received: {candidates[0]!r}. Set TMPDIR to such a directory."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _joined(folder: Path) -> Iterator[Path]:
+    """A folder whose store has a root file.
+
+    Earlier versions saved below paths with `[`, `*` or `?` without one: Orbax did not find the process' own
+    store, which holds everything.
+    """
+    state = folder / _FOLDER / "state"
+    stores = [p for p in state.iterdir() if p.match(_STORES)] if state.is_dir() else []
+    if len(stores) != 1 or (state / _ROOT).exists():
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="unisono-", dir=_plain_temporary_directory()) as aside:
+        _link_all(folder / _FOLDER, Path(aside) / _FOLDER, but="state")
+        _link_all(state, Path(aside) / _FOLDER / "state")
+        _link_all(stores[0], Path(aside) / _FOLDER / "state")
+        yield Path(aside)
+
+
+def _link_all(source: Path, target: Path, but: str = "") -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.name != but and not (target / path.name).is_symlink():
+            (target / path.name).symlink_to(path.absolute())
 
 
 def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -61,6 +61,11 @@ class Position:
         self.iterations = 0
 
     @property
+    def dataset(self) -> Dataset:
+        """What is iterated over."""
+        return self._dataset
+
+    @property
     def is_finite(self) -> bool:
         """Whether an iteration has a known number of batches."""
         return self._dataset.cardinality() >= 0

@@ -1,0 +1,136 @@
+"""A program that is started again with other data or other arguments: noticed, and said."""
+
+import itertools
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from unisono import CheckpointMismatchError
+from unisono.callbacks import BackupAndRestore
+from unisono.data import Dataset
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a run as a failure would, after some batches of all."""
+
+    def __init__(self, after):
+        super().__init__()
+        # An iterator: what cannot be kept in a backup.
+        self._left = iter(range(after - 1))
+
+    def on_train_batch_end(self, batch, logs=None):
+        if next(self._left, None) is None:
+            raise InterruptedError
+
+
+ROWS = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    @property
+    def num_batches(self):
+        return 5
+
+    def __getitem__(self, i):
+        rows = self.x[8 * i : 8 * i + 8]
+        return rows, rows[:, :1]
+
+
+def arrays(x):
+    return {"x": x, "y": x[:, :1], "batch_size": 8}
+
+
+def weighted(x):
+    return {"x": ROWS, "y": ROWS[:, :1], "batch_size": 8, "sample_weight": np.abs(x[:, 1])}
+
+
+def dataset(x):
+    return {"x": Dataset.from_tensor_slices((x, x[:, :1])).shuffle(40, seed=1).batch(8)}
+
+
+def endless(x):
+    return {"x": Dataset.from_tensor_slices((x, x[:, :1])).batch(8).repeat(), "steps_per_epoch": 4}
+
+
+def unknown_size(x):
+    return {"x": Dataset.from_tensor_slices((x, x[:, :1])).filter(lambda x, y: True).batch(8)}
+
+
+def sequence(x):
+    return {"x": Sequence(x)}
+
+
+def in_order(x):
+    return {"x": Sequence(x), "shuffle": False}
+
+
+def generator(x):
+    return {"x": (Sequence(x)[i % 5] for i in itertools.count()), "steps_per_epoch": 5, "shuffle": False}
+
+
+def fit(directory, data, callbacks=(), save_freq=2, seed=0):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    backup = BackupAndRestore(directory, save_freq=save_freq)
+    return model.fit(**data, epochs=3, verbose=0, callbacks=[*callbacks, backup])
+
+
+def interrupted(directory, data, after, callbacks=(), **kwargs):
+    with pytest.raises(InterruptedError):
+        fit(directory, data, [*callbacks, Stop(after)], **kwargs)
+
+
+#: A data set of unknown size ends with Keras' warning.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+KINDS = [arrays, weighted, dataset, endless, unknown_size, sequence, in_order, generator]
+
+
+@pytest.mark.parametrize(("save_freq", "after"), [(2, 4), ("epoch", 8)])
+@pytest.mark.parametrize("make", KINDS)
+def test_other_data_of_the_same_shape_are_noticed(tmp_path, caplog, make, save_freq, after):
+    first, second = tmp_path / "first", tmp_path / "second"
+    interrupted(first, make(ROWS), after, save_freq=save_freq)
+    shutil.copytree(first, second)
+    if make in (sequence, in_order, generator):
+        # They may draw random numbers of their own.
+        fit(first, make(ROWS + 1), [Stop(99)], save_freq=save_freq)
+        assert "is not the one that was trained before" in caplog.text
+    else:
+        with pytest.raises(CheckpointMismatchError, match=r"same shapes with other values|another first"):
+            fit(first, make(ROWS + 1), [Stop(99)], save_freq=save_freq)
+    caplog.clear()
+    fit(second, make(ROWS), [Stop(99)], save_freq=save_freq)
+    assert caplog.text == ""
+
+
+def test_data_sets_that_draw_random_numbers_of_their_own_go_on_with_a_warning(tmp_path, caplog):
+    generator = np.random.default_rng()
+
+    def make(x):
+        noisy = Dataset.from_tensor_slices((x, x[:, :1])).map(lambda x, y: (x + generator.normal(), y))
+        return {"x": noisy.batch(8)}
+
+    interrupted(tmp_path, make(ROWS), 8)
+    fit(tmp_path, make(ROWS), [Stop(99)])
+    assert "is not the one that was trained before" in caplog.text
+
+
+def test_arguments_of_callbacks_are_the_programs(tmp_path, caplog):
+    def early(patience):
+        return keras.callbacks.EarlyStopping("loss", patience=patience, start_from_epoch=9)
+
+    interrupted(tmp_path, arrays(ROWS), 12, callbacks=[early(3)])
+    callback = early(50)
+    fit(tmp_path, arrays(ROWS), [callback, Stop(99)])
+    assert callback.patience == 50
+    assert (
+        "EarlyStopping goes on with the argument of the program: patience=50, in the backup 3." in caplog.text
+    )
