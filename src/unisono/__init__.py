@@ -19,8 +19,9 @@ __version__ = "0.1.0"
 #: Where each public name lives.
 _HOMES = {
     "_errors": [
-        "BackendError", "CheckpointError", "CheckpointMismatchError", "ContextError", "DeviceError",
-        "ClusterError", "InvalidArgumentError", "InvalidTypeError",
+        "BackendError", "CheckpointError", "CheckpointMismatchError", "CheckpointUnmatchedError",
+        "CheckpointUnreadableError", "ContextError", "DeviceError", "ClusterError",
+        "InvalidArgumentError", "InvalidTypeError",
         "MissingPackageError", "MixedStrategyError", "OutOfRangeError", "ScopeError", "TapeError",
         "UnisonoError", "UnsupportedError",
     ],

@@ -13,7 +13,9 @@ builtin that a user of `tf.distribute` would catch::
     ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
     ├── ClusterError (RuntimeError)           processes could not be started, or work together
     ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
-    │   └── CheckpointMismatchError           a checkpoint of something else than what is restored
+    │   ├── CheckpointMismatchError           a checkpoint of something else than what is restored
+    │   ├── CheckpointUnmatchedError (AssertionError)   `assert_consumed` and its like fail
+    │   └── CheckpointUnreadableError         a checkpoint that was just written cannot be read
     ├── MissingPackageError (ImportError)     an optional feature's package is not installed
     ├── OutOfRangeError (IndexError)          a distributed iterator has no next batch
     ├── UnsupportedError (NotImplementedError)  an option or operation that has no meaning at this place
@@ -65,6 +67,14 @@ class CheckpointError(UnisonoError, OSError):
 
 class CheckpointMismatchError(CheckpointError, ValueError):
     """A checkpoint does not fit what it is restored into."""
+
+
+class CheckpointUnmatchedError(CheckpointError, AssertionError):
+    """A checkpoint and the objects that it was restored into do not hold the same."""
+
+
+class CheckpointUnreadableError(CheckpointError):
+    """A checkpoint that was just written cannot be read."""
 
 
 class MissingPackageError(UnisonoError, ImportError):

@@ -18,7 +18,8 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks._interval import BackupInterval
-from unisono.callbacks._run import Backups, Run
+from unisono.callbacks._run import Run
+from unisono.callbacks._series import Backups
 from unisono.checkpoint import _commits, _preemption
 from unisono.checkpoint._agreement import Agreement, Alone
 from unisono.cluster._resolvers import process_environ

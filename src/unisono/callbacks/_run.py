@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono._errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    InvalidArgumentError,
+)
 from unisono.callbacks._data import (
     are_same,
     check_dataset,
@@ -25,15 +28,13 @@ from unisono.callbacks._data import (
     fingerprint,
     warn_of_other_batch,
 )
-from unisono.callbacks._interval import BackupInterval, Written
+from unisono.callbacks._interval import BackupInterval
+from unisono.callbacks._series import Backups
 from unisono.callbacks._states import Made, check_same, names_of, set_state_of, state_of
 from unisono.callbacks._watch import WatchedTrainFunction, mute
-from unisono.checkpoint import _commits, _finished
-from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._facts import decode, encode
 from unisono.checkpoint._random import RandomState
-from unisono.checkpoint._writer import BackgroundWriter
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
 from unisono.training._ahead import StepLog
@@ -43,7 +44,6 @@ from unisono.training._companion import FitCall
 from unisono.training._step import Task, variables_of
 
 _LOG = logging.getLogger("unisono")
-_NAME = "backup"
 
 #: Batches that Keras or a device may be ahead of the step that is saved.
 _READ_AHEAD = 64
@@ -80,102 +80,6 @@ class Progress:
     data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     first_of_run: list[str] = dataclasses.field(default_factory=list)
     first_of_epoch: list[str] = dataclasses.field(default_factory=list)
-
-
-class Backups:
-    """The numbered backups of a directory, written beside training.
-
-    Args:
-        directory: of one run.
-        keep: how many are kept.
-        asynchronous: whether `write` returns before the backup is on the disk.
-        read_only: of several workers, the first writes, for all.
-    """
-
-    def __init__(self, directory: Path, keep: int, asynchronous: bool, read_only: bool = False) -> None:
-        self.directory = directory
-        self.read_only = read_only
-        self.written = 0
-        self.last: Written | None = None
-        self._keep, self._asynchronous = keep, asynchronous
-        self._writer = BackgroundWriter("unisono-backup")
-        if not read_only:
-            _commits.sweep(directory)
-            self._begin()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether one is being written."""
-        return self._writer.is_busy
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether an evaluator reads them."""
-        return _finished.is_watched(self.directory)
-
-    def newest(self) -> tuple[Path, Snapshot] | None:
-        """The newest one that is as it was written."""
-        found = _commits.newest_good(self.directory, _NAME)
-        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Start to write one."""
-        self._writer.submit(lambda: self._write(snapshot))
-        if not self._asynchronous:
-            self._writer.wait()
-
-    def _write(self, snapshot: Snapshot) -> None:
-        began = time.perf_counter()
-        try:
-            every = _commits.commits(self.directory, _NAME)
-            number = every[-1][0] + 1 if every else 1
-            write_snapshot(self.directory, f"{_NAME}-{number}", snapshot)
-            self.written += 1
-            for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:
-                _commits.delete_commit(path)
-        except CheckpointError as error:
-            # Training is worth more than one backup: the next may find room again.
-            _LOG.warning("A backup could not be written, and training goes on without it. %s", error)
-        size = sum(a.nbytes for a in snapshot.arrays.values())
-        self.last = Written(time.perf_counter() - began, size)
-
-    def wait(self) -> None:
-        """Wait until all are on the disk."""
-        self._writer.wait()
-
-    def _begin(self) -> None:
-        """Training goes on, or begins anew."""
-        mark = _finished.read_mark(self.directory)
-        if mark is not None and mark.discard:
-            self._delete(_commits.commits(self.directory, _NAME))
-        _finished.remove_mark(self.directory)
-
-    def finish(self, delete: bool) -> None:
-        """Training has ended well: delete all, and the directory if nothing else is in it.
-
-        An evaluator still reads the newest; the next `fit` deletes it.
-
-        Args:
-            delete: False keeps them.
-        """
-        if self.read_only or not self.directory.is_dir():
-            return
-        watched = self.is_watched
-        if watched or not delete:
-            _finished.mark_finished(self.directory, discard=delete)
-        if delete:
-            every = _commits.commits(self.directory, _NAME)
-            self._delete(every[:-1] if watched else every)
-            with contextlib.suppress(OSError):
-                self.directory.rmdir()
-
-    def _delete(self, commits: list[tuple[int, Path]]) -> None:
-        for _, path in commits:
-            _commits.delete_commit(path)
-
-    def close(self) -> None:
-        """End the thread; what is being written becomes complete."""
-        self._writer.close()
 
 
 class Last(keras.callbacks.Callback):

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from unisono._errors import CheckpointError, CheckpointMismatchError
-from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
+from unisono._errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointUnmatchedError,
+    CheckpointUnreadableError,
+)
+from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._finished import mark_finished
+from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
+from unisono.checkpoint._reader import CheckpointReader, latest_checkpoint, list_variables, load_checkpoint
+from unisono.checkpoint._restoring import RestoreStatus
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointManager",
     "CheckpointMismatchError",
+    "CheckpointReader",
+    "CheckpointUnmatchedError",
+    "CheckpointUnreadableError",
     "PreemptionCheckpointHandler",
+    "RestoreStatus",
     "TerminationConfig",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
     "mark_finished",
 ]

@@ -1,4 +1,4 @@
-"""`Checkpoint` and `CheckpointManager`: tf.train's two classes, atomic, checked and flushed.
+"""`Checkpoint`: tf.train's class, atomic, checked and flushed.
 
 Source of the names: https://www.tensorflow.org/api_docs/python/tf/train/Checkpoint
 """
@@ -6,31 +6,68 @@ Source of the names: https://www.tensorflow.org/api_docs/python/tf/train/Checkpo
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from unisono._errors import CheckpointError, InvalidArgumentError
+from unisono._errors import CheckpointError, CheckpointUnreadableError, InvalidArgumentError
 from unisono.checkpoint import _commits
 from unisono.checkpoint._arrays import load_arrays, save_arrays
-from unisono.checkpoint._contents import Parts, Snapshot
-from unisono.checkpoint._writer import BackgroundWriter
+from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
+from unisono.checkpoint._restoring import Restoration, RestoreStatus
+from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
 from unisono.training._bind import holder_of
+
+_LOG = logging.getLogger("unisono")
 
 _FACTS = "facts.json"
 
 
-def write_snapshot(directory: Path, name: str, snapshot: Snapshot) -> Path:
-    """Make the commit `directory/name` from a snapshot; waits for the devices and the disk."""
+def write_snapshot(directory: Path, name: str, snapshot: Snapshot, *, read_back: bool = False) -> Path:
+    """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
+
+    Args:
+        directory: where commits lie.
+        name: of the commit.
+        snapshot: what to write.
+        read_back: whether to read it again and compare, before it becomes visible.
+
+    Raises:
+        CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
+        CheckpointError: it cannot be written; nothing is left.
+    """
     arrays = snapshot.on_host()
 
     def fill(folder: Path) -> None:
         save_arrays(folder, arrays)
         (folder / _FACTS).write_text(json.dumps(snapshot.facts))
 
-    return _commits.write_commit(directory, name, fill)
+    def check(folder: Path) -> None:
+        problem = _problem_of(folder, Snapshot(arrays, snapshot.facts))
+        if problem:
+            raise CheckpointUnreadableError(
+                f"A checkpoint must be readable after it was written. Received: {directory / name}, where "
+                f"{problem}. Nothing is left of it. Save to another directory."
+            )
+
+    return _commits.write_commit(directory, name, fill, check if read_back else None)
+
+
+def _problem_of(folder: Path, written: Snapshot) -> str:
+    """In what a checkpoint differs from what was written into it; empty where it does not."""
+    try:
+        found = read_snapshot(folder)
+    except CheckpointError as error:
+        return f"reading fails ({error})"
+    if found.arrays.keys() != written.arrays.keys():
+        return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
+    for name, array in written.arrays.items():
+        other = found.arrays[name]
+        if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
+            return f"{name} has other values"
+    return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
 
 
 def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
@@ -48,13 +85,19 @@ def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
     return Snapshot(load_arrays(path), json.loads((path / _FACTS).read_text()))
 
 
-class Checkpoint:
+class Checkpoint(Holder):
     """Objects that are saved and restored together, under any strategy and number of replicas.
 
+    Objects are also attributes: `checkpoint.step`, `checkpoint.step = variable`. What is restored before it
+    exists (a model that is not built, an optimizer's slots, an attribute that is not set) is restored when it
+    is created.
+
     Args:
+        root: one object, under the name `root`.
         **objects: Keras models (weights, random state and optimizer), layers, optimizers, metrics,
             `keras.Variable`s and `unisono.Variable`s; iterators of `unisono.data` and anything else
-            with `get_state` and `set_state`; lists and dicts of these; pytrees of arrays and numbers.
+            with `get_state` and `set_state`; other checkpoints; lists and dicts of these; pytrees of
+            arrays and numbers.
 
     >>> import tempfile, keras
     >>> step = keras.Variable(3, dtype="int32")
@@ -64,12 +107,33 @@ class Checkpoint:
     ({}, 3)
     """
 
-    def __init__(self, **objects: Any) -> None:
-        if not objects:
+    def __init__(self, root: Any = None, **objects: Any) -> None:
+        super().__init__()
+        self._counter = 0
+        #: Directories in which a checkpoint of this object was read back.
+        self._was_read: set[Path] = set()
+        self._restoration: Restoration | None = None
+        self._objects |= {name: _tracked(value) for name, value in objects.items()}
+        if root is not None:
+            self._objects["root"] = _tracked(root)
+
+    def __getattr__(self, name: str) -> Any:
+        objects = vars(self).get("_objects", {})
+        if name not in objects:
+            raise AttributeError(f"This checkpoint has no object {name!r}; it has {sorted(objects)}.")
+        return objects[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        if hasattr(type(self), name):
             raise InvalidArgumentError(
-                "A checkpoint must hold something. Received: no objects. Write `Checkpoint(model=model)`."
+                f"An object in a checkpoint must have another name than its methods. Received: {name!r}. "
+                f"Write `checkpoint.{name}_ = ...`."
             )
-        self._objects = objects
+        self._objects[name] = _tracked(value)
+        self._has_grown()
 
     def include(self, **objects: Any) -> None:
         """Save and restore these too.
@@ -85,31 +149,66 @@ class Checkpoint:
             raise InvalidArgumentError(
                 f"Names in a checkpoint must differ. Received: {taken[0]!r} twice. Use another name."
             )
-        self._objects = {**self._objects, **objects}
+        self._objects |= {name: _tracked(value) for name, value in objects.items()}
+        self._has_grown()
+
+    @property
+    def save_counter(self) -> int:
+        """The number of the checkpoint that `save` wrote last; 0 before the first."""
+        return self._counter
 
     def parts(self) -> Parts:
         """The variables and states of the objects as they are now."""
         return Parts(self._objects)
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything, which later steps do not change."""
+        """A copy of everything, which later steps do not change.
+
+        Raises:
+            InvalidArgumentError: there is nothing to save, or a model is not built.
+        """
+        if not self._objects:
+            raise InvalidArgumentError(
+                "A checkpoint must hold something. Received: no objects. Write `Checkpoint(model=model)`."
+            )
         return self.parts().snapshot()
 
-    def save(self, path: str | os.PathLike[str]) -> str:
-        """Write a checkpoint; returns when it is on the disk.
+    def save(self, file_prefix: str | os.PathLike[str]) -> str:
+        """Write the next checkpoint of a series; returns when it is on the disk.
 
         Args:
-            path: a directory that does not exist yet.
+            file_prefix: the path without the number: the first is `file_prefix-1`, the next `file_prefix-2`.
 
         Returns:
             The path.
 
         Raises:
-            CheckpointError: it exists, or cannot be written; nothing is left then.
+            CheckpointError: it cannot be written, or not be read back; nothing is left then.
         """
-        target = Path(path).absolute()
+        series = Path(file_prefix).absolute()
+        newest = max([self._counter, *(n for n, _ in _commits.commits(series.parent, series.name))])
+        number = self.number(str(series), newest + 1)
+        path = self.write(series.with_name(f"{series.name}-{number}"))
+        self._counter = number
+        return path
+
+    def write(self, file_prefix: str | os.PathLike[str]) -> str:
+        """Write a checkpoint at exactly this path; returns when it is on the disk.
+
+        Args:
+            file_prefix: a directory that does not exist yet.
+
+        Returns:
+            The path.
+
+        Raises:
+            CheckpointError: it exists, cannot be written, or not be read back; nothing is left then.
+        """
+        target = Path(file_prefix).absolute()
         if self.is_written_here():
-            write_snapshot(target.parent, target.name, self.snapshot())
+            read_back = target.parent not in self._was_read
+            write_snapshot(target.parent, target.name, self.snapshot(), read_back=read_back)
+            self._was_read.add(target.parent)
         self.share(str(target))
         return str(target)
 
@@ -143,171 +242,57 @@ class Checkpoint:
         holders = (holder_of(variable) for variable in self.parts().variables.values())
         return next((s for s in holders if s is not None and s.mesh.is_spread), None)
 
-    def restore(self, path: str | os.PathLike[str], parts: Sequence[str] | None = None) -> dict[str, Any]:
-        """Read a checkpoint into the objects, all of it or nothing.
+    def restore(
+        self, save_path: str | os.PathLike[str] | None, parts: Sequence[str] | None = None
+    ) -> RestoreStatus:
+        """Read a checkpoint into the objects: all that exist at once, or none; others when they are created.
 
         Args:
-            path: what `save` returned.
+            save_path: what `save` returned; with None, nothing is restored, and a line says so.
             parts: which parts, as `["model/weights"]`; None for all.
 
         Returns:
             The values of those objects that are plain values (pytrees of arrays and numbers), which
-            cannot be changed in place, by name.
+            cannot be changed in place, by name. It has TensorFlow's `assert_consumed`, `expect_partial` and
+            so on.
 
         Raises:
             CheckpointMismatchError: the checkpoint is of other objects; it names every difference.
             CheckpointError: it is absent, or not as it was written.
         """
-        snapshot = read_snapshot(Path(path).absolute())
-        return self.parts().restore(snapshot, parts)
-
-    read, write = restore, save
-
-
-class CheckpointManager:
-    """Numbered checkpoints in a directory, of which the newest are kept.
-
-    Saving copies the state on the devices and returns; a thread writes it. Use the manager in a
-    `with` block, or call `close`, so that the last one is complete and errors are seen. Of several
-    workers, which all call `save`, the first writes.
-
-    Args:
-        checkpoint: what to save.
-        directory: where; created.
-        max_to_keep: how many are kept; None for all.
-        checkpoint_name: they are called `checkpoint_name-N`.
-        asynchronous: whether `save` returns before the checkpoint is on the disk.
-        init_fn: called by `restore_or_initialize` where there is no checkpoint.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        directory: str | os.PathLike[str],
-        max_to_keep: int | None = 5,
-        *,
-        checkpoint_name: str = "ckpt",
-        asynchronous: bool = True,
-        init_fn: Callable[[], Any] | None = None,
-    ) -> None:
-        if max_to_keep is not None and max_to_keep < 1:
-            raise InvalidArgumentError(
-                f"`max_to_keep` must be at least 1. Received: max_to_keep={max_to_keep}. None keeps all."
+        if save_path is None:
+            _LOG.warning(
+                "Nothing is restored: restore(None). That is right where training begins. To continue, pass "
+                "what `save` returned, or `latest_checkpoint(directory)` of its directory."
             )
-        self._checkpoint = checkpoint
-        self.directory = Path(directory).absolute()
-        self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
-        self._asynchronous = asynchronous
-        self._writer = BackgroundWriter()
-        _commits.sweep(self.directory)
-        self._newest = 0
-        #: The last checkpoint for which not all workers have waited.
-        self._unshared: str | None = None
+            return RestoreStatus({}, None)
+        path = Path(save_path).absolute()
+        return self.put(read_snapshot(path), str(path), parts)
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """What is saved."""
-        return self._checkpoint
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """Paths of the complete checkpoints, oldest first."""
-        return [str(path) for _, path in _commits.commits(self.directory, self._name)]
-
-    @property
-    def latest_checkpoint(self) -> str | None:
-        """The path of the newest complete checkpoint, or None."""
-        every = self.checkpoints
-        return every[-1] if every else None
-
-    def save(self, checkpoint_number: int | None = None) -> str:
-        """Save everything as it is now.
+    def put(self, snapshot: Snapshot, path: str, parts: Sequence[str] | None = None) -> RestoreStatus:
+        """Restore what was read already.
 
         Args:
-            checkpoint_number: such as the step; the next number if None.
-
-        Returns:
-            The path, which exists once the checkpoint is complete.
-
-        Raises:
-            CheckpointError: this or an earlier checkpoint could not be written.
-        """
-        self._writer.wait()
-        newest = max([self._newest, *(n for n, _ in _commits.commits(self.directory, self._name))])
-        if checkpoint_number is None:
-            # The first worker may have written this one before another looks for the newest.
-            number = self._checkpoint.number(str(self.directory / self._name), newest + 1)
-        else:
-            number = int(checkpoint_number)
-        self._newest = max(newest, number)
-        name = f"{self._name}-{number}"
-        self._unshared = str(self.directory / name)
-        if self._checkpoint.is_written_here():
-            snapshot = self._checkpoint.snapshot()
-            self._writer.submit(lambda: self._write(name, snapshot))
-        if not self._asynchronous:
-            self.wait()
-            self._writer.close()
-        return str(self.directory / name)
-
-    def _write(self, name: str, snapshot: Snapshot) -> None:
-        write_snapshot(self.directory, name, snapshot)
-        if self._keep is not None:
-            for _, path in _commits.commits(self.directory, self._name)[: -self._keep]:
-                _commits.delete_commit(path)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all checkpoints are on the disk.
-
-        Args:
-            timeout: seconds.
+            snapshot: the contents.
+            path: where they were, for messages.
+            parts: as for `restore`.
 
         Raises:
-            CheckpointError: one could not be written, or the time is over.
+            CheckpointMismatchError: as `restore`.
         """
-        self._writer.wait(timeout)
-        path, self._unshared = self._unshared, None
-        if path is not None:
-            self._checkpoint.share(path)
+        restoration = Restoration(self, snapshot, parts, path)
+        values = restoration.begin()
+        if self._restoration is not None:
+            self._restoration.cancel()
+        self._restoration = restoration
+        return RestoreStatus(values, restoration)
 
-    def restore_or_initialize(self) -> str | None:
-        """Restore the newest checkpoint that is as it was written; a damaged one is passed over and logged.
+    read = restore
 
-        Returns:
-            Its path; None where there is none, after `init_fn` was called.
 
-        Raises:
-            CheckpointMismatchError: the checkpoint is of other objects.
-            CheckpointError: there are checkpoints and all are damaged.
-        """
-        self.wait()
-        found = _commits.newest_good(self.directory, self._name)
-        if found is None:
-            if self._init is not None:
-                self._init()
-            return None
-        snapshot = read_snapshot(found[1], checked=True)
-        self._checkpoint.parts().restore(snapshot)
-        return str(found[1])
-
-    def close(self) -> None:
-        """Finish writing and end the thread.
-
-        Raises:
-            CheckpointError: a checkpoint could not be written.
-        """
-        self._writer.close()
-        self.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except CheckpointError:
-            # What the block raised is the first cause, and tells more.
-            if error is None:
-                raise
+def _tracked(value: Any) -> Any:
+    """A list or dict that says when it grows, where it holds objects or may come to hold them."""
+    for kind, tracked in ((list, TrackedList), (dict, TrackedDict)):
+        if type(value) is kind and (not value or holds_objects(value)):
+            return tracked(value)
+    return value

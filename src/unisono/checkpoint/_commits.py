@@ -32,13 +32,16 @@ FORMAT = 1
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.(?P<host>[^@]+)@(?P<pid>\d+)\.[0-9a-f]{8}\.partial$")
 
 
-def write_commit(directory: Path, name: str, write: Callable[[Path], None]) -> Path:
+def write_commit(
+    directory: Path, name: str, write: Callable[[Path], None], check: Callable[[Path], None] | None = None
+) -> Path:
     """Make `directory/name` from what `write` puts into an empty folder, all of it or nothing.
 
     Args:
         directory: where commits lie; created.
         name: of the commit; must not exist.
         write: gets the folder to fill.
+        check: gets the folder before it becomes visible, complete; raises to refuse it.
 
     Returns:
         The path of the commit.
@@ -58,6 +61,8 @@ def write_commit(directory: Path, name: str, write: Callable[[Path], None]) -> P
         write(aside)
         _write_manifest(aside)
         _flush_tree(aside)
+        if check is not None:
+            check(aside)
         os.rename(aside, target)
         _flush(directory)
     except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -16,9 +16,15 @@ import numpy as np
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
 from unisono.checkpoint._facts import decode, encode
 from unisono.checkpoint._names import canonical_paths, slot_names, variables_by_name
+from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
 from unisono.step._distributed import Variable
 from unisono.step._variables import VariableAggregation
 from unisono.training._bind import strategy_of
+
+#: Between the name of a model and the names of its variables.
+WEIGHTS = "/weights"
+#: The same for its optimizer.
+OPTIMIZER = "/optimizer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +80,45 @@ def copy_of(value: Any) -> Any:
     return jnp.copy(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A Keras object in a checkpoint, whose variables are created together.
+
+    Args:
+        prefix: with which the names of its variables begin, without the last `/`.
+        owner: the object.
+        is_built: whether it has all its variables.
+    """
+
+    prefix: str
+    owner: Any
+    is_built: bool
+
+    def holds(self, name: str) -> bool:
+        """Whether a name of a checkpoint belongs to it."""
+        return name.startswith(f"{self.prefix}/")
+
+
 class Parts:
     """The variables and states of named objects, by the names that a checkpoint gives them.
 
     Args:
         objects: Keras models, layers, optimizers, metrics, variables; anything with `get_state`
-            and `set_state`; pytrees of arrays and numbers; lists and dicts of these.
+            and `set_state`; pytrees of arrays and numbers; lists and dicts of these; holders.
+        deferred: whether models may lack variables, which are then absent.
+        builds: whether the optimizer of a model that is built gets its slots.
+
+    Raises:
+        InvalidArgumentError: a model is not built, and must be.
     """
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], *, deferred: bool = False, builds: bool = True) -> None:
         self.variables: dict[str, Any] = {}
         self.stateful: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
+        self.units: list[Unit] = []
+        self.growing: list[Growing] = []
+        self._deferred, self._builds = deferred, builds
         self._own = {id(o) for o in objects.values()}
         for name, value in objects.items():
             self._add(name, value)
@@ -99,34 +132,42 @@ class Parts:
             weights = variables_by_name(getattr(value, "_trainable_variables", ()))
             self._add_optimizer(name, value, weights)
         elif isinstance(value, (keras.Layer, keras.metrics.Metric)):
+            self.units.append(Unit(name, value, isinstance(value, keras.metrics.Metric) or value.built))
             self._add_variables(name, value.variables)
+        elif isinstance(value, Holder) or holds_objects(value):
+            self._add_container(name, value)
         elif hasattr(value, "get_state") and hasattr(value, "set_state"):
             self.stateful[name] = value
-        elif _holds_objects(value):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for key, item in items:
-                self._add(f"{name}/{key}", item)
         else:
             self.values[name] = value
 
+    def _add_container(self, name: str, value: Any) -> None:
+        if isinstance(value, Growing):
+            self.growing.append(value)
+        items = value.objects if isinstance(value, Holder) else value
+        for key, item in items.items() if isinstance(items, Mapping) else enumerate(items):
+            self._add(f"{name}/{key}", item)
+
     def _add_model(self, name: str, model: Any) -> None:
-        if not model.built:
+        if not model.built and not self._deferred:
             raise InvalidArgumentError(
-                "A model must have its variables to be saved or restored. Received: "
+                "A model must have its variables to be saved. Received: "
                 f"{model.name!r}, which is not built. Call `model.build(input_shape)`, or call it on a batch."
             )
-        weights = weights_by_path(model)
-        self.variables |= {f"{name}/weights/{path}": v for path, v in weights.items()}
+        self.units.append(Unit(f"{name}{WEIGHTS}", model, model.built))
+        weights = weights_by_path(model) if model.built else {}
+        self.variables |= {f"{name}{WEIGHTS}/{path}": v for path, v in weights.items()}
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or id(optimizer) in self._own:
             return
-        strategy = strategy_of(model)
-        with strategy.scope() if strategy is not None else contextlib.nullcontext():
-            if not optimizer.built:
+        if not optimizer.built and model.built and self._builds:
+            strategy = strategy_of(model)
+            with strategy.scope() if strategy is not None else contextlib.nullcontext():
                 optimizer.build(model.trainable_variables)
-        self._add_optimizer(f"{name}/optimizer", optimizer, weights)
+        self._add_optimizer(f"{name}{OPTIMIZER}", optimizer, weights)
 
     def _add_optimizer(self, name: str, optimizer: Any, weights: Mapping[str, Any]) -> None:
+        self.units.append(Unit(name, optimizer, optimizer.built))
         references = {v.path: path for path, v in weights.items()}
         names = slot_names([v.name for v in optimizer.variables], references)
         for slot, variable in zip(names, optimizer.variables, strict=True):
@@ -169,29 +210,85 @@ class Parts:
             CheckpointMismatchError: names, shapes or dtypes differ; it lists every one.
         """
         arrays = snapshot.on_host()
+        theirs = wanted_names(names_in(snapshot, arrays), parts)
+        ours = wanted_names((*self.variables, *self.stateful), parts)
+        require_no(problems_of(self, arrays, ours, theirs))
+        self.put(snapshot, arrays, ours)
+        return plain_values(snapshot, arrays, parts)
 
-        def wanted(name: str) -> bool:
-            return parts is None or any(name == p or name.startswith(p.rstrip("/") + "/") for p in parts)
+    def put(self, snapshot: Snapshot, arrays: Mapping[str, np.ndarray], names: Set[str]) -> None:
+        """Set variables and states.
 
-        saved = set(arrays) - _inside(snapshot.facts)
-        theirs = {n for n in (*saved, *snapshot.facts["states"]) if wanted(n)}
-        ours = {n for n in (*self.variables, *self.stateful) if wanted(n)}
-        problems = [f"missing in the checkpoint: {n}" for n in sorted(ours - theirs)]
-        problems += [f"only in the checkpoint: {n}" for n in sorted(theirs - ours)]
-        for name in sorted(ours & theirs & set(self.variables)):
-            problems += _difference(name, self.variables[name], arrays[name])
-        if problems:
-            raise CheckpointMismatchError(
-                "A checkpoint must hold exactly what is restored. Received:\n  "
-                + "\n  ".join(problems)
-                + "\nNothing was restored. Build the same model, or name what to restore: "
-                "`restore(path, parts=['model/weights'])`."
-            )
-        for name in sorted(ours & set(self.variables)):
+        Args:
+            snapshot: has all of them, of the right shapes.
+            arrays: its arrays on the host.
+            names: which.
+        """
+        for name in sorted(names & set(self.variables)):
             _set_logical_value(self.variables[name], arrays[name])
-        for name in sorted(ours & set(self.stateful)):
+        for name in sorted(names & set(self.stateful)):
             self.stateful[name].set_state(decode(snapshot.facts["states"][name], arrays))
-        return {n: decode(v, arrays) for n, v in snapshot.facts["values"].items() if wanted(n)}
+
+
+def names_in(snapshot: Snapshot, arrays: Mapping[str, Any]) -> set[str]:
+    """Names of the variables and states in a snapshot."""
+    return {*(set(arrays) - _inside(snapshot.facts)), *snapshot.facts["states"]}
+
+
+def wanted_names(names: Iterable[str], parts: Sequence[str] | None) -> set[str]:
+    """The names that begin with one of some parts; all for None.
+
+    >>> sorted(wanted_names(["model/weights/a", "model/optimizer/b"], ["model/weights"]))
+    ['model/weights/a']
+    """
+    return {
+        n for n in names if parts is None or any(n == p or n.startswith(p.rstrip("/") + "/") for p in parts)
+    }
+
+
+def problems_of(
+    parts: Parts, arrays: Mapping[str, np.ndarray], ours: Set[str], theirs: Set[str]
+) -> list[str]:
+    """In what objects differ from a checkpoint.
+
+    Args:
+        parts: the objects.
+        arrays: of the checkpoint.
+        ours: names to restore.
+        theirs: names in the checkpoint.
+    """
+    problems = [f"missing in the checkpoint: {n}" for n in sorted(ours - theirs)]
+    problems += [f"only in the checkpoint: {n}" for n in sorted(theirs - ours)]
+    for name in sorted(ours & theirs & set(parts.variables)):
+        if name in arrays:
+            problems += _difference(name, parts.variables[name], arrays[name])
+        else:
+            problems.append(f"{name} is a variable, in the checkpoint a state")
+    states = sorted(ours & theirs & set(parts.stateful) & set(arrays))
+    return problems + [f"{n} is a state, in the checkpoint an array" for n in states]
+
+
+def require_no(problems: Sequence[str]) -> None:
+    """Raise where there are problems.
+
+    Raises:
+        CheckpointMismatchError: it lists them.
+    """
+    if problems:
+        raise CheckpointMismatchError(
+            "A checkpoint must hold exactly what is restored. Received:\n  "
+            + "\n  ".join(problems)
+            + "\nNothing was restored. Build the same model, or name what to restore: "
+            "`restore(path, parts=['model/weights'])`."
+        )
+
+
+def plain_values(
+    snapshot: Snapshot, arrays: Mapping[str, np.ndarray], parts: Sequence[str] | None
+) -> dict[str, Any]:
+    """The values in a snapshot that are no objects, by name."""
+    values = snapshot.facts["values"]
+    return {n: decode(values[n], arrays) for n in values if n in wanted_names(values, parts)}
 
 
 def weights_by_path(model: Any) -> dict[str, Any]:
@@ -200,13 +297,15 @@ def weights_by_path(model: Any) -> dict[str, Any]:
     return dict(zip(paths, model.variables, strict=True))
 
 
-def _holds_objects(value: Any) -> bool:
+def holds_objects(value: Any) -> bool:
     """Whether a container has Keras' objects or iterators in it, and not only arrays."""
+    if isinstance(value, (TrackedList, TrackedDict)):
+        return True
     if not isinstance(value, (list, tuple, dict)):
         return False
     items = value.values() if isinstance(value, dict) else value
-    kinds = (keras.Variable, keras.Optimizer, keras.Layer, keras.metrics.Metric)
-    return any(isinstance(v, kinds) or hasattr(v, "get_state") or _holds_objects(v) for v in items)
+    kinds = (keras.Variable, keras.Optimizer, keras.Layer, keras.metrics.Metric, Holder)
+    return any(isinstance(v, kinds) or hasattr(v, "get_state") or holds_objects(v) for v in items)
 
 
 def _inside(facts: Any) -> set[str]:
@@ -234,8 +333,15 @@ def _logical_value(variable: Any) -> Any:
 def _set_logical_value(variable: Any, value: np.ndarray) -> None:
     if _keeps_copies(variable):
         variable.stored_copies = jnp.asarray(value)
-    else:
+    elif variable._value is None:
+        # Keras creates the value when the scope around ends in which the variable was made.
+        variable._initializer = lambda shape, dtype: jnp.asarray(value, dtype)
+    elif isinstance(variable, Variable) and variable.stored_copies is not None:
         variable.assign(value)
+    else:
+        # Not `assign`: a stateless scope around, in which a model is built, would get the value instead.
+        with jax.ensure_compile_time_eval():
+            variable._value = jnp.asarray(value, variable._dtype)
 
 
 def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
@@ -243,7 +349,7 @@ def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
     found = []
     if shape != saved.shape:
         found.append(f"{name} has shape {shape}, in the checkpoint {saved.shape}")
-    dtype = jnp.dtype(variable.dtype)
+    dtype = jnp.dtype(variable._dtype)
     if dtype != saved.dtype:
         found.append(f"{name} has dtype {dtype}, in the checkpoint {saved.dtype}")
     return found

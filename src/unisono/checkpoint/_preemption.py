@@ -23,7 +23,8 @@ from typing import Any, Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
 from unisono.checkpoint._agreement import Agreement, Alone
-from unisono.checkpoint._checkpoint import Checkpoint, CheckpointManager
+from unisono.checkpoint._checkpoint import Checkpoint
+from unisono.checkpoint._manager import CheckpointManager
 from unisono.cluster._resolvers import ClusterResolver
 
 _LOG = logging.getLogger("unisono")

@@ -1,6 +1,7 @@
 """Checkpoints under every strategy: saved under one, restored under another or none."""
 
 import contextlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,21 @@ import pytest
 from tests.virtual.training._digits import crossentropy, digits, mirrored
 
 import unisono
-from unisono import CheckpointError, CheckpointMismatchError, InvalidArgumentError
-from unisono.checkpoint import Checkpoint, CheckpointManager
+from unisono import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointUnreadableError,
+    InvalidArgumentError,
+)
+from unisono.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    _checkpoint,
+    _commits,
+    latest_checkpoint,
+    list_variables,
+    load_checkpoint,
+)
 from unisono.data import Dataset
 
 L = keras.layers
@@ -274,7 +288,7 @@ def test_errors_of_the_thread_are_raised_by_the_next_call(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Checkpoint(), "Received: no objects"),
+        (lambda: Checkpoint().save("x"), "Received: no objects"),
         (lambda: CheckpointManager(Checkpoint(a=1), "x", max_to_keep=0), "Received: max_to_keep=0"),
         (lambda: Checkpoint(model=keras.Sequential([L.Dense(1)])).save("x"), "which is not built"),
     ],
@@ -294,3 +308,119 @@ def test_a_snapshot_takes_one_copy_of_what_lies_on_every_device():
     fit(model)
     for value in jax.tree.leaves(dict(Checkpoint(model=model).snapshot().arrays)):
         assert len(value.devices()) == 1
+
+
+def test_save_appends_the_number_and_write_does_not(tmp_path):
+    """As in TensorFlow."""
+    checkpoint = Checkpoint(step=keras.Variable(1))
+    paths = [checkpoint.save(tmp_path / "ckpt") for _ in range(2)]
+    assert paths == [str(tmp_path / "ckpt-1"), str(tmp_path / "ckpt-2")]
+    assert checkpoint.save_counter == 2
+    assert checkpoint.write(tmp_path / "exact") == str(tmp_path / "exact")
+    with pytest.raises(CheckpointError, match="exact, which exists"):
+        checkpoint.write(tmp_path / "exact")
+    # Another program goes on counting.
+    assert Checkpoint(step=keras.Variable(1)).save(tmp_path / "ckpt") == str(tmp_path / "ckpt-3")
+
+
+def test_the_newest_checkpoint_of_a_directory(tmp_path):
+    assert latest_checkpoint(tmp_path / "absent") is None
+    assert latest_checkpoint(tmp_path) is None
+    (tmp_path / "ckpt-99").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert latest_checkpoint(tmp_path) is None
+    (tmp_path / "ckpt-99").rmdir()
+    checkpoint = Checkpoint(step=keras.Variable(1))
+    for _ in range(11):
+        newest = checkpoint.save(tmp_path / "ckpt")
+        assert latest_checkpoint(str(tmp_path)) == newest
+    exact = checkpoint.write(tmp_path / "exact")
+    assert latest_checkpoint(tmp_path) == exact
+
+
+def test_a_manager_waits_for_the_checkpoint_that_is_being_written(tmp_path):
+    model = made(None, 1)
+    with CheckpointManager(Checkpoint(model=model), tmp_path) as manager:
+        for _ in range(3):
+            path = manager.save()
+            assert manager.latest_checkpoint == path
+
+
+def test_reading_without_the_objects(tmp_path):
+    params = {"w": jnp.arange(3.0)}
+    path = Checkpoint(v=keras.Variable([[1.0, 2.0]]), n=keras.Variable(7), params=params).save(tmp_path / "c")
+    assert list_variables(path) == [("n", []), ("v", [1, 2])]
+    reader = load_checkpoint(tmp_path)
+    assert reader.get_variable_to_dtype_map()["n"] == np.int32
+    assert reader.get_tensor("v").tolist() == [[1, 2]]
+    assert not reader.has_tensor("w")
+    with pytest.raises(CheckpointError, match="it has"):
+        reader.get_tensor("w")
+
+
+UNUSUAL = [
+    "run[1]",
+    "layers=[64,64]",
+    "a*b",
+    "q?",
+    "back\\slash",
+    "[!a]",
+    "**",
+    "gs:",
+    "x\ny",
+    "ünï",
+    "\udcff",
+]
+
+
+def test_every_path_can_be_saved_to_and_restored_from(tmp_path):
+    v = keras.Variable(3.0)
+    for name in UNUSUAL:
+        path = Checkpoint(v=v).save(tmp_path / name / f"ckpt {name}")
+        with CheckpointManager(Checkpoint(v=v), tmp_path / name / "inner", checkpoint_name=name) as manager:
+            saved = manager.save()
+        for place in (path, saved):
+            v.assign(0.0)
+            Checkpoint(v=v).restore(place)
+            assert float(v.value) == 3.0, name
+        assert manager.restore_or_initialize() == saved
+        assert latest_checkpoint(tmp_path / name) == path
+
+
+def test_checkpoints_that_lack_their_root_file_are_read(tmp_path):
+    """Earlier versions wrote them below paths with `[`, where Orbax found no store to join."""
+    v, w = keras.Variable(3.0), keras.Variable([1.0, 2.0])
+    path = Checkpoint(v=v, w=w).save(tmp_path / "c")
+    state = tmp_path / "c-1" / "arrays" / "state"
+    (state / "manifest.ocdbt").unlink()
+    shutil.rmtree(state / "d")
+    (tmp_path / "c-1" / "MANIFEST.json").unlink()
+    _commits._write_manifest(tmp_path / "c-1")
+    v.assign(0.0)
+    w.assign([0.0, 0.0])
+    Checkpoint(v=v, w=w).restore(path)
+    assert float(v.value) == 3.0
+    assert w.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("broken", ["unreadable", "other values"])
+def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, broken):
+    def load(folder):
+        if broken == "unreadable":
+            raise CheckpointError("no such array")
+        return {"v": np.float32(4)}
+
+    v = keras.Variable(3.0)
+    monkeypatch.setattr(_checkpoint, "load_arrays", load)
+    with pytest.raises(CheckpointUnreadableError, match="must be readable after it was written"):
+        Checkpoint(v=v).save(tmp_path / "c")
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    manager.save()
+    with pytest.raises(CheckpointUnreadableError):
+        manager.close()
+    assert list(tmp_path.iterdir()) == []
+    model = made(None, 1)
+    backup = unisono.callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(CheckpointUnreadableError):
+        fit(model, epochs=2, callbacks=[backup])
+    assert backup.saved == 0

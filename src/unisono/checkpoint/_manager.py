@@ -1,0 +1,174 @@
+"""`CheckpointManager`: tf.train's class, whose checkpoints are written beside training.
+
+Source of the name: https://www.tensorflow.org/api_docs/python/tf/train/CheckpointManager
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from unisono._errors import CheckpointError, InvalidArgumentError
+from unisono.checkpoint import _commits
+from unisono.checkpoint._checkpoint import Checkpoint, read_snapshot, write_snapshot
+from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._writer import BackgroundWriter
+
+
+class CheckpointManager:
+    """Numbered checkpoints in a directory, of which the newest are kept.
+
+    Saving copies the state on the devices and returns; a thread writes it. Use the manager in a
+    `with` block, or call `close`, so that the last one is complete and errors are seen. Of several
+    workers, which all call `save`, the first writes.
+
+    Args:
+        checkpoint: what to save.
+        directory: where; created.
+        max_to_keep: how many are kept; None for all.
+        checkpoint_name: they are called `checkpoint_name-N`.
+        asynchronous: whether `save` returns before the checkpoint is on the disk.
+        init_fn: called by `restore_or_initialize` where there is no checkpoint.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None = 5,
+        *,
+        checkpoint_name: str = "ckpt",
+        asynchronous: bool = True,
+        init_fn: Callable[[], Any] | None = None,
+    ) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise InvalidArgumentError(
+                f"`max_to_keep` must be at least 1. Received: max_to_keep={max_to_keep}. None keeps all."
+            )
+        self._checkpoint = checkpoint
+        self.directory = Path(directory).absolute()
+        self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
+        self._asynchronous = asynchronous
+        self._writer = BackgroundWriter()
+        _commits.sweep(self.directory)
+        self._newest = 0
+        #: Whether a checkpoint of this manager was read back.
+        self._was_read = False
+        #: The last checkpoint for which not all workers have waited.
+        self._unshared: str | None = None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Paths of the complete checkpoints, oldest first."""
+        return [str(path) for _, path in _commits.commits(self.directory, self._name)]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, or None; waits for one that is being written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self.wait()
+        every = self.checkpoints
+        return every[-1] if every else None
+
+    def save(self, checkpoint_number: int | None = None) -> str:
+        """Save everything as it is now.
+
+        Args:
+            checkpoint_number: such as the step; the next number if None.
+
+        Returns:
+            The path, which exists once the checkpoint is complete.
+
+        Raises:
+            CheckpointError: this or an earlier checkpoint could not be written.
+        """
+        self._writer.wait()
+        newest = max([self._newest, *(n for n, _ in _commits.commits(self.directory, self._name))])
+        if checkpoint_number is None:
+            # The first worker may have written this one before another looks for the newest.
+            number = self._checkpoint.number(str(self.directory / self._name), newest + 1)
+        else:
+            number = int(checkpoint_number)
+        self._newest = max(newest, number)
+        name = f"{self._name}-{number}"
+        self._unshared = str(self.directory / name)
+        if self._checkpoint.is_written_here():
+            snapshot = self._checkpoint.snapshot()
+            self._writer.submit(lambda: self._write(name, snapshot))
+        if not self._asynchronous:
+            self.wait()
+            self._writer.close()
+        return str(self.directory / name)
+
+    def _write(self, name: str, snapshot: Snapshot) -> None:
+        write_snapshot(self.directory, name, snapshot, read_back=not self._was_read)
+        self._was_read = True
+        if self._keep is not None:
+            for _, path in _commits.commits(self.directory, self._name)[: -self._keep]:
+                _commits.delete_commit(path)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all checkpoints are on the disk.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            CheckpointError: one could not be written, or the time is over.
+        """
+        self._writer.wait(timeout)
+        path, self._unshared = self._unshared, None
+        if path is not None:
+            self._checkpoint.share(path)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint that is as it was written; a damaged one is passed over and logged.
+
+        Returns:
+            Its path; None where there is none, after `init_fn` was called.
+
+        Raises:
+            CheckpointMismatchError: the checkpoint is of other objects.
+            CheckpointError: there are checkpoints and all are damaged.
+        """
+        self.wait()
+        found = _commits.newest_good(self.directory, self._name)
+        if found is None:
+            if self._init is not None:
+                self._init()
+            return None
+        self._checkpoint.put(read_snapshot(found[1], checked=True), str(found[1]))
+        return str(found[1])
+
+    def close(self) -> None:
+        """Finish writing and end the thread.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+        """
+        self._writer.close()
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            # What the block raised is the first cause, and tells more.
+            if error is None:
+                raise

@@ -1,0 +1,129 @@
+"""What lies in a directory of checkpoints and in one of them, without the objects."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import CheckpointError
+from unisono.checkpoint._checkpoint import read_snapshot
+from unisono.checkpoint._commits import MANIFEST, commits
+from unisono.checkpoint._contents import names_in
+
+
+def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
+    """Return the path of the newest complete checkpoint in a directory, or None where there is none.
+
+    Args:
+        checkpoint_dir: a directory; it need not exist. Of several series, that which was written to last.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+
+    >>> latest_checkpoint("/tmp/there is no such directory") is None
+    True
+    """
+    directory = Path(checkpoint_dir).absolute()
+    try:
+        names = {re.sub(r"-\d+$", "", path.name) for path in directory.iterdir() if _is_complete(path)}
+        every = [commits(directory, name)[-1:] or [(0, directory / name)] for name in names]
+        newest = max((found[0][1] for found in every), key=_written_at, default=None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(
+            f"The directory of checkpoints must be readable. Received: {error}. Pass another one."
+        ) from error
+    return None if newest is None else str(newest)
+
+
+def _is_complete(path: Path) -> bool:
+    return not path.name.startswith(".") and (path / MANIFEST).is_file()
+
+
+def _written_at(path: Path) -> int:
+    return (path / MANIFEST).stat().st_mtime_ns
+
+
+class CheckpointReader:
+    """The arrays of a checkpoint by name: tf.train's class of this name.
+
+    Args:
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: it is absent, or not as it was written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        snapshot = read_snapshot(Path(path).absolute())
+        arrays = snapshot.on_host()
+        self._arrays = {name: arrays[name] for name in sorted(names_in(snapshot, arrays) & set(arrays))}
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shape of each variable."""
+        return {name: list(array.shape) for name, array in self._arrays.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, Any]:
+        """The data type of each variable."""
+        return {name: array.dtype for name, array in self._arrays.items()}
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether there is a variable of this name."""
+        return name in self._arrays
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        """Return a variable.
+
+        Args:
+            name: one of `get_variable_to_shape_map()`.
+
+        Raises:
+            CheckpointError: there is none of this name.
+        """
+        if name not in self._arrays:
+            raise CheckpointError(
+                f"A checkpoint must hold what is read. Received: {name!r}; it has {sorted(self._arrays)}."
+            )
+        return self._arrays[name]
+
+
+def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
+    """Return a reader of a checkpoint, or of the newest one in a directory.
+
+    Args:
+        ckpt_dir_or_file: path of a checkpoint, or of a directory of checkpoints.
+
+    Raises:
+        CheckpointError: there is none, or it is not as it was written.
+
+    >>> load_checkpoint("/tmp/there is no such directory")
+    Traceback (most recent call last):
+        ...
+    unisono._errors.CheckpointError: A checkpoint must exist to be restored. ...
+    """
+    path = Path(ckpt_dir_or_file)
+    newest = None if _is_complete(path) else latest_checkpoint(path)
+    return CheckpointReader(newest or path)
+
+
+def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, list[int]]]:
+    """Return the names and shapes of the variables in a checkpoint.
+
+    Args:
+        ckpt_dir_or_file: path of a checkpoint, or of a directory of checkpoints.
+
+    Raises:
+        CheckpointError: there is none, or it is not as it was written.
+
+    >>> import tempfile
+    >>> from unisono.checkpoint import Checkpoint
+    >>> import keras
+    >>> list_variables(Checkpoint(w=keras.Variable([1.0, 2.0])).save(tempfile.mkdtemp() + "/ckpt"))
+    [('w', [2])]
+    """
+    return list(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())

@@ -1,0 +1,261 @@
+"""Restoring a checkpoint into objects, also into variables that do not exist yet.
+
+As in TensorFlow: what a checkpoint holds for a model that is not built, for an optimizer without its slots
+or for an attribute that is not set waits until they are created. What exists is restored at once.
+
+Source: https://www.tensorflow.org/guide/checkpoint#delayed_restorations
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from unisono._errors import CheckpointUnmatchedError
+from unisono.checkpoint._contents import (
+    OPTIMIZER,
+    WEIGHTS,
+    Parts,
+    Snapshot,
+    names_in,
+    plain_values,
+    problems_of,
+    require_no,
+    wanted_names,
+)
+from unisono.checkpoint._tracking import Holder
+
+_LOG = logging.getLogger("unisono")
+
+
+class Waiting:
+    """What of a checkpoint waits for objects that do not exist yet.
+
+    Args:
+        path: of the checkpoint, for messages.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.names: set[str] = set()
+        self.restored: set[str] = set()
+        self.is_partial = False
+
+    def report(self) -> None:
+        """Log what was never used."""
+        if self.names and not self.is_partial:
+            _LOG.warning(
+                "Values of the checkpoint %s were never used: %s. Create the objects that they belong to, or "
+                "say `restore(path).expect_partial()`.",
+                self.path, _listed(self.names),
+            )  # fmt: skip
+
+
+def _listed(names: set[str]) -> str:
+    first = sorted(names)[:5]
+    return ", ".join(first) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+class Restoration:
+    """One call of `restore`, which lasts until all values are used.
+
+    Args:
+        holder: of the objects; it may grow.
+        snapshot: what was read.
+        parts: which parts are wanted.
+        path: of the checkpoint, for messages.
+    """
+
+    def __init__(self, holder: Holder, snapshot: Snapshot, parts: Sequence[str] | None, path: str) -> None:
+        self._holder, self._snapshot, self._wanted = holder, snapshot, parts
+        self._arrays: Mapping[str, Any] = snapshot.on_host()
+        #: Prefixes of the objects that had no variables yet.
+        self._unbuilt: set[str] = set()
+        self._uncompiled: set[str] = set()
+        self.waiting = Waiting(path)
+
+    def begin(self) -> dict[str, Any]:
+        """Restore what exists, all of it or nothing, and let the rest wait.
+
+        Returns:
+            The plain values by name.
+
+        Raises:
+            CheckpointMismatchError: an object is another one than was saved.
+        """
+        found = Parts(self._holder.objects, deferred=True)
+        ours = wanted_names((*found.variables, *found.stateful), self._wanted)
+        theirs = wanted_names(names_in(self._snapshot, self._arrays), self._wanted)
+        later = {name for name in theirs - ours if _may_come(name, found)}
+        if problems_of(found, self._arrays, ours, theirs - later):
+            # All differences: a value that waits may be one of those that are missing, by another name.
+            require_no(problems_of(found, self._arrays, ours, theirs))
+        found.put(self._snapshot, self._arrays, ours)
+        self.waiting.restored |= ours
+        self.waiting.names |= later
+        values = plain_values(self._snapshot, self._arrays, self._wanted)
+        weakref.finalize(self, self.waiting.report)
+        self._follow(found)
+        return values
+
+    def cancel(self) -> None:
+        """Restore nothing more: another checkpoint was."""
+        self.waiting.names.clear()
+        self._unbuilt.clear()
+
+    def unmatched(self) -> set[str]:
+        """Names of the variables and states that exist and were not restored."""
+        found = Parts(self._holder.objects, deferred=True, builds=False)
+        return wanted_names((*found.variables, *found.stateful), self._wanted) - self.waiting.restored
+
+    def advance(self) -> None:
+        """Restore what has been created since.
+
+        Raises:
+            CheckpointMismatchError: an object was created otherwise than it was when it was saved.
+        """
+        if not self.waiting.names and not self._unbuilt:
+            return
+        found = Parts(self._holder.objects, deferred=True, builds=False)
+        ours = wanted_names((*found.variables, *found.stateful), self._wanted)
+        new = self.waiting.names & ours
+        problems = problems_of(found, self._arrays, new, new)
+        for unit in found.units:
+            if unit.is_built and unit.prefix in self._unbuilt:
+                self._unbuilt.discard(unit.prefix)
+                own = {n for n in ours if unit.holds(n)}
+                theirs = {n for n in self.waiting.names | self.waiting.restored if unit.holds(n)}
+                problems += problems_of(found, {}, own - theirs, theirs - own)
+                # What is wrong is said once.
+                self.waiting.names -= theirs
+        require_no(problems)
+        found.put(self._snapshot, self._arrays, new)
+        self.waiting.restored |= new
+        self.waiting.names -= new
+        self._follow(found)
+
+    def _follow(self, found: Parts) -> None:
+        """Hear of what is created from now on."""
+        for unit in found.units:
+            if not unit.is_built and unit.prefix not in self._unbuilt:
+                self._unbuilt.add(unit.prefix)
+                _after(unit.owner, "build", self.advance)
+            optimizer = unit.prefix.removesuffix(WEIGHTS) + OPTIMIZER
+            waits = any(n.startswith(f"{optimizer}/") for n in self.waiting.names)
+            has_one = any(u.prefix == optimizer for u in found.units)
+            if waits and not has_one and optimizer not in self._uncompiled:
+                self._uncompiled.add(optimizer)
+                _after(unit.owner, "compile", self.advance)
+        if self.waiting.names:
+            for growing in (self._holder, *found.growing):
+                growing.watch(self.advance)
+        elif not self._unbuilt:
+            self._arrays = {}
+
+
+def _may_come(name: str, found: Parts) -> bool:
+    """Whether an object may still be created that a value of a checkpoint belongs to."""
+    for unit in found.units:
+        # Also the optimizer of a model, which `compile` makes.
+        prefix = unit.prefix.removesuffix(WEIGHTS)
+        if unit.holds(name) or name.startswith(f"{prefix}/"):
+            return not next((u for u in found.units if u.holds(name)), unit).is_built
+    parts = name.split("/")
+    leaves = {*found.variables, *found.stateful, *found.values}
+    return not any("/".join(parts[: i + 1]) in leaves for i in range(len(parts)))
+
+
+def _after(owner: Any, name: str, call: Callable[[], None]) -> None:
+    """Call a function after the next call of an object's method."""
+    before = vars(owner).get(name)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if vars(owner).get(name) is method:
+            if before is None:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = before
+        call()
+        return result
+
+    # On the object, where it hides the method of the class, and not by Keras' way of setting attributes.
+    vars(owner)[name] = method
+
+
+class RestoreStatus(dict[str, Any]):
+    """What `restore` returns: plain values by name, and what is still to be restored.
+
+    Args:
+        values: plain values of the checkpoint, which cannot be changed in place, by name.
+        restoration: None where there was no checkpoint.
+    """
+
+    def __init__(self, values: Mapping[str, Any], restoration: Restoration | None) -> None:
+        super().__init__(values)
+        self._restoration = restoration
+
+    def assert_consumed(self) -> Self:
+        """Check that the checkpoint and the objects hold the same, now that all are created.
+
+        Raises:
+            CheckpointUnmatchedError: a value was not used, or an object was not in the checkpoint; it names
+                every one.
+        """
+        waiting = self._found().waiting
+        problems = [f"not used: {name}" for name in sorted(waiting.names)]
+        self._require_no(problems + self._unmatched())
+        return self
+
+    def assert_existing_objects_matched(self) -> Self:
+        """Check that all objects that exist now were in the checkpoint.
+
+        Raises:
+            CheckpointUnmatchedError: one was not; it names every one.
+        """
+        self._require_no(self._unmatched())
+        return self
+
+    def assert_nontrivial_match(self) -> Self:
+        """Check that anything was restored.
+
+        Raises:
+            CheckpointUnmatchedError: nothing was.
+        """
+        self._require_no([] if self._found().waiting.restored else ["nothing was restored"])
+        return self
+
+    def expect_partial(self) -> Self:
+        """Say that values of the checkpoint will not be used: no warning at the end."""
+        if self._restoration is not None:
+            self._restoration.waiting.is_partial = True
+        return self
+
+    def initialize_or_restore(self, session: Any = None) -> None:
+        """Do nothing: variables are restored when `restore` is called, or when they are created."""
+
+    run_restore_ops = initialize_or_restore
+
+    def _found(self) -> Restoration:
+        if self._restoration is None:
+            raise CheckpointUnmatchedError(
+                "A checkpoint must be named to be restored. Received: restore(None). Pass what `save` "
+                "returned, or `manager.latest_checkpoint`, which is None where nothing was saved yet."
+            )
+        return self._restoration
+
+    def _unmatched(self) -> list[str]:
+        return [f"not in the checkpoint: {name}" for name in sorted(self._found().unmatched())]
+
+    def _require_no(self, problems: Sequence[str]) -> None:
+        if problems:
+            raise CheckpointUnmatchedError(
+                f"A checkpoint must match the objects. Received: {self._found().waiting.path} with\n  "
+                + "\n  ".join(problems)
+                + "\nCreate the same objects, or do not ask."
+            )

@@ -1,0 +1,105 @@
+"""Containers that say when something is added to them, for values that wait to be restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Growing:
+    """What objects can be added to after a checkpoint was restored into it."""
+
+    def __init__(self) -> None:
+        self._on_growth: list[Callable[[], None]] = []
+
+    def watch(self, on_growth: Callable[[], None]) -> None:
+        """Call a function after each addition.
+
+        Args:
+            on_growth: without arguments.
+        """
+        if on_growth not in self._on_growth:
+            self._on_growth.append(on_growth)
+
+    def _has_grown(self) -> None:
+        for call in tuple(self._on_growth):
+            call()
+
+
+class TrackedList(list[Any], Growing):
+    """A list whose additions are restored.
+
+    >>> TrackedList([1]) == [1]
+    True
+    """
+
+    def __init__(self, items: Any = ()) -> None:
+        list.__init__(self, items)
+        Growing.__init__(self)
+
+    def append(self, item: Any) -> None:
+        """As of a list."""
+        super().append(item)
+        self._has_grown()
+
+    def extend(self, items: Any) -> None:
+        """As of a list."""
+        super().extend(items)
+        self._has_grown()
+
+    def insert(self, index: Any, item: Any) -> None:
+        """As of a list."""
+        super().insert(index, item)
+        self._has_grown()
+
+    def __iadd__(self, items: Any) -> Any:  # type: ignore[misc]
+        self.extend(items)
+        return self
+
+    def __setitem__(self, index: Any, item: Any) -> None:
+        super().__setitem__(index, item)
+        self._has_grown()
+
+
+class TrackedDict(dict[Any, Any], Growing):
+    """A dict whose additions are restored.
+
+    >>> TrackedDict(a=1) == {"a": 1}
+    True
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        dict.__init__(self, *args, **kwargs)
+        Growing.__init__(self)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        super().__setitem__(key, item)
+        self._has_grown()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of a dict."""
+        super().update(*args, **kwargs)
+        self._has_grown()
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        found = super().setdefault(key, default)
+        self._has_grown()
+        return found
+
+    def __ior__(self, items: Any) -> Any:  # type: ignore[misc]
+        self.update(items)
+        return self
+
+
+class Holder(Growing):
+    """An object that holds others by name, such as a `Checkpoint`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._objects: dict[str, Any] = {}
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What is saved and restored, by name."""
+        return self._objects
