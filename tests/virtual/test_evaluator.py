@@ -222,10 +222,10 @@ def test_another_model_is_an_error_that_names_its_variables(saved):
 
 def test_the_model_is_found_by_its_name_or_by_its_variables(tmp_path):
     one, two = made(seed=1), made(seed=2, units=9)
-    Checkpoint(net=one).save(tmp_path / "a" / "ckpt-1")
-    Checkpoint(first=two, second=one, step=np.int32(7)).save(tmp_path / "b" / "ckpt-3")
-    Checkpoint(first=one, second=made()).save(tmp_path / "c" / "ckpt-1")
-    Checkpoint(step=np.int32(7)).save(tmp_path / "d" / "ckpt-1")
+    Checkpoint(net=one).write(tmp_path / "a" / "ckpt-1")
+    Checkpoint(first=two, second=one, step=np.int32(7)).write(tmp_path / "b" / "ckpt-3")
+    Checkpoint(first=one, second=made()).write(tmp_path / "c" / "ckpt-1")
+    Checkpoint(step=np.int32(7)).write(tmp_path / "d" / "ckpt-1")
     for name, step in (("a", 1), ("b", 3)):
         mark_finished(tmp_path / name)
         same(evaluator(tmp_path / name).start(), [(step, expected(one.get_weights()))])

@@ -73,7 +73,7 @@ class SidecarEvaluator:
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
     >>> model.compile("sgd", "mse")
     >>> directory = tempfile.mkdtemp()
-    >>> _ = Checkpoint(model=model).save(directory + "/ckpt-1")
+    >>> _ = Checkpoint(model=model).save(directory + "/ckpt")
     >>> mark_finished(directory)
     >>> SidecarEvaluator(model, (np.ones((4, 2)), np.ones(4)), directory).start()
     checkpoint step 1: loss 1
