@@ -101,7 +101,7 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
     Raises:
         CheckpointError: there is none, or it is not as it was written.
 
-    >>> load_checkpoint("/tmp/there is no such directory")
+    >>> load_checkpoint("/tmp/there is no such directory")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     unisono._errors.CheckpointError: A checkpoint must exist to be restored. ...
