@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 
 from unisono._errors import CheckpointError
+from unisono.step._interrupts import INTERRUPTS
 
 _LOG = logging.getLogger("unisono")
 _END = None
@@ -39,14 +40,16 @@ class BackgroundWriter:
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job` after those before it; an error of it is raised by the next `wait`."""
-        with self._idle:
-            self._unfinished += 1
-        if self._thread is None:
-            # Not a daemon: what is being written becomes complete.
-            self._thread = threading.Thread(target=self._work, name=self._name)
-            self._thread.start()
-            _WORKING.add(self)
-        self._jobs.put(job)
+        # Interrupted in between, `wait` would wait for ever, and `close` for a thread that has not started.
+        with INTERRUPTS.put_off():
+            with self._idle:
+                self._unfinished += 1
+            if self._thread is None:
+                # Not a daemon: what is being written becomes complete.
+                self._thread = threading.Thread(target=self._work, name=self._name)
+                self._thread.start()
+                _WORKING.add(self)
+            self._jobs.put(job)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for all jobs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from unisono.data._batches import check_values
 from unisono.step._call import Call, Result
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._identity import identity_of
+from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 
@@ -33,6 +35,9 @@ _IS_ALIKE = "_unisono_is_alike"
 
 #: Programs kept for each strategy; the oldest is dropped, with the functions it holds.
 _CACHE_SIZE = 256
+
+#: Calls in which JAX may compile, and starts the program from Python code.
+_CAREFUL_CALLS = 3
 
 #: After so many programs for one function the log says why.
 _MANY_PROGRAMS = 8
@@ -98,6 +103,7 @@ class CompiledStep:
         if in_specs is not None and mesh.num_replicas > 1:
             fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
+        @INTERRUPTS.interruptible
         def with_token(donated: Any, kept: Any) -> Any:
             # The token is ready when the step is done; the other outputs may be donated on.
             with read_by(NOT_IN_A_STEP):
@@ -110,16 +116,40 @@ class CompiledStep:
             donate_argnums=(0,) if self._donates else (),
             out_shardings=(None, state_shardings, None),
         )
+        self._careful: float | None = None
 
-    def __call__(self, donated: Any, kept: Any) -> tuple[Any, Any]:
-        """Start the step; returns before it is done."""
+    def __call__(self, donated: Any, kept: Any, done: list[Any] | None = None) -> tuple[Any, Any]:
+        """Start the step; returns before it is done.
+
+        Args:
+            donated: the state; deleted when the step starts.
+            kept: what the step only reads.
+            done: becomes `[(outputs, state, token)]` when the step starts, also where an exception such
+                as `KeyboardInterrupt` follows: nothing else holds the state then.
+        """
         if not self._donates:
             return self._guarded(donated, kept)
+        done = [] if done is None else done
+        given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
         # On CPUs the call itself may wait for the other workers.
         with PENDING.together():
-            outputs, state, token = self._compiled(_without_aliases(donated, kept), kept)
+            if self._careful is None or self._careful > 0:
+                self._start_carefully(given, kept_of_one, done)
+            else:
+                # One instruction: Python handles a signal before it or after it.
+                done[:] = map(self._compiled, given, kept_of_one)
+        outputs, state, token = done[0]
         self._run_ahead.started(token)
         return outputs, state
+
+    def _start_carefully(self, given: tuple[Any], kept: tuple[Any], done: list[Any]) -> None:
+        """Start the step where JAX does it in Python code: at first, and always if it has side effects."""
+        with INTERRUPTS.put_off():
+            if self._careful is None:
+                effects = self.jaxpr(*given, *kept).effects
+                self._careful = math.inf if effects else _CAREFUL_CALLS
+            done[:] = map(self._compiled, given, kept)
+            self._careful -= 1
 
     def _guarded(self, donated: Any, kept: Any) -> tuple[Any, Any]:
         """Run the step and look for NaNs in all that it computed.
@@ -216,23 +246,33 @@ class Entry:
         return written, (reads, self._place_arrays(call))
 
     def __call__(self, call: Call) -> Any:
+        done: list[Any] = []
         try:
             if self._is_shared:
                 self._strategy.note_step(self._kind, (call.arrays,))
                 self._begin_alike()
-            outputs, new = self.step(*self.arguments(call))
+            outputs, new = self.step(*self.arguments(call), done)
+            self._store_all(new)
+            done.clear()
         except (RuntimeError, ValueError) as error:
             explained = self._strategy.explain(error)
             if explained is None:
                 raise
             raise explained from error
-        slots = [s for s in self.plan.slots if s.written]
+        finally:
+            if done:  # an interrupt came after the step had started
+                self._store_all(done[0][1])
         mesh = self._strategy.mesh
+        return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
+
+    def _store_all(self, new: list[Any]) -> None:
+        """Store the new state in the variables."""
+        mesh = self._strategy.mesh
+        slots = [s for s in self.plan.slots if s.written]
         for slot, value in zip(slots, self._strategy.store_state(new), strict=True):
             held = mesh.local(value)
             _store(slot, held)
             self._last[id(slot.variable)] = held, value
-        return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
 
     def _begin_alike(self) -> None:
         """Give variables that no step has used before the first worker's values."""

@@ -36,6 +36,7 @@ from unisono._context import STRATEGY_MARK, Context, check_holder, current, ente
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
 from unisono._pooling import install_fast_pooling
+from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
@@ -50,6 +51,7 @@ from unisono.training._holders import (
     note_creation,
 )
 from unisono.training._inputs import data_needed, keras_arguments
+from unisono.training._keeping import taken_state, weights_kept
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._saving import written_once
 from unisono.training._step import Task, gather_rows
@@ -86,6 +88,7 @@ def install() -> None:
         _wrap(getattr(keras, module), name, written_once(holder_of))
     for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
+    _wrap(keras.Model, "_get_jax_state", _get_jax_state)
     _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
     _wrap(keras.Model, "compute_loss", _compute_loss)
     _wrap(keras.Model, "compute_metrics", _compute_metrics)
@@ -175,7 +178,8 @@ def _guarded(name: str) -> Callable[..., Any]:
             return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
-        with data_needed(name), _scope_of(strategy), _weights_kept(self):
+        putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
+        with putting_off, data_needed(name), _scope_of(strategy), weights_kept(self), allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:
@@ -229,20 +233,8 @@ def _scope_of(strategy: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _weights_kept(model: Any) -> Iterator[None]:
-    """Put the state back into the model's variables when a callback or a step raises.
-
-    Keras empties the variables while it trains, and fills them again only where `fit` ends.
-    """
-    try:
-        yield
-    except BaseException:
-        state = getattr(model, "_jax_state", None)
-        if state:
-            model._jax_state_synced = False
-            model.jax_state_sync()
-        raise
+def _get_jax_state(original: Callable[..., Any], self: Any, **wanted: bool) -> Any:
+    return original(self, **wanted) if _BOUND.get(self) is None else taken_state(original, self, wanted)
 
 
 def holder_of(thing: Any) -> Any | None:

@@ -24,8 +24,10 @@ from unisono._mesh import AXIS
 from unisono.data._batches import check_values, unbatched
 from unisono.step._compiler import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
+from unisono.step._interrupts import INTERRUPTS
 from unisono.training._ahead import Ahead, Pace, agreeing, looped, slots_for
 from unisono.training._clock import StepClock
+from unisono.training._keeping import hold_state, release_state
 from unisono.training._loops import is_slow_in_loop
 from unisono.training._placing import BatchPlacer, GroupPlacer
 from unisono.training._rows import depends_on_batch, pad_rows
@@ -95,8 +97,11 @@ class TrainerFunction:
     def __init__(self, model: Any, strategy: Any, task: Task) -> None:
         self._step = TrainerStep(model, strategy, task)
         self._model, self._strategy, self._task = model, strategy, task
+        self._names = tuple(f"{name}_variables" for name in task.value)
         self._programs: dict[Any, CompiledStep] = {}
         self._returned: tuple[StatePart, ...] | None = None
+        # What the last program of a call gives; nothing else holds the state until the call ends.
+        self._done: list[Any] = []
         self._number, self._count = next(_NUMBERS), 0
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
@@ -124,11 +129,14 @@ class TrainerFunction:
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
         """Run as many batches as the model executes at once; Keras' convention."""
+        if INTERRUPTS.pending:
+            INTERRUPTS.deliver()
         logs = self.ahead.asked() if self.ahead is not None else None
         if logs is not None:
             # What this step computes was computed with the steps before it.
             return logs, self._returned_for(state)
         self.clock.begin()
+        self._done.clear()
         try:
             if self.ahead is not None:
                 return self._run_ahead(self.ahead, state, iterator)
@@ -221,6 +229,8 @@ class TrainerFunction:
         view = {"view": mesh.local} if mesh.is_spread else {}
         self._count += 1
         self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
+        # Keras does this when the function has returned, and in between it may be interrupted.
+        hold_state(self._model, self._names, self._returned)
         return self._returned
 
     def _placed(self, state: State) -> State:
@@ -251,7 +261,7 @@ class TrainerFunction:
             replicas = self._strategy.num_replicas_in_sync
             batch = jax.tree.map(lambda x: pad_rows(x, replicas), batch)
         program = self._program(mode, rows if mode is Mode.PADDED else None)
-        return program(state, self._place[mode](batch))
+        return program(state, self._place[mode](batch), self._done)
 
     def _mode(self, rows: int) -> Mode:
         replicas = self._strategy.num_replicas_in_sync
@@ -314,7 +324,7 @@ class TrainerFunction:
 
     def _together(self, state: State, group: GroupPlacer, collecting: float = 0.0) -> tuple[Any, State]:
         program, arguments = self._program_of(group)
-        logs, state = program(state, arguments)
+        logs, state = program(state, arguments, self._done)
         agreed, mesh = None, self._strategy.mesh
         if mesh.is_spread:
             logs, agreed = jax.tree.map(mesh.local, logs)
@@ -364,11 +374,14 @@ class TrainerFunction:
         return jax.tree.map(lambda *xs: np.concatenate([np.asarray(x) for x in xs]), *outputs)
 
     def _give_back(self, state: State) -> None:
-        """Put the state of a step that failed back into the variables, which Keras has emptied."""
+        """Put the newest state of a step that failed back into the variables, which Keras has emptied."""
+        if self._done:
+            state = tuple(list(self._strategy.store_state(part)) for part in self._done[0][1])
         for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 if not value.is_deleted():
                     variable.assign(self._strategy.mesh.local(value))
+        release_state(self._model)
 
 
 def _later(spec: Any) -> Any:

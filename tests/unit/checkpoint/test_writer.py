@@ -1,5 +1,6 @@
 """The thread that writes beside training."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -65,3 +66,20 @@ sys.exit(42)
     )
     assert done.returncode == 42, done.stderr
     assert printed in done.stdout + done.stderr
+
+
+def test_an_interrupt_while_a_job_is_submitted_loses_nothing(monkeypatch):
+    started = threading.Thread.start
+
+    def start_and_interrupt(self):
+        started(self)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    done = []
+    writer = BackgroundWriter()
+    with pytest.raises(KeyboardInterrupt):
+        writer.submit(lambda: done.append(1))
+    writer.wait(10)
+    writer.close()
+    assert done == [1]

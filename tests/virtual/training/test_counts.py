@@ -225,9 +225,9 @@ def fit_counting(monkeypatch, *layers, **changes):
     started, layer = [], CountingLayer()
     original = CompiledStep.__call__
 
-    def counting(self, donated, kept):
+    def counting(self, donated, kept, done=None):
         started.append(self)
-        return original(self, donated, kept)
+        return original(self, donated, kept, done)
 
     monkeypatch.setattr(CompiledStep, "__call__", counting)
     with mirrored(2).scope():
