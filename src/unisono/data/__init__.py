@@ -17,15 +17,17 @@ _HOMES = {
     "_options": ["Options"],
     "_readers": ["ArrayRecordDataset", "TFRecordDataset", "TextLineDataset"],
     "_sharding": ["AutoShardPolicy"],
-    "_structure": ["TensorSpec"],
+    "_structure": ["DatasetSpec", "TensorSpec"],
 }
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (computed, and tested)
+__all__ = sorted([*_MODULE_OF, "experimental"])  # noqa: PLE0605 (computed, and tested)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "experimental":
+        return importlib.import_module(f"{__name__}.experimental")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

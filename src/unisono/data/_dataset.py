@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -12,16 +13,19 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataSet, note_iteration
 from unisono.data import _build, _functions, _structure
 from unisono.data._cardinality import INFINITE, UNKNOWN
-from unisono.data._indexed import Range, Slices, Source
+from unisono.data._indexed import Range, Slices, Source, Stored
+from unisono.data._methods import SAVED, FurtherTransforms
 from unisono.data._options import Options
 from unisono.data._plan import Node, PipelineIterator, describe
+from unisono.data._sampling import Directed, Random, chooser
 from unisono.data._signature import as_signature, conform
+from unisono.data._store import FileStore
 from unisono.data._streams import Generator
 from unisono.data._structure import Element
 from unisono.data._transforms import Transforms, node_of
 
 
-class Dataset(Transforms, DataSet):
+class Dataset(FurtherTransforms, DataSet):
     """A sequence of elements, each a structure of numpy arrays; made by `from_tensor_slices` and its like.
 
     Nothing is read before it is iterated, and each `iter` begins anew. The iterator has `get_state` and
@@ -37,6 +41,9 @@ class Dataset(Transforms, DataSet):
     >>> [x.shape for x, y in dataset]
     [(2, 3), (2, 3), (1, 3)]
     """
+
+    #: So that a window's components can be told from numbers.
+    is_data_set = True
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         super().__init__()
@@ -225,6 +232,138 @@ class Dataset(Transforms, DataSet):
         files = Dataset(Slices(_structure.as_element(names), files=True))
         return files if shuffle is False else files.shuffle(len(names), seed)
 
+    @staticmethod
+    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:
+        """Returns a data set of the numbers `start, start + step, ...`, for ever.
+
+        Args:
+            start: The first.
+            step: Distance between two.
+            dtype: Their dtype.
+
+        Returns:
+            A data set.
+
+        >>> [int(x) for x in Dataset.counter(start=2, step=3).take(3)]
+        [2, 5, 8]
+        """
+        first = _functions.whole(start, "start", -(2**63), "Write counter(start=0).")
+        distance = _functions.whole(step, "step", -(2**63), "Write counter(step=1).")
+        return Dataset(Range(first, distance, INFINITE, np.dtype(dtype)))
+
+    @staticmethod
+    def random(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:
+        """Returns a data set of random whole numbers from 0 to 2**32 - 1, for ever.
+
+        Args:
+            seed: Decides them; None draws one as `shuffle` does.
+            rerandomize_each_iteration: Whether each iteration has its own.
+
+        Returns:
+            A data set of int64 numbers.
+
+        >>> numbers = Dataset.random(seed=3).take(2)
+        >>> list(numbers) == list(numbers)
+        True
+        """
+        drawn = _functions.seed_or_drawn(seed)
+        return Dataset(Random(drawn, bool(rerandomize_each_iteration), seed is not None))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+    ) -> Dataset:
+        """Returns a data set that takes each element from one of several, chosen at random.
+
+        Args:
+            datasets: Their elements have one structure.
+            weights: How often each is chosen; None for equally often.
+            seed: Decides the order.
+            stop_on_empty_dataset: Whether the first that has no element left ends it all; otherwise the
+                others go on.
+            rerandomize_each_iteration: Whether each iteration has an order of its own.
+
+        Returns:
+            A data set.
+
+        >>> sampled = Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(10, 12)], seed=1)
+        >>> sorted(int(x) for x in sampled)
+        [0, 1, 2, 10, 11]
+        """
+        nodes = [node_of(dataset, "sample_from_datasets") for dataset in datasets]
+        _check_some(nodes, "sample_from_datasets")
+        choose = chooser(weights, len(nodes))
+        used = tuple(weights is None or weights[number] > 0 for number in range(len(nodes)))
+        numbers = Random(_functions.seed_or_drawn(seed), bool(rerandomize_each_iteration), seed is not None)
+        choices = _build.mapped(numbers, choose, None)
+        node = Directed(choices, tuple(nodes), bool(stop_on_empty_dataset), used)
+        return datasets[0].derived(node, *datasets[1:])
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
+    ) -> Dataset:
+        """Returns a data set that takes each element from the one of several that another data set names.
+
+        Args:
+            datasets: Their elements have one structure.
+            choice_dataset: Gives whole numbers from 0 to `len(datasets) - 1`.
+            stop_on_empty_dataset: Whether the first that has no element left ends it all; otherwise it is
+                passed over.
+
+        Returns:
+            A data set.
+
+        >>> letters = [Dataset.from_tensors(x).repeat() for x in ("a", "b")]
+        >>> list(Dataset.choose_from_datasets(letters, Dataset.from_tensor_slices([0, 1, 1])))
+        [b'a', b'b', b'b']
+        """
+        nodes = [node_of(dataset, "choose_from_datasets") for dataset in datasets]
+        _check_some(nodes, "choose_from_datasets")
+        choices = node_of(choice_dataset, "choose_from_datasets")
+        node = Directed(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
+        return datasets[0].derived(node, *datasets[1:])
+
+    @staticmethod
+    def load(
+        path: str,
+        element_spec: Element = None,
+        compression: str | None = None,
+        reader_func: Callable[..., Any] | None = None,
+    ) -> Dataset:
+        """Returns the data set that `save` wrote; it can be shuffled without reading.
+
+        Args:
+            path: The directory.
+            element_spec: Accepted for compatibility; the spec was saved.
+            compression: Likewise.
+            reader_func: Gets a data set of data sets of one shard each, and returns one; None reads it.
+
+        Returns:
+            A data set.
+
+        Raises:
+            InvalidArgumentError: Nothing was saved there.
+        """
+        del element_spec, compression
+        name = os.path.join(os.fspath(path), SAVED)
+        if not os.path.isfile(name):
+            raise InvalidArgumentError(
+                f"load needs a directory that save wrote. Received: path={path!r}, without the file "
+                f"{SAVED!r}. Write dataset.save({path!r}) first."
+            )
+        loaded = Dataset(Stored(FileStore(name)))
+        if reader_func is None:
+            return loaded
+        shards = Dataset(Source(lambda: [loaded]))
+        made: Dataset = _functions.checked(reader_func, "load")(shards)
+        node_of(made, "load's reader_func")
+        return made
+
     def __iter__(self) -> PipelineIterator:
         note_iteration(self)
         return PipelineIterator(self._node)
@@ -281,3 +420,10 @@ class Dataset(Transforms, DataSet):
         return f"<Dataset {describe(self._node)}, cardinality {self._node.cardinality}>"
 
     __str__ = __repr__
+
+
+def _check_some(nodes: Sequence[Node], taker: str) -> None:
+    if not nodes:
+        raise InvalidArgumentError(
+            f"{taker} needs data sets. Received: none. Write {taker}([first, second])."
+        )

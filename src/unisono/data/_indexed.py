@@ -12,6 +12,7 @@ import numpy as np
 from unisono.data import _cardinality, _padding, _structure
 from unisono.data._cardinality import INFINITE
 from unisono.data._plan import Counting, Indexed, Pass
+from unisono.data._store import Store
 from unisono.data._structure import Element
 
 
@@ -86,6 +87,26 @@ class Source(Indexed):
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return [_structure.as_element(self.records[position]) for position in positions.tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored(Indexed):
+    """The elements of a file that `save` wrote: first their spec, then themselves."""
+
+    store: Store
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return (self.store.size or 1) - 1
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        (written,) = self.store.get(0) or (None,)
+        return _structure.map_leaves(_structure.spec_from_bytes, written)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        found = [self.store.get(position + 1) for position in positions.tolist()]
+        return [element for part in found for element in part or ()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,9 +13,13 @@ from unisono.data._dataset import Dataset
 from unisono.data._indexed import Batch, Shuffle, Slices, Source, Strided
 from unisono.data._interleave import Interleave
 from unisono.data._plan import Node, Pass, walk
+from unisono.data._sampling import Random, Resample
 from unisono.data._sharding import balanced_sizes, split_points
 from unisono.data._streams import StreamBatch, StreamShuffle, StreamStrided
 from unisono.data._structure import Element, leading_size
+
+#: Nodes whose elements or order are random.
+_SEEDED = (Shuffle, StreamShuffle, Random, Resample)
 
 
 def reads_files(dataset: Dataset) -> bool:
@@ -96,13 +100,11 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
     Returns:
         A new data set.
     """
-    shuffles = [
-        node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, (Shuffle, StreamShuffle))
-    ]
+    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, _SEEDED)]
     numbers: dict[Node, int] = {node: number for number, node in enumerate(shuffles)}
 
     def reseed(node: Node, original: Node) -> Node:
-        if isinstance(node, (Shuffle, StreamShuffle)) and not node.seeded:
+        if isinstance(node, _SEEDED) and not node.seeded:
             return dataclasses.replace(node, seed=(seed + numbers[original]) % 2**64)
         return node
 
@@ -120,7 +122,7 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     [4]
     """
     nodes = dict.fromkeys(walk(dataset.node))
-    shuffles = [node for node in nodes if isinstance(node, (Shuffle, StreamShuffle))]
+    shuffles = [node for node in nodes if isinstance(node, _SEEDED)]
     return [node.seed for node in shuffles if drawn is None or node.seeded is (not drawn)]
 
 

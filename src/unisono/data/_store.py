@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import IO
 
 from unisono.data import _records
@@ -133,6 +134,22 @@ class FileStore(Store):
         if self._whole is None and self._part is None and os.path.exists(self._path):
             self._whole = _Whole(self._path)
         return self._whole
+
+
+def write_all(path: str, elements: Iterable[Element]) -> None:
+    """Writes elements into one file, aside first; a file that exists is replaced.
+
+    Args:
+        path: The file.
+        elements: In order.
+    """
+    part = _Part(path)
+    try:
+        for position, element in enumerate(elements):
+            part.put(position, element)
+        part.publish(path)
+    finally:
+        part.discard()
 
 
 class _Whole:

@@ -52,12 +52,13 @@ class _GeneratorIterator(StateIterator):
         self._make = make
         self._count = 0
         self._elements: Iterator[Element] | None = None
+        self._failed: list[Exception] = []
 
     def __next__(self) -> Element:
         if self._elements is None:
             # A generator cannot be set back: a restored one is run again up to its place.
             self._elements = itertools.islice(self._make(), self._count, None)
-        element = next(self._elements)
+        element = _next_of(self._elements, self._failed)
         self._count += 1
         return element
 
@@ -67,6 +68,20 @@ class _GeneratorIterator(StateIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._count = state["count"]
         self._elements = None
+        self._failed.clear()
+
+
+def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
+    """The next element of a generator; the error that ended it is raised each time, not once."""
+    if failed:
+        raise failed[0]
+    try:
+        return next(elements)
+    except StopIteration:
+        raise
+    except Exception as error:
+        failed.append(error)
+        raise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -262,27 +277,40 @@ class StreamShuffle(Counting, _OneParent):
         return self.reshuffle or self.parent.varies
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # Grain shuffles a stream window by window; this is tf.data's shuffle, where the buffer slides.
         entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
-        return _ShuffleIterator(self.parent.iterate(run), self.buffer_size, entropy)
+        return ReplayIterator(
+            self.parent.iterate(run), lambda source: _order.shuffled(source, self.buffer_size, entropy)
+        )
 
 
-class _ShuffleIterator(StateIterator):
-    """Grain shuffles a stream window by window; this is tf.data's shuffle, where the buffer slides."""
+class ReplayIterator(StateIterator):
+    """What a generator function makes of an iterator's elements, and may keep some of.
 
-    def __init__(self, parent: grain.DatasetIterator, buffer_size: int, entropy: tuple[int, ...]) -> None:
+    It may hold elements from anywhere since the beginning: when a state is restored they are read again,
+    so that the state stays small.
+
+    Args:
+        parent: Gives the elements.
+        make: From the elements to those that are given; always the same for the same elements.
+    """
+
+    def __init__(
+        self, parent: grain.DatasetIterator, make: Callable[[Iterator[Element]], Iterator[Element]]
+    ) -> None:
         super().__init__(parent)
         self._source = parent
-        self._buffer_size = buffer_size
-        self._entropy = entropy
+        self._make = make
         self._begin = parent.get_state()
         self._restart()
 
     def _restart(self) -> None:
         self._emitted = 0
-        self._elements = _order.shuffled(self._source, self._buffer_size, self._entropy)
+        self._failed: list[Exception] = []
+        self._elements = self._make(self._source)
 
     def __next__(self) -> Element:
-        element = next(self._elements)
+        element = _next_of(self._elements, self._failed)
         self._emitted += 1
         return element
 
@@ -290,8 +318,6 @@ class _ShuffleIterator(StateIterator):
         return {"begin": self._begin, "emitted": self._emitted}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        # The buffer may hold elements from anywhere since the beginning: they are read again, the state
-        # stays small.
         self._begin = state["begin"]
         self._source.set_state(self._begin)
         self._restart()

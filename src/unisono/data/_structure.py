@@ -7,6 +7,7 @@ Tuples, named tuples and dicts are structure. Everything else is a component: a 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,22 @@ class TensorSpec:
     def __init__(self, shape: Sequence[int | None] | None, dtype: Any = np.float32) -> None:
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
         object.__setattr__(self, "dtype", np.dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSpec:
+    """What is known of a component that is itself a data set.
+
+    Args:
+        element_spec: Spec of its elements.
+    """
+
+    element_spec: Any
+
+
+def is_dataset(value: Any) -> bool:
+    """Returns whether a component is a data set, as those of a window are."""
+    return getattr(value, "is_data_set", False) is True
 
 
 def rebuild(like: Element, parts: Sequence[Element]) -> Element:
@@ -173,6 +190,8 @@ def _as_leaf(value: Any, path: Path) -> Any:
         return value
     if isinstance(value, str):
         return value.encode()
+    if is_dataset(value):
+        return value
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -308,6 +327,11 @@ def stack(elements: Sequence[Element]) -> Element:
 
 
 def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
+    if is_dataset(parts[0]):
+        raise InvalidTypeError(
+            f"Data sets cannot be stacked. Received: {name_of(path)} is a data set. "
+            "Write window(5).flat_map(lambda window: window.batch(5))."
+        )
     try:
         if isinstance(parts[0], np.ndarray):
             return np.stack(parts)
@@ -347,10 +371,27 @@ def spec_of(element: Element) -> Element:
     return map_leaves(_leaf_spec, element)
 
 
-def _leaf_spec(leaf: Any) -> TensorSpec:
+def _leaf_spec(leaf: Any) -> TensorSpec | DatasetSpec:
+    if is_dataset(leaf):
+        return DatasetSpec(leaf.element_spec)
     if isinstance(leaf, bytes):
         return TensorSpec((), object)
     return TensorSpec(np.shape(leaf), leaf.dtype)
+
+
+def spec_as_bytes(spec: TensorSpec) -> bytes:
+    """Returns a spec as JSON."""
+    return json.dumps([spec.shape, spec.dtype.str]).encode()
+
+
+def spec_from_bytes(data: bytes) -> TensorSpec:
+    """Inverse of `spec_as_bytes`.
+
+    >>> spec_from_bytes(spec_as_bytes(TensorSpec((None, 3), "int64")))
+    TensorSpec(shape=(None, 3), dtype=dtype('int64'))
+    """
+    shape, dtype = json.loads(data)
+    return TensorSpec(shape, dtype)
 
 
 def batched_spec(spec: Element, batch_size: int | None) -> Element:

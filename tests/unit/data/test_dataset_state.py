@@ -46,6 +46,32 @@ STEPS: dict[str, Callable[[int], Step]] = {
     "interleave": lambda k: (
         lambda ds: ds.batch(2).interleave(lambda *x: _slices(x), k + 1, 1 + k % 2, k or None)
     ),
+    "window": lambda k: lambda ds: ds.window(3, 1 + k, 1 + k % 2, k > 2).flat_map(lambda *x: _zipped(x)),
+    "group": lambda k: (
+        lambda ds: ds.enumerate().group_by_window(lambda i, x: i % (k + 1), lambda key, w: _seconds(w), 3)
+    ),
+    "rebatch_in_turn": lambda k: lambda ds: ds.batch(3).rebatch([1, k + 1]).unbatch(),
+    "take_while": lambda k: lambda ds: _seconds(ds.enumerate().take_while(lambda i, x: i < 5 * k)),
+    "scan": lambda k: lambda ds: _seconds(ds.scan(k, lambda n, x: (n + 1, (n, x))).filter(_mostly)),
+    "sample": lambda k: (
+        lambda ds: Dataset.sample_from_datasets([ds, ds.skip(k)], [0.3, 0.7], k, k > 2, k % 2 == 0)
+    ),
+    "choose": lambda k: (
+        lambda ds: Dataset.choose_from_datasets([ds, ds.skip(1)], Dataset.range(2).repeat(2 * k), k > 2)
+    ),
+    "ignore_errors": lambda k: lambda ds: _seconds(ds.enumerate().map(_faulty).ignore_errors()),
+    "resample": lambda k: (
+        lambda ds: (
+            ds.enumerate()
+            .rejection_resample(lambda i, x: i % 2, [0.7, 0.3], [0.5, 0.5] if k > 2 else None, seed=k)
+            .map(lambda kind, element: element[1])
+        )
+    ),
+    "random": lambda k: (
+        lambda ds: (
+            Dataset.zip((Dataset.random(k, k > 2), ds)).filter(lambda n, x: n % 2 == 0).map(lambda n, x: x)
+        )
+    ),
     "flat_map_shuffled": lambda k: lambda ds: ds.batch(4).flat_map(lambda *x: _slices(x).shuffle(4, seed=k)),
 }
 LAST: dict[str, Step] = {
@@ -64,6 +90,24 @@ PIPELINES = st.tuples(
 
 def _same(*parts: Any) -> Any:
     return parts[0] if len(parts) == 1 else parts
+
+
+def _seconds(pairs: Dataset) -> Dataset:
+    return pairs.map(lambda first, second: second)
+
+
+def _zipped(parts: tuple[Any, ...]) -> Dataset:
+    return Dataset.zip(_same(*parts))
+
+
+def _mostly(number: Any, element: Any) -> bool:
+    return bool(number % 5 != 1)
+
+
+def _faulty(number: Any, element: Any) -> Any:
+    if number % 4 == 1:
+        raise ValueError("cannot be made")
+    return number, element
 
 
 def _slices(parts: tuple[Any, ...]) -> Dataset:
@@ -163,6 +207,19 @@ def test_a_file_cache_resumes(tmp_path: Any) -> None:
     restored = iter(build("b"))
     restored.set_state(json.loads(state))
     assert _pull(restored, 9) == rest
+
+
+def test_unique_and_assert_cardinality_resume() -> None:
+    def build() -> Dataset:
+        return (
+            Dataset.range(60).map(lambda x: (x * x) % 23).unique().assert_cardinality(12).shuffle(3, seed=1)
+        )
+
+    iterator = iter(build())
+    _pull(iterator, 5)
+    restored = iter(build())
+    restored.set_state(json.loads(json.dumps(iterator.get_state())))
+    assert _pull(restored, 20) == _pull(iterator, 20)
 
 
 def test_a_state_of_another_pipeline_is_refused() -> None:

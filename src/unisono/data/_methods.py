@@ -1,0 +1,409 @@
+"""Further transformations of `tf.data.Dataset`: windows, groups, other batches, samples, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono.data import _build, _functions, _structure
+from unisono.data._indexed import Source
+from unisono.data._padding import padded_spec
+from unisono.data._passing import Counted, IgnoreErrors, Scan, TakeWhile, Unique
+from unisono.data._plan import Indexed, Node
+from unisono.data._sampling import Resample, distribution
+from unisono.data._store import write_all
+from unisono.data._structure import Element
+from unisono.data._transforms import Transforms, node_of
+from unisono.data._windows import (
+    Groups,
+    Rebatch,
+    StreamWindows,
+    Windows,
+    bucket_of,
+    check_buckets,
+    padded_to,
+)
+
+#: The name of the file in the directory that `save` writes.
+SAVED = "elements"
+
+
+class FurtherTransforms(Transforms):
+    """The less common transformations; `Dataset` is the only subclass."""
+
+    def window(
+        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+    ) -> Self:
+        """Gives windows of successive elements, in which each component is a data set.
+
+        Args:
+            size: Elements of a window.
+            shift: How far the next window begins after this one; None for `size`.
+            stride: Distance between the elements of a window.
+            drop_remainder: Whether to leave out windows with fewer elements.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> windows = Dataset.range(5).window(3, shift=1, drop_remainder=True)
+        >>> [x.tolist() for x in windows.flat_map(lambda window: window.batch(3))]
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        """
+        hint = "Write window(5, shift=1)."
+        numbers = (size, "size"), (size if shift is None else shift, "shift"), (stride, "stride")
+        length, distance, every = (_functions.whole(number, name, 1, hint) for number, name in numbers)
+        drop = bool(drop_remainder)
+        if isinstance(self.node, Indexed):
+            return self.derived(Windows(self.node, self.derived, length, distance, every, drop))
+        return self.derived(StreamWindows(self.node, self.derived, length, distance, every, drop))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Any], Transforms],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Collects elements with equal keys, and gives what a function makes of each group.
+
+        Args:
+            key_func: Gets the components as `map`'s function does; returns a whole number.
+            reduce_func: Gets the key and a data set of up to `window_size` elements; returns a data set,
+                often `elements.batch(...)`.
+            window_size: Elements of a group. Groups that are smaller at the end are given in the order of
+                their keys.
+            window_size_func: Gives the number for a key, instead.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        Raises:
+            InvalidArgumentError: Not exactly one of the two sizes is given.
+
+        >>> from unisono.data import Dataset
+        >>> grouped = Dataset.range(5).group_by_window(lambda x: x % 2, lambda key, group: group.batch(2), 2)
+        >>> [x.tolist() for x in grouped]
+        [[0, 2], [1, 3], [4]]
+        """
+        if (window_size is None) == (window_size_func is None):
+            raise InvalidArgumentError(
+                "group_by_window needs one of window_size and window_size_func. "
+                f"Received: window_size={window_size}, window_size_func={window_size_func}. "
+                "Write group_by_window(key_func, reduce_func, window_size=32)."
+            )
+        _functions.checked(reduce_func, "group_by_window")
+        size_of = window_size_func or (lambda key: window_size)
+
+        def reduced(key: int, elements: list[Element]) -> Node:
+            made = reduce_func(np.int64(key), self.derived(Source(lambda: elements)))
+            return node_of(made, "group_by_window's function")
+
+        def checked_size(key: int) -> int:
+            return _functions.whole(size_of(np.int64(key)), "window_size", 1, "Write window_size=32.")
+
+        return self.derived(Groups(self.node, _numbering(key_func, "key_func"), reduced, checked_size))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Element = None,
+        padding_values: Element = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Batches elements of similar length together, padded.
+
+        Args:
+            element_length_func: Gets the components as `map`'s function does; returns the length.
+            bucket_boundaries: Increasing lengths; an element as long as one belongs to the next bucket.
+            bucket_batch_sizes: Batch size of each bucket: one more number than boundaries.
+            padded_shapes: As in `padded_batch`.
+            padding_values: As in `padded_batch`.
+            pad_to_bucket_boundary: Whether to pad dimensions of unknown size to one less than the bucket's
+                boundary, instead of to the longest element; no element may be longer than the last one.
+            no_padding: Whether all elements of a batch must have one shape instead.
+            drop_remainder: Whether to drop last batches that are smaller.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        Raises:
+            InvalidArgumentError: Boundaries and sizes do not fit; while iterating, an element is too long.
+
+        >>> from unisono.data import Dataset
+        >>> rows = Dataset.range(1, 5).map(lambda n: np.full(n, n))
+        >>> [x.tolist() for x in rows.bucket_by_sequence_length(len, [3], [2, 2])]
+        [[[1, 0], [2, 2]], [[3, 3, 3, 0], [4, 4, 4, 4]]]
+        """
+        check_buckets(bucket_boundaries, bucket_batch_sizes)
+        sizes = [
+            _functions.whole(n, "bucket_batch_sizes", 1, "Write [64, 32, 16].") for n in bucket_batch_sizes
+        ]
+        length_of = _numbering(element_length_func, "element_length_func")
+        parent = self.node
+
+        def key_of(element: Element) -> int:
+            bucket = bucket_of(length_of(element), bucket_boundaries)
+            if pad_to_bucket_boundary and bucket == len(bucket_boundaries):
+                raise InvalidArgumentError(
+                    "With pad_to_bucket_boundary=True, elements must be shorter than the last boundary. "
+                    f"Received: length {length_of(element)} with boundaries {list(bucket_boundaries)}. "
+                    "Add a boundary, or filter long elements."
+                )
+            return bucket
+
+        def batched(bucket: int, elements: list[Element]) -> Node:
+            source = Source(lambda: elements)
+            if no_padding:
+                return _build.batched(source, sizes[bucket], drop_remainder)
+            shapes = padded_shapes
+            if pad_to_bucket_boundary:
+                shapes = padded_to(parent.spec, shapes, bucket_boundaries[bucket] - 1)
+            return _build.padded(source, sizes[bucket], drop_remainder, shapes, padding_values)
+
+        spec = None if no_padding else lambda: padded_spec(parent.spec, None, padded_shapes)
+        return self.derived(Groups(parent, key_of, batched, lambda bucket: sizes[bucket], spec))
+
+    def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Self:
+        """Gives the rows of batches in batches of another size.
+
+        Args:
+            batch_size: The size, or several that take turns.
+            drop_remainder: Whether to drop a last batch that is smaller.
+
+        Returns:
+            A new data set.
+
+        >>> from unisono.data import Dataset
+        >>> [x.tolist() for x in Dataset.range(7).batch(4).rebatch(3)]
+        [[0, 1, 2], [3, 4, 5], [6]]
+        """
+        given = np.atleast_1d(np.asarray(batch_size)).tolist()
+        sizes = tuple(_functions.whole(size, "batch_size", 1, "Write rebatch(32).") for size in given)
+        if not sizes:
+            raise InvalidArgumentError("rebatch needs a size. Received: batch_size=[]. Write rebatch(32).")
+        return self.derived(Rebatch(self.node, sizes, bool(drop_remainder)))
+
+    def take_while(self, predicate: Callable[..., Any]) -> Self:
+        """Gives the elements before the first for which a function returns false.
+
+        Args:
+            predicate: Gets the components as `map`'s function does; returns one truth value.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x < 3)]
+        [0, 1, 2]
+        """
+        return self.derived(TakeWhile(self.node, _functions.predicate(predicate)))
+
+    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> Self:
+        """Applies a function that remembers something from element to element.
+
+        Args:
+            initial_state: What it remembers at the beginning of each iteration.
+            scan_func: Gets what it remembered and an element (a tuple as one argument); returns a pair of
+                what it will remember, and an element.
+
+        Returns:
+            A new data set. To restore a state of its iterator, the elements before it are made again.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(1, 5).scan(0, lambda total, x: (total + x, total + x))]
+        [1, 3, 6, 10]
+        """
+        _functions.checked(scan_func, "scan")
+
+        def scanned(state: Any, element: Element) -> tuple[Any, Element]:
+            result = scan_func(state, element)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise InvalidTypeError(
+                    "scan()'s function must return a pair of the new state and an element. "
+                    f"Received: {result!r:.100}. Write `return state, element`."
+                )
+            return result[0], _structure.as_element(result[1])
+
+        return self.derived(Scan(self.node, initial_state, scanned))
+
+    def unique(self) -> Self:
+        """Gives the first of equal elements, which must be numbers, strings or arrays of numbers.
+
+        Returns:
+            A new data set, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
+        [1, 37, 2]
+        """
+        return self.derived(Unique(self.node))
+
+    def ignore_errors(self, log_warning: bool = False) -> Self:
+        """Leaves out elements whose making raises an error.
+
+        Args:
+            log_warning: Whether to log each error as a warning.
+
+        Returns:
+            A new data set, whose cardinality is unknown. An error after which its source cannot go on, as
+            that of a generator, is raised.
+
+        >>> from unisono.data import Dataset
+        >>> [int(x) for x in Dataset.range(-1, 2).map(lambda x: 6 // int(x)).ignore_errors()]
+        [-6, 6]
+        """
+        return self.derived(IgnoreErrors(self.node, bool(log_warning)))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+    ) -> Self:
+        """Leaves out elements at random, so that their classes are distributed as wanted.
+
+        Args:
+            class_func: Gets the components as `map`'s function does; returns the class, from 0.
+            target_dist: Share of each class in the result.
+            initial_dist: Share of each class in the data; None to estimate it while the data are read.
+            seed: Decides what is left out.
+
+        Returns:
+            A new data set of pairs of class and element, whose cardinality is unknown.
+
+        >>> from unisono.data import Dataset
+        >>> mostly_ones = Dataset.range(1000).map(lambda x: int(x % 10 != 0))
+        >>> even = mostly_ones.rejection_resample(lambda x: x, [0.5, 0.5], [0.1, 0.9], seed=1)
+        >>> [int(x) for _, x in even].count(0)  # all of the rare class
+        100
+        """
+        target = distribution(target_dist, "target_dist")
+        initial = None if initial_dist is None else distribution(initial_dist, "initial_dist")
+        if initial is not None and len(initial) != len(target):
+            raise InvalidArgumentError(
+                "target_dist and initial_dist must have one share for each class. "
+                f"Received: {len(target)} and {len(initial)} shares. Give both for the same classes."
+            )
+        class_of = _numbering(class_func, "class_func")
+        drawn = _functions.seed_or_drawn(seed)
+        return self.derived(Resample(self.node, class_of, target, initial, drawn, seed is not None))
+
+    def assert_cardinality(self, expected_cardinality: int) -> Self:
+        """Says how many elements there are, where that is not known.
+
+        Args:
+            expected_cardinality: How many, or `INFINITE_CARDINALITY`.
+
+        Returns:
+            A new data set, which raises while it is iterated if there are more or fewer.
+
+        >>> from unisono.data import Dataset
+        >>> len(Dataset.range(9).filter(lambda x: x < 5).assert_cardinality(5))
+        5
+        """
+        size = _functions.whole(expected_cardinality, "expected_cardinality", -1, "Write the number.")
+        return self.derived(Counted(self.node, size))
+
+    def snapshot(
+        self,
+        path: str,
+        compression: str | None = "AUTO",
+        reader_func: Callable[..., Any] | None = None,
+        shard_func: Callable[..., Any] | None = None,
+    ) -> Self:
+        """Keeps what the first iteration gives in a directory, from which all others read: `cache` there.
+
+        Args:
+            path: The directory.
+            compression: Accepted for compatibility; nothing is compressed.
+            reader_func: Must be None: shuffle after the snapshot.
+            shard_func: Must be None: there is one shard.
+
+        Returns:
+            A new data set.
+        """
+        _not_supported("snapshot", reader_func=reader_func, shard_func=shard_func)
+        del compression
+        return self.derived(_build.cached(self.node, os.path.join(os.fspath(path), "snapshot")))
+
+    def save(
+        self,
+        path: str,
+        compression: str | None = None,
+        shard_func: Callable[..., Any] | None = None,
+        checkpoint_args: Any = None,
+    ) -> None:
+        """Writes all elements into a directory, from which `Dataset.load` reads them.
+
+        The file is written aside and appears when it is complete; one that exists is replaced then.
+
+        Args:
+            path: The directory.
+            compression: Accepted for compatibility; nothing is compressed.
+            shard_func: Must be None: there is one shard.
+            checkpoint_args: Must be None.
+        """
+        _not_supported("save", shard_func=shard_func, checkpoint_args=checkpoint_args)
+        del compression
+
+        def elements() -> Any:
+            yield _structure.map_leaves(_structure.spec_as_bytes, self.node.spec)
+            yield from self
+
+        write_all(os.path.join(os.fspath(path), SAVED), elements())
+
+    def get_single_element(self) -> Element:
+        """Returns the only element.
+
+        Raises:
+            InvalidArgumentError: There is none, or more than one.
+
+        >>> from unisono.data import Dataset
+        >>> Dataset.range(3).batch(3).get_single_element().tolist()
+        [0, 1, 2]
+        """
+        iterator = iter(self)
+        missing = object()
+        element = next(iterator, missing)
+        if element is missing or next(iterator, missing) is not missing:
+            count = "none" if element is missing else "more than one"
+            raise InvalidArgumentError(
+                "get_single_element needs a data set of one element. "
+                f"Received: {count}, {self!r}. Write take(1) first."
+            )
+        return element
+
+
+def _numbering(fn: Callable[..., Any], name: str) -> Callable[[Element], int]:
+    """The user's function from an element to a whole number."""
+    _functions.checked(fn, name)
+
+    def number(element: Element) -> int:
+        result = np.asarray(_functions.call(fn, element))
+        if result.shape or result.dtype.kind not in "biu":
+            raise InvalidTypeError(
+                f"{name} must return a whole number. Received: shape {result.shape}, dtype {result.dtype}. "
+                "Write int(...)."
+            )
+        return int(result)
+
+    return number
+
+
+def _not_supported(method: str, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise UnsupportedError(
+                f"{method}() has no {name}. Received: {name}={value!r:.100}. "
+                "Leave it out; shuffle, shard and interleave with the methods of their names."
+            )

@@ -1,0 +1,178 @@
+"""Names that tf.data keeps under `experimental`: functions for `Dataset.apply`, and aliases.
+
+>>> from unisono.data import Dataset
+>>> [int(x) for x in Dataset.range(9).apply(take_while(lambda x: x < 2))]
+[0, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unisono.data._cardinality import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
+from unisono.data._dataset import Dataset
+from unisono.data._options import DistributeOptions
+from unisono.data._sharding import AutoShardPolicy
+
+Counter = Dataset.counter
+RandomDataset = Dataset.random
+choose_from_datasets = Dataset.choose_from_datasets
+from_list = Dataset.from_source
+load = Dataset.load
+sample_from_datasets = Dataset.sample_from_datasets
+
+
+def cardinality(dataset: Dataset) -> int:
+    """Returns the number of elements; see `Dataset.cardinality`.
+
+    Args:
+        dataset: Any.
+    """
+    return dataset.cardinality()
+
+
+def save(dataset: Dataset, path: str, **options: Any) -> None:
+    """Writes all elements into a directory; see `Dataset.save`.
+
+    Args:
+        dataset: Any.
+        path: The directory.
+        **options: Of `Dataset.save`.
+    """
+    dataset.save(path, **options)
+
+
+def get_single_element(dataset: Dataset) -> Any:
+    """Returns the only element; see `Dataset.get_single_element`.
+
+    Args:
+        dataset: Of one element.
+    """
+    return dataset.get_single_element()
+
+
+def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
+    """The function for `apply` that calls a method of `Dataset`."""
+    method = getattr(Dataset, name)
+
+    def transformation(*args: Any, **kwargs: Any) -> Callable[[Dataset], Dataset]:
+        def applied(dataset: Dataset) -> Dataset:
+            result: Dataset = method(dataset, *args, **kwargs)
+            return result
+
+        return applied
+
+    transformation.__name__ = transformation.__qualname__ = name
+    transformation.__doc__ = f"""Returns a function for `Dataset.apply` that does what `Dataset.{name}` does.
+
+    Args:
+        *args: Of `Dataset.{name}`.
+        **kwargs: Likewise.
+    """
+    return transformation
+
+
+assert_cardinality = _applying("assert_cardinality")
+bucket_by_sequence_length = _applying("bucket_by_sequence_length")
+enumerate_dataset = _applying("enumerate")
+group_by_window = _applying("group_by_window")
+ignore_errors = _applying("ignore_errors")
+parallel_interleave = _applying("interleave")
+rejection_resample = _applying("rejection_resample")
+scan = _applying("scan")
+snapshot = _applying("snapshot")
+take_while = _applying("take_while")
+unbatch = _applying("unbatch")
+unique = _applying("unique")
+
+
+def map_and_batch(
+    map_func: Callable[..., Any],
+    batch_size: int,
+    num_parallel_batches: int | None = None,
+    drop_remainder: bool = False,
+    num_parallel_calls: int | None = None,
+) -> Callable[[Dataset], Dataset]:
+    """Returns a function for `Dataset.apply` that maps and then batches.
+
+    Args:
+        map_func: As in `Dataset.map`.
+        batch_size: As in `Dataset.batch`.
+        num_parallel_batches: Accepted for compatibility.
+        drop_remainder: As in `Dataset.batch`.
+        num_parallel_calls: As in `Dataset.map`.
+
+    >>> [x.tolist() for x in Dataset.range(3).apply(map_and_batch(lambda x: 2 * x, 2))]
+    [[0, 2], [4]]
+    """
+    del num_parallel_batches
+    return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
+
+
+def shuffle_and_repeat(
+    buffer_size: int, count: int | None = None, seed: int | None = None
+) -> Callable[[Dataset], Dataset]:
+    """Returns a function for `Dataset.apply` that shuffles and then repeats.
+
+    Args:
+        buffer_size: As in `Dataset.shuffle`.
+        count: As in `Dataset.repeat`.
+        seed: As in `Dataset.shuffle`.
+    """
+    return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
+
+
+def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
+    """Returns a function for `Dataset.apply` that reads ahead; the strategy puts batches onto its devices.
+
+    Args:
+        device: Accepted for compatibility.
+        buffer_size: As in `Dataset.prefetch`.
+    """
+    del device
+    return lambda dataset: dataset.prefetch(buffer_size)
+
+
+def get_next_as_optional(iterator: Any) -> Any:
+    """Returns the next batch of a distributed iterator, if there is one.
+
+    Args:
+        iterator: A `unisono.DistributedIterator`.
+    """
+    return iterator.get_next_as_optional()
+
+
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "SHARD_HINT",
+    "UNKNOWN_CARDINALITY",
+    "AutoShardPolicy",
+    "Counter",
+    "DistributeOptions",
+    "RandomDataset",
+    "assert_cardinality",
+    "bucket_by_sequence_length",
+    "cardinality",
+    "choose_from_datasets",
+    "enumerate_dataset",
+    "from_list",
+    "get_next_as_optional",
+    "get_single_element",
+    "group_by_window",
+    "ignore_errors",
+    "load",
+    "map_and_batch",
+    "parallel_interleave",
+    "prefetch_to_device",
+    "rejection_resample",
+    "sample_from_datasets",
+    "save",
+    "scan",
+    "shuffle_and_repeat",
+    "snapshot",
+    "take_while",
+    "unbatch",
+    "unique",
+]
