@@ -120,6 +120,7 @@ FLOORS = {
     "step._functional": 7,
     "step._identity": 1,
     "step._interrupts": 0,
+    "step._input_signature": 2,
     "step._program": 5,
     "step._results": 9,
     "step._scatter": 5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from unisono._context import current, get_strategy
@@ -14,6 +14,7 @@ from unisono.step._call import Call, Kind
 from unisono.step._compiler import Entry
 from unisono.step._fetching import Fetched, Interrupted, Sources, call_in_python, is_traceable
 from unisono.step._functional import Plan, discarded, discover
+from unisono.step._input_signature import InputSignature
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 
@@ -39,15 +40,22 @@ class Function:
     Args:
         fn: may read and write Keras variables, create them in its first call, use `GradientTape`,
             call `strategy.run` and `strategy.reduce`, and read data.
+        signature: what its arguments must be.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], signature: InputSignature | None = None) -> None:
         self._fn = fn
+        self._signature = signature
         #: By signature: the program, or from which iterator one more batch must be fetched first.
         self._steps: dict[Hashable, _Compiled | _Ended | int] = {}
         #: The kinds of data among the arguments with which the body runs as plain Python.
         self._in_python: set[Hashable] = set()
         functools.update_wrapper(self, fn)
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        return self._fn
 
     @property
     def num_programs(self) -> int:
@@ -56,6 +64,8 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function; inside another one it becomes a part of that."""
+        if self._signature is not None:
+            args, kwargs = self._signature.apply(args, kwargs), {}
         if current_frame() is not None:
             return self._fn(*args, **kwargs)
         call = Call.parse(args, kwargs)
@@ -239,20 +249,41 @@ def _one_strategy(strategies: set[Any]) -> Any:
     return next(iter(strategies)) if strategies else get_strategy()
 
 
-def function(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    *,
+    experimental_autograph_options: Any = None,
+    experimental_relax_shapes: bool | None = None,
+    experimental_compile: bool | None = None,
+) -> Any:
     """Compile a function with all its `strategy.run` and `reduce` calls into one program.
 
     Like `tf.function`: a program is made for each signature (shapes and types of arrays, values
     of Python objects), variables may be created in the first call, and Python side effects
-    happen while tracing only.
+    happen while tracing only. Data are read anew at each call; see `Function`.
 
     Args:
-        fn: the function; without it, a decorator is returned.
-        **options: `jit_compile` and `reduce_retracing` are accepted for tf.function's signature
-            and change nothing: every function is compiled by XLA.
+        func: the function; without it, a decorator is returned.
+        input_signature: a structure of `unisono.data.TensorSpec`, or of a dataset's `element_spec`, for
+            each positional argument. Numbers and lists become arrays of these types, so that other
+            numbers need no other program; arrays of other shapes and types are errors.
+        autograph: accepted for tf.function's signature, as are all that follow. Python's `if`, `for` and
+            `while` are followed while tracing; on the values of arrays use `keras.ops.cond`, `while_loop`.
+        jit_compile: every function is compiled by XLA.
+        reduce_retracing: a program is made for each shape.
+        experimental_autograph_options: as `autograph`.
+        experimental_relax_shapes: the old name of `reduce_retracing`.
+        experimental_compile: the old name of `jit_compile`.
 
     Returns:
         A `Function`.
+
+    Raises:
+        InvalidTypeError: when `func` is not callable, or `input_signature` not a list of specs.
 
     >>> import numpy as np
     >>> @function
@@ -261,7 +292,11 @@ def function(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     >>> float(double(np.float32(3)))
     6.0
     """
-    unknown = sorted(set(options) - {"jit_compile", "reduce_retracing"})
-    if unknown:
-        raise InvalidTypeError(f"`function` takes `jit_compile` and `reduce_retracing`. Received: {unknown}.")
-    return Function if fn is None else Function(fn)
+    if func is None:
+        return functools.partial(function, input_signature=input_signature)
+    if not callable(func):
+        raise InvalidTypeError(
+            f"`function` needs a function. Received: {func!r}. Write `@unisono.function` or "
+            "`@unisono.function(input_signature=...)`."
+        )
+    return Function(func, None if input_signature is None else InputSignature(func, input_signature))
