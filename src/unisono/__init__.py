@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from unisono import _backend
+from unisono import _backend, _tracebacks
 
 _backend.select_jax()
+_tracebacks.install()
 
 __version__ = "0.1.0"
 

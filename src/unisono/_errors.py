@@ -28,6 +28,14 @@ Messages say what must hold, what was received, and what to write instead.
 class UnisonoError(Exception):
     """Base of all errors that Unisono raises on purpose."""
 
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            # Tracebacks name an error as programs do: `unisono.ScopeError`.
+            cls.__module__ = "unisono"
+
+
+UnisonoError.__module__ = "unisono"
+
 
 class InvalidArgumentError(UnisonoError, ValueError):
     """An argument cannot be used as given."""

@@ -18,6 +18,7 @@ from unisono.cluster._beat import Heartbeat
 from unisono.cluster._pending import PENDING
 from unisono.data._batches import check_values
 from unisono.step._call import Call, Result
+from unisono.step._explain import explain
 from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._interrupts import INTERRUPTS
@@ -362,7 +363,11 @@ class StepCompiler:
         frame = current_frame()
         if frame is not None:
             return self._run_inside(fn, call, frame.scope)
-        return self.entry(fn, call)(call)
+        try:
+            return self.entry(fn, call)(call)
+        except Exception as error:
+            explain(error, fn, "`strategy.run`")
+            raise
 
     def entry(self, fn: Callable[..., Any], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""

@@ -12,6 +12,7 @@ from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, 
 from unisono._values import PerReplica
 from unisono.step._call import Call, Kind
 from unisono.step._compiler import Entry
+from unisono.step._explain import explain
 from unisono.step._fetching import Fetched, Interrupted, Sources, call_in_python, is_traceable
 from unisono.step._functional import Plan, discarded, discover
 from unisono.step._input_signature import InputSignature
@@ -77,6 +78,9 @@ class Function:
                 return self._run((args, kwargs), call, sources, batches)
             except Interrupted:
                 self._in_python.add(kinds)
+            except Exception as error:
+                explain(error, self._fn, "`unisono.function`")
+                raise
         if sources and batches:
             args, kwargs = sources.passed((args, kwargs))
         name = getattr(self._fn, "__qualname__", repr(self._fn))

@@ -36,6 +36,7 @@ from unisono._context import STRATEGY_MARK, Context, check_holder, current, ente
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
 from unisono._pooling import install_fast_pooling
+from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
@@ -179,7 +180,8 @@ def _guarded(name: str) -> Callable[..., Any]:
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
-        with putting_off, data_needed(name), _scope_of(strategy), weights_kept(self), allowed:
+        explained = explaining(type(self), f"`{name}`")
+        with explained, putting_off, data_needed(name), _scope_of(strategy), weights_kept(self), allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:

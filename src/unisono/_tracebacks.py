@@ -1,0 +1,112 @@
+"""Which frames of a traceback are the user's, and how an error that the library raises on purpose is shown.
+
+Set `UNISONO_TRACEBACK=full` in the environment to see all frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from unisono._errors import UnisonoError
+
+_VARIABLE = "UNISONO_TRACEBACK"
+
+#: Packages whose frames tell a user nothing.
+_PACKAGES = ("unisono", "keras", "jax", "jaxlib", "grain", "orbax")
+
+#: Modules that call a user's code on behalf of these packages.
+_BETWEEN = (contextlib.__file__, functools.__file__)
+
+_HINT = f"Unisono's own frames are not shown: set {_VARIABLE}=full to see them."
+
+
+def is_users(filename: str) -> bool:
+    """Return whether the code of a file is the user's, and not that of the libraries below.
+
+    Args:
+        filename: as a code object has it.
+    """
+    if filename in _BETWEEN or filename.startswith("<frozen "):
+        return False
+    return not filename.startswith(tuple(_folders()))
+
+
+def _folders() -> Iterator[str]:
+    for name in _PACKAGES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            yield os.path.dirname(file) + os.sep
+
+
+def users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback of the user's frames alone; all frames where none is the user's."""
+    frames = []
+    at = trace
+    while at is not None:
+        if is_users(at.tb_frame.f_code.co_filename):
+            frames.append(at)
+        at = at.tb_next
+    shown: TracebackType | None = None
+    for frame in reversed(frames):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown or trace
+
+
+def shorten(error: BaseException) -> None:
+    """Leave the user's frames in an error that the library raises on purpose, and say so; others stay.
+
+    Args:
+        error: any; also the errors that it came from are shortened.
+    """
+    if not isinstance(error, UnisonoError) or os.environ.get(_VARIABLE, "").lower() == "full":
+        return
+    if _HINT not in getattr(error, "__notes__", ()):
+        error.add_note(_HINT)
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        at.__traceback__ = users_frames(at.__traceback__)
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+
+
+def install() -> None:
+    """Show errors with the user's frames where they end a program, or a cell of a notebook."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((UnisonoError,), _show_in_notebook)
+
+
+class _Hook:
+    """Python's hook for errors that end the program.
+
+    Args:
+        before: the hook that it stands in front of.
+    """
+
+    def __init__(self, before: Callable[[Any, Any, Any], Any]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shorten(error)
+        self._before(kind, error, error.__traceback__ if isinstance(error, UnisonoError) else trace)
+
+
+def _show_in_notebook(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
+    shorten(error)
+    # IPython skips its own first frame.
+    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)

@@ -1,0 +1,174 @@
+"""Notes on JAX's errors about traced values: where in the user's code, which value, and what to write.
+
+A step is compiled: its code runs once, with stand-ins for its arrays. What needs a value then fails
+inside JAX, with an error that knows nothing of the user's step.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import linecache
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import jax
+
+from unisono._tracebacks import is_users
+
+#: For each error of JAX, what code must not do, and what to write. A subclass before its base.
+_ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
+    (
+        jax.errors.TracerBoolConversionError,
+        "`if`, `while`, `assert`, `and`, `or` and `not` cannot look at it",
+        "`keras.ops.where(condition, a, b)` or `keras.ops.cond(condition, lambda: a, lambda: b)`; or return "
+        "it from the step and decide outside, `if float(loss) > 0:`",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "an index of booleans cannot choose as many elements as it likes",
+        "`keras.ops.where(mask, x, 0)`, which keeps the shape",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "NumPy cannot read it",
+        "`keras.ops` or `jax.numpy` in place of `numpy`; or return it from the step and use NumPy outside",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "`range`, `int` and indices of lists cannot use it",
+        "`keras.ops.take`, `keras.ops.fori_loop`, or pass a Python int to the step",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "`float`, `int`, `bool`, `print` with a format, and shapes cannot use it",
+        "`keras.ops.cast(x, 'float32')` to keep an array; or return it from the step and convert it outside, "
+        "`float(strategy.reduce('SUM', loss, axis=None))`",
+    ),
+    (
+        jax.errors.UnexpectedTracerError,
+        "it was kept from another step, in a list, an attribute or a global variable",
+        "`return` it from the step; or keep it in a `unisono.Variable` with `assign`",
+    ),
+)
+
+_NUMPY = (
+    "`.numpy()` cannot read it",
+    "`return` it from the step, and `np.asarray(value)` outside",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A place in the user's code: the frame, and the part of its text that was executed."""
+
+    frame: FrameType
+    line: int
+    text: str
+
+
+def explain(error: BaseException, step: Callable[..., Any], called_by: str) -> None:
+    """Add a note to an error that a traced step made JAX or Keras raise; others stay as they are.
+
+    Args:
+        error: what the step raised.
+        step: the user's function.
+        called_by: what compiled it, such as `strategy.run`.
+    """
+    if getattr(error, "_unisono_is_explained", False):
+        return
+    for cause in _causes(error):
+        note = _note_on(cause, error, step, called_by)
+        if note is not None:
+            error.add_note(note)
+            # Of a function in a function each has an edge.
+            error._unisono_is_explained = True  # type: ignore[attr-defined]
+            return
+
+
+@contextlib.contextmanager
+def explaining(step: Callable[..., Any], called_by: str) -> Iterator[None]:
+    """Add a note to an error that leaves a block; see `explain`."""
+    try:
+        yield
+    except Exception as error:
+        explain(error, step, called_by)
+        raise
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those behind it: Keras raises new ones with the text of JAX's."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def _note_on(cause: BaseException, error: BaseException, step: Callable[..., Any], by: str) -> str | None:
+    name = getattr(step, "__qualname__", type(step).__name__)
+    place = _place_of(cause.__traceback__) or _place_of(error.__traceback__)
+    where = f"In {name!r}, which {by} compiles"
+    if place is not None:
+        where += f', file "{place.frame.f_code.co_filename}", line {place.line}:\n    {place.text}'
+    if isinstance(cause, ValueError) and "create a variable while in a stateless scope" in str(cause):
+        return (
+            f"{where}\nA variable with a ready value, such as those of a new optimizer, cannot be created "
+            "while a step is traced. Create it before the step."
+        )
+    advice = _advice_on(cause)
+    if advice is None:
+        return None
+    forbidden, write = advice
+    what = _traced_in(place) if place is not None else "A value"
+    return f"{where}\n{what} has no value while the step is traced, so {forbidden}.\nWrite {write}."
+
+
+def _advice_on(error: BaseException) -> tuple[str, str] | None:
+    if isinstance(error, AttributeError) and error.name == "numpy" and isinstance(error.obj, jax.core.Tracer):
+        return _NUMPY
+    return next(((why, write) for kind, why, write in _ADVICE if isinstance(error, kind)), None)
+
+
+def _place_of(trace: TracebackType | None) -> _Place | None:
+    """The innermost place of a traceback in the user's code."""
+    found = None
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code.co_filename) and "site-packages" not in (
+            trace.tb_frame.f_code.co_filename
+        ):
+            found = trace
+        trace = trace.tb_next
+    if found is None:
+        return None
+    code = found.tb_frame.f_code
+    first, last, start, end = list(code.co_positions())[found.tb_lasti // 2]
+    lines = [linecache.getline(code.co_filename, n) for n in range(first or 1, (last or first or 1) + 1)]
+    if not any(lines) or first is None or first != last or start is None or end is None:
+        text = linecache.getline(code.co_filename, found.tb_lineno).strip()
+    else:
+        # Positions count bytes.
+        text = lines[0].encode()[start:end].decode()
+    return _Place(found.tb_frame, found.tb_lineno, text)
+
+
+def _traced_in(place: _Place) -> str:
+    """The names of the traced values in a piece of code, with their types."""
+    try:
+        names = [n.id for n in ast.walk(ast.parse(place.text)) if isinstance(n, ast.Name)]
+    except SyntaxError:
+        names = []
+    code = place.frame.f_code
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    described = []
+    for name in dict.fromkeys(names):
+        value = place.frame.f_locals.get(name)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            kind = "the argument " if name in arguments else ""
+            shape = f" ({value.aval.str_short()})" if isinstance(value, jax.core.Tracer) else ""
+            described.append(f"{kind}`{name}`{shape}")
+    text = " and ".join(described) if described else f"`{place.text}`"
+    return text[:1].upper() + text[1:]
