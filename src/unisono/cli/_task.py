@@ -253,10 +253,23 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
+def last_line(error: Exception) -> str:
+    """Return the end of an error's text, without the notes that were added to it.
+
+    >>> error = ValueError("no data")
+    >>> error.add_note("See the documentation.")
+    >>> last_line(error)
+    'ValueError: no data'
+    """
+    told = traceback.TracebackException.from_exception(error)
+    told.__notes__ = []
+    return "".join(told.format_exception_only()).strip().splitlines()[-1]
+
+
 def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
     record: dict[str, Any] = {
         "code": 1,
-        "summary": "failed: " + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1],
+        "summary": "failed: " + last_line(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
     if pickled:
