@@ -45,6 +45,8 @@ _HOMES = {
     "step._tape": ["GradientTape", "value_and_grad"],
     "step._variables": ["VariableAggregation", "VariableSynchronization"],
     "strategies._base": ["Strategy"],
+    "strategies._extended": ["StrategyExtended"],
+    "strategies._options": ["RunOptions"],
     "strategies._central_storage": ["CentralStorageStrategy"],
     "strategies._mirrored": ["MirroredStrategy"],
     "strategies._multi_worker": ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"],

@@ -7,13 +7,16 @@ import enum
 import functools
 import logging
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from unisono._errors import InvalidArgumentError
-from unisono._values import ReduceOp
-from unisono.collectives._reduce import all_reduce
+from unisono._values import Mirrored, PerReplica, ReduceOp
+from unisono.collectives._reduce import all_gather, all_reduce
 
 _LOG = logging.getLogger("unisono")
 
@@ -28,10 +31,12 @@ BYTES_PER_PACK = 32 * 1024 * 1024
 class CrossDeviceOps:
     """How a strategy all-reduces: XLA's own algorithm, small arrays together.
 
-    Subclass it and override `reduce` for another way.
+    Subclass it for another way: override `all_reduce`, which runs inside the compiled step, or
+    tf.distribute's `reduce_implementation` or `batch_reduce_implementation`, which see the values of all
+    replicas. Gradients, `strategy.reduce` and `ReplicaContext.all_reduce` then use these.
     """
 
-    def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` over the devices of a mesh axis; called inside `jax.shard_map`.
 
         Args:
@@ -45,8 +50,152 @@ class CrossDeviceOps:
         """
         return all_reduce(tree, reduce_op, axis_name=axis_name, axis_size=axis_size, smaller_than=SMALL)
 
+    @property
+    def has_implementation(self) -> bool:
+        """Whether a subclass brings one of tf.distribute's hooks for reducing."""
+        names = ("reduce_implementation", "batch_reduce_implementation")
+        return any(getattr(type(self), name) is not getattr(CrossDeviceOps, name) for name in names)
+
+    def reduce(
+        self, reduce_op: ReduceOp | str, per_replica_value: Any, destinations: Any = None, options: Any = None
+    ) -> Any:
+        """Combine a per-replica value outside of a step.
+
+        Args:
+            reduce_op: sum or mean.
+            per_replica_value: a `PerReplica`; another value counts as that of one replica.
+            destinations: a variable, a value or a device; the result can be used on all of them.
+            options: `CommunicationOptions`, handed to the hook.
+
+        Returns:
+            The combined array.
+
+        Raises:
+            InvalidArgumentError: for an unknown operation, or a list of destinations.
+        """
+        check_destinations(destinations)
+        op, value = ReduceOp.parse(reduce_op), _as_per_replica(per_replica_value)
+        return _bare(self.reduce_implementation(op, value, destinations, options))
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
+    ) -> list[Any]:
+        """Combine several per-replica values; see `reduce`."""
+        pairs = []
+        for value, destinations in value_destination_pairs:
+            check_destinations(destinations)
+            pairs.append((_as_per_replica(value), destinations))
+        return [_bare(x) for x in self.batch_reduce_implementation(ReduceOp.parse(reduce_op), pairs, options)]
+
+    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+        """Return a value for all replicas, as `Mirrored`.
+
+        Args:
+            tensor: array or number.
+            destinations: as for `reduce`.
+        """
+        check_destinations(destinations)
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+    ) -> Any:
+        """Hook: combine the values of all replicas; may be traced.
+
+        Args:
+            reduce_op: sum or mean.
+            per_replica_value: whose `values` are the replicas' arrays.
+            destinations: what the caller gave.
+            options: likewise.
+        """
+        return _combined(reduce_op, per_replica_value)
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+    ) -> Sequence[Any]:
+        """Hook: combine several values, by `reduce_implementation` one by one."""
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """Hook: make a value one of all replicas."""
+        return Mirrored(jnp.asarray(tensor))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def reduce_in_step(
+    ops: CrossDeviceOps, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int
+) -> Any:
+    """Combine `tree` inside a compiled step, by a subclass' hook where there is one.
+
+    Args:
+        ops: how.
+        reduce_op: sum or mean.
+        tree: pytree of arrays.
+        axis_name: the mesh axis.
+        axis_size: its size.
+    """
+    if not ops.has_implementation:
+        return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
+    leaves, structure = jax.tree.flatten(tree)
+    every = [
+        all_gather(jnp.asarray(leaf)[None], 0, axis_name=axis_name, axis_size=axis_size) for leaf in leaves
+    ]
+    return jax.tree.unflatten(
+        structure, ops.batch_reduce(reduce_op, [(PerReplica.from_stacked(x), None) for x in every])
+    )
+
+
+def check_destinations(destinations: Any) -> None:
+    """Raise for a list of destinations, which tf.distribute does not take.
+
+    Raises:
+        InvalidArgumentError: for a list.
+    """
+    if isinstance(destinations, list):
+        raise InvalidArgumentError(
+            "`destinations` must be a variable, a per-replica value or a device. "
+            f"Received: {destinations!r}. Pass one of them, not a list."
+        )
+
+
+def _as_per_replica(value: Any) -> PerReplica:
+    """A value as one for each replica, all on one device: a hook computes with several of them."""
+    if not isinstance(value, PerReplica):
+        return PerReplica((value,))
+    stacked = value.stacked
+    if stacked is None:
+        first = next((v for v in value.values if isinstance(v, jax.Array)), None)
+        if first is None or isinstance(first, jax.core.Tracer):
+            return value
+        return PerReplica(jax.device_put(v, first.sharding) for v in value.values)
+    if isinstance(stacked, jax.core.Tracer) or not isinstance(stacked, jax.Array):
+        return value
+    if not isinstance(stacked.sharding, NamedSharding):
+        return value
+    # Also for an array of several processes, which all must take part then.
+    everywhere = NamedSharding(stacked.sharding.mesh, PartitionSpec())
+    placed = jax.jit(lambda x: x, out_shardings=everywhere)(stacked)
+    return PerReplica.from_stacked(placed.addressable_data(0))
+
+
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, Mirrored) else value
+
+
+def _combined(op: ReduceOp, value: PerReplica) -> Any:
+    stacked = value.stacked
+    if stacked is None:
+        total = sum(jnp.asarray(v) for v in value.values)
+        return total if op is ReduceOp.SUM else total / value.num_replicas
+    return jnp.sum(stacked, axis=0) if op is ReduceOp.SUM else jnp.mean(stacked, axis=0)
 
 
 def _is_count(value: Any) -> bool:
@@ -67,7 +216,7 @@ class _Packed(CrossDeviceOps):
             )
         self.num_packs = int(num_packs)
 
-    def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` by the algorithm of the class."""
         return all_reduce(
             tree,
@@ -89,11 +238,11 @@ class NcclAllReduce(_Packed):
         num_packs: into how many buckets the arrays are packed; 0 for none.
     """
 
-    def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` by XLA's all-reduce."""
         if jax.default_backend() != "gpu":
             _say_no_nccl(jax.default_backend(), "XLA's all-reduce is used")
-        return super().reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
+        return super().all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
 
 
 @functools.cache
@@ -231,7 +380,7 @@ class PackedAllReduce(CrossDeviceOps):
         self._bytes_per_pack = options.bytes_per_pack or BYTES_PER_PACK
         self.algorithm = _algorithm_of(options.implementation, platform)
 
-    def reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp, tree: Any, *, axis_name: str, axis_size: int) -> Any:
         """Combine `tree` in buckets; the replicas of a worker first, where it has several."""
         return all_reduce(
             tree,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from unisono._mesh import AXIS
 from unisono._values import PerReplica, ReduceOp
-from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._reduce import all_gather
 from unisono.step._program import Frame
 
@@ -37,7 +37,7 @@ class SpmdEngine:
 
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """All-reduce by the strategy's algorithm."""
-        return self._ops.reduce(op, tree, axis_name=AXIS, axis_size=self.num_replicas)
+        return reduce_in_step(self._ops, op, tree, axis_name=AXIS, axis_size=self.num_replicas)
 
     def total(self, size: int) -> int:
         """All replicas run one program, so their sizes are equal."""
@@ -62,16 +62,27 @@ class TurnEngine:
 
     Args:
         frame: the execution of this replica.
+        cross_device_ops: whose hooks reduce, where it has any.
     """
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, cross_device_ops: CrossDeviceOps | None = None) -> None:
         self._frame = frame
+        self._ops = cross_device_ops
         self.replica_id = frame.index
         self.num_replicas = len(frame.run.program.bodies)
 
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """Meet the others and add up."""
-        return self._frame.meet(tree, lambda _, operands: [_reduce(op, operands)] * self.num_replicas)
+        return self._frame.meet(tree, lambda _, operands: [self._reduce(op, operands)] * self.num_replicas)
+
+    def _reduce(self, op: ReduceOp, operands: list[Any]) -> Any:
+        if self._ops is None or not self._ops.has_implementation:
+            return _reduce(op, operands)
+        structure = jax.tree.structure(operands[0])
+        rows = zip(*map(jax.tree.leaves, operands), strict=True)
+        return jax.tree.unflatten(
+            structure, self._ops.batch_reduce(op, [(PerReplica(r), None) for r in rows])
+        )
 
     def total(self, size: int) -> int:
         """Meet the others and add up; a Python number again."""

@@ -209,7 +209,10 @@ class Replicated:
             return lambda: StateScope(pairs, parent=self.parent)
 
         def context_of(frame: Frame) -> Context:
-            return Context(self.strategy, ReplicaContext(self.strategy, TurnEngine(frame)))
+            return Context(
+                self.strategy,
+                ReplicaContext(self.strategy, TurnEngine(frame, self.strategy.cross_device_ops)),
+            )
 
         replicas = range(self.strategy.num_replicas_in_sync)
         return Program(

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
+from unisono._context import STRATEGY_MARK
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -154,6 +156,8 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
 
 def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """Take a per-replica value, or a structure of them, apart; see `Strategy.local_results`."""
+    if isinstance(value, keras.Variable) and mesh.num_replicas > 1:
+        return _copies_of(value, mesh)
     leaves, structure = jax.tree.flatten(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     split = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
     if not split:
@@ -161,6 +165,18 @@ def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
     count = len(_local(split[0], mesh))
     parts = [_local(leaf, mesh) if isinstance(leaf, PerReplica) else (leaf,) * count for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, row) for row in zip(*parts, strict=True))
+
+
+def _copies_of(variable: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
+    """The copy of a variable of each of this process' replicas; of another variable, itself."""
+    if getattr(variable, STRATEGY_MARK, None) is None:
+        return (variable,)
+    copies = getattr(variable, "stored_copies", None)
+    if copies is not None:
+        return _local(PerReplica.from_stacked(copies), mesh)
+    value = variable.value
+    on = {s.device: s.data for s in getattr(value, "addressable_shards", ())}
+    return tuple(on.get(device, value) for device in mesh.local_devices)
 
 
 def _local(value: PerReplica, mesh: ReplicaMesh) -> tuple[Any, ...]:

@@ -299,4 +299,4 @@ def _rebound(replica: ReplicaContext, frame: Frame) -> ReplicaContext:
     """The same replica, for the frame of a nested program."""
     if not isinstance(replica.engine, TurnEngine):
         return replica
-    return ReplicaContext(replica.strategy, TurnEngine(frame))
+    return ReplicaContext(replica.strategy, TurnEngine(frame, replica.strategy.cross_device_ops))

@@ -26,6 +26,7 @@ from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
 from unisono.strategies._extended import StrategyExtended
+from unisono.strategies._options import check_run_options
 from unisono.training._apart import strategy_made, strategy_used
 from unisono.training._bind import install
 
@@ -200,7 +201,7 @@ class Strategy(abc.ABC):
             fn: the step of one replica. It is compiled: once for each signature.
             args: positional arguments; `PerReplica` values, also nested, are taken apart.
             kwargs: keyword arguments, likewise.
-            options: accepted for tf.distribute's signature.
+            options: `RunOptions`, which change nothing.
 
         Returns:
             What `fn` returns, each array as the `PerReplica` of all replicas' arrays (the bare
@@ -210,6 +211,7 @@ class Strategy(abc.ABC):
             ContextError: when called inside a replica.
         """
         require_cross_replica("strategy.run")
+        check_run_options(options)
         install()
         strategy_used(self)
         return self._compiler.run(fn, args, kwargs or {})
@@ -235,10 +237,15 @@ class Strategy(abc.ABC):
         require_cross_replica("strategy.reduce")
         op = ReduceOp.parse(reduce_op)
         return jax.tree.map(
-            lambda leaf: results.reduce(op, leaf, axis, self._mesh),
+            lambda leaf: self._reduced(op, leaf, axis),
             value,
             is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
+
+    def _reduced(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+        if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
+            return self.cross_device_ops.reduce(op, leaf)
+        return results.reduce(op, leaf, axis, self._mesh)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate a per-replica value along `axis`, in replica order.
@@ -263,8 +270,8 @@ class Strategy(abc.ABC):
         """Return the values of this machine's replicas as a tuple.
 
         Args:
-            value: a `PerReplica`, or a pytree of them, which gives a tuple of pytrees. Another
-                value gives a tuple of that value alone.
+            value: a `PerReplica`, or a pytree of them, which gives a tuple of pytrees. A variable of
+                this strategy gives the copy of each replica. Another value gives a tuple of it alone.
         """
         return results.local_results(value, self._mesh)
 
@@ -334,6 +341,66 @@ class Strategy(abc.ABC):
     def _join_values(self, values: list[Any]) -> Any:
         """Per-replica values of those of this process' replicas."""
         return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
+
+    # --- tf.distribute's deprecated methods --------------------------------------------------
+
+    def group(self, value: Any, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
+        """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
+
+        Args:
+            value: what `run` or `extended.update` returned.
+            name: accepted for tf.distribute's signature.
+        """
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which variables lie beside another; see `extended.colocate_vars_with`.
+
+        Args:
+            colocate_with_variable: a variable of this strategy.
+        """
+        return self.extended.colocate_vars_with(colocate_with_variable)
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Do nothing for a session: there are none. A strategy learns of its cluster when it is made.
+
+        Args:
+            session_config: accepted for tf.distribute's signature.
+            cluster_spec: must be None, as the next two.
+            task_type: must be None.
+            task_id: must be None.
+
+        Raises:
+            InvalidArgumentError: when a cluster is given.
+        """
+        if any(given is not None for given in (cluster_spec, task_type, task_id)):
+            raise InvalidArgumentError(
+                "A strategy is given its cluster when it is made. Received: "
+                f"cluster_spec={cluster_spec!r}, task_type={task_type!r}, task_id={task_id!r}. Write "
+                "`MultiWorkerMirroredStrategy(SimpleClusterResolver(cluster_spec, task_type=…, task_id=…))`."
+            )
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """Return the argument: there are no sessions to configure.
+
+        Args:
+            config_proto: anything.
+        """
+        return config_proto
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Call `run` with the next batch of an iterator.
+
+        Args:
+            fn: the step of one replica.
+            input_iterator: of a distributed dataset; without one, `fn` is called without arguments.
+        """
+        return self.run(fn, args=() if input_iterator is None else (next(input_iterator),))
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results

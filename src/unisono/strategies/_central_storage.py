@@ -61,5 +61,10 @@ class CentralStorageStrategy(Strategy):
 
     def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
         """Bring the state back to its one place."""
-        # From the first device's copy: JAX refuses to copy from several devices to host memory.
-        return [jax.device_put(v.addressable_shards[0].data, self._home) for v in values]
+        return [jax.device_put(self._on_first_device(v), self._home) for v in values]
+
+    def _on_first_device(self, value: Any) -> Any:
+        """All of an array on one device: JAX refuses to copy from several devices to host memory."""
+        if value.is_fully_replicated:
+            return value.addressable_shards[0].data
+        return jax.device_put(value, self._mesh.devices[0])  # a copy for each replica

@@ -10,7 +10,9 @@ import keras
 
 from unisono._context import STRATEGY_MARK, Context, entered
 from unisono._errors import InvalidArgumentError
-from unisono._values import PerReplica, ReduceOp
+from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
+from unisono.collectives._cross_device import check_destinations
+from unisono.strategies._steps import MultiStepContext, run_steps
 
 
 class StrategyExtended:
@@ -74,12 +76,20 @@ class StrategyExtended:
         yield
 
     def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: Any = None) -> Any:
-        """Reduce element by element; the result is on all devices, so on `destinations` too."""
-        if isinstance(destinations, list):
-            raise InvalidArgumentError(
-                "`destinations` must be a variable, a per-replica value or a device. "
-                f"Received: {destinations!r}. Pass one of them, not a list."
-            )
+        """Reduce element by element; the result is on all devices, so on `destinations` too.
+
+        Args:
+            reduce_op: sum or mean.
+            value: a `PerReplica`. Between several workers another array counts once for each worker.
+            destinations: a variable, a value or a device.
+            options: accepted for tf.distribute's signature.
+
+        Raises:
+            InvalidArgumentError: for a list of destinations, or the sum of a value of one worker.
+        """
+        check_destinations(destinations)
+        if self._strategy.mesh.is_spread and not isinstance(value, DistributedValues):
+            return self._strategy.reduce_over_workers(ReduceOp.parse(reduce_op), value)
         return self._strategy.reduce(reduce_op, value, axis=None)
 
     def batch_reduce_to(
@@ -113,12 +123,105 @@ class StrategyExtended:
                 f"`update` needs a variable. Received: {type(variable).__name__}. "
                 "Pass a variable created in the strategy's scope."
             )
-        own = [a.values[0] if isinstance(a, PerReplica) else a for a in args]
-        own_kwargs = {k: a.values[0] if isinstance(a, PerReplica) else a for k, a in (kwargs or {}).items()}
+        own, own_kwargs = _of_first(args, kwargs)
         with entered(Context(self._strategy, is_update=True)):
             result = fn(variable, *own, **own_kwargs)
         return result if group else (result,) * len(self.worker_devices)
 
+    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+        """Return a value that is the same on all replicas; Python numbers as they are.
+
+        Args:
+            tensor: array or number.
+            destinations: a variable, a value or a device; all devices have it.
+        """
+        if isinstance(tensor, (int, float)):
+            return tensor
+        made = self._strategy.cross_device_ops.broadcast(tensor, destinations)
+        mesh = self._strategy.mesh
+        return (
+            Mirrored(mesh.local(mesh.put(made.value, mesh.replicated)))
+            if isinstance(made, Mirrored)
+            else made
+        )
+
+    def read_var(self, variable: Any) -> Any:
+        """Return a variable's value; of an ON_READ variable, its copies aggregated.
+
+        Args:
+            variable: any Keras variable.
+        """
+        return variable.value
+
+    def non_slot_devices(self, var_list: Any) -> tuple[Any, ...]:
+        """Return the devices for state that belongs to no variable.
+
+        Args:
+            var_list: accepted for tf.distribute's signature.
+        """
+        return self.parameter_devices
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call `fn(*args)` once in update context: state that belongs to no variable is one here.
+
+        Args:
+            colocate_with: devices, as `non_slot_devices` returns them.
+            fn: writes state.
+            args: arguments; of a `PerReplica` the first replica's is taken.
+            kwargs: keyword arguments, likewise.
+            group: whether to return `fn`'s result, or a tuple with it for each device.
+        """
+        own, own_kwargs = _of_first(args, kwargs)
+        with entered(Context(self._strategy, is_update=True)):
+            result = fn(*own, **own_kwargs)
+        return result if group else (result,) * len(tuple(colocate_with))
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `fn` once per replica: the old name of `strategy.run`.
+
+        Args:
+            fn: the step of one replica.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
+        return self._strategy.run(fn, args, kwargs)
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: dict[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Call `fn(context, batch)` for each of the next batches.
+
+        Args:
+            fn: a step in cross-replica context: it calls `strategy.run`, and keeps outputs with
+                `context.set_last_step_output`.
+            iterator: of a distributed dataset.
+            iterations: how many steps.
+            initial_loop_values: outputs before the first step, by name.
+
+        Returns:
+            The context, with the last step's outputs.
+        """
+        return run_steps(self._strategy, fn, iterator, iterations, initial_loop_values)
+
     def value_container(self, component: Any) -> Any:
         """Return the variable that holds `component`; here they are one object."""
         return component
+
+
+def _of_first(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments, of a `PerReplica` the first replica's."""
+    own = [a.values[0] if isinstance(a, PerReplica) else a for a in args]
+    return own, {k: a.values[0] if isinstance(a, PerReplica) else a for k, a in (kwargs or {}).items()}

@@ -136,6 +136,27 @@ class MultiWorkerMirroredStrategy(Strategy):
         with self._meeting(value):
             return super().gather(value, axis)
 
+    def reduce_over_workers(self, reduce_op: ReduceOp, value: Any) -> Any:
+        """Combine a host value that each worker has; every worker must call it.
+
+        Args:
+            reduce_op: sum or mean over the workers.
+            value: array or number of the same shape and type on all.
+
+        Raises:
+            ClusterError: on all workers, when shapes or types differ.
+        """
+        own = np.asarray(value)
+        facts = json.dumps([own.dtype.str, own.shape]).encode()
+        parts = [b.split(b"\n", 1) for b in _bootstrap.gather_bytes(facts + b"\n" + own.tobytes())]
+        if len({head for head, _ in parts}) > 1:
+            raise ClusterError(
+                "All workers must reduce values of one type and shape. Received, by worker: "
+                f"{[head.decode() for head, _ in parts]}. Call `reduce_to` alike on each worker."
+            )
+        every = np.stack([np.frombuffer(data, own.dtype).reshape(own.shape) for _, data in parts])
+        return jax.numpy.asarray(every.sum(0) if reduce_op is ReduceOp.SUM else every.mean(0))
+
     def _meeting(self, value: Any) -> contextlib.AbstractContextManager[None]:
         """Around a collective of a value, where it is one of all workers."""
         parts = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))

@@ -130,7 +130,7 @@ def collectives_in(ops, n=4):
     """How often each collective stands in the compiled program of an all-reduce."""
 
     def body(tree):
-        return ops.reduce(ReduceOp.SUM, tree, axis_name=AXIS, axis_size=n)
+        return ops.all_reduce(ReduceOp.SUM, tree, axis_name=AXIS, axis_size=n)
 
     tree = [np.ones((n, 3), "f4"), np.ones((n, 5), "f4")]
     return compiled_collectives(body, tree, n)

@@ -139,6 +139,33 @@ def test_reduce_and_gather(strategy):
     np.testing.assert_array_equal(strategy.gather(value, axis=0), rows)
 
 
+def test_extended(strategy):
+    """Who writes; values and variables that are no per-replica values."""
+    extended, n = strategy.extended, strategy.num_replicas_in_sync
+    assert extended.should_checkpoint is extended.should_save_summary is strategy.is_chief
+    assert extended.experimental_should_init
+    workers = getattr(strategy, "num_workers", 1)
+    own = np.float32(getattr(strategy, "worker_index", 0) + 1)
+    every = np.arange(1, workers + 1, dtype="f4")
+    assert float(extended.reduce_to("MEAN", own, "cpu:0")) == every.mean()
+    if workers > 1 or n == 1:
+        assert float(extended.reduce_to("SUM", own, "cpu:0")) == every.sum()
+    else:
+        with pytest.raises(unisono.InvalidArgumentError, match="per-replica value"):
+            extended.reduce_to("SUM", own, "cpu:0")
+    with strategy.scope():
+        plain, on_read = keras.Variable(3.0), unisono.Variable(0.0, synchronization="on_read")
+    everywhere = extended.broadcast_to(np.float32(2), plain)
+
+    def step(x):
+        on_read.assign(x * unisono.get_replica_context().replica_id_in_sync_group)
+
+    strategy.run(step, (everywhere,))
+    if n > 1:
+        assert locals_of(strategy, plain) == [3.0] * len(ids(strategy))
+        assert locals_of(strategy, on_read) == [2.0 * i for i in ids(strategy)]
+
+
 def test_means_count_true_elements(strategy):
     """The first replica has [1, 2, 3, 4, 5, 6], with the mean 3.5, and the others no rows; integers too."""
 
