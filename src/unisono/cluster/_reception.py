@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -29,6 +30,8 @@ _REMIND_SECONDS = 10.0
 _TICK = 0.25
 #: Connections that have not told who they are, beyond one for each process.
 _STRANGERS = 64
+#: Rejected connections that the log names.
+_NAMED = 64
 
 
 class _Peer:
@@ -60,6 +63,7 @@ class MeetingServer:
         self._stale = False
         self._dismissal = ""
         self._reminded = False
+        self._rejected = 0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -214,7 +218,7 @@ class MeetingServer:
             return
         if peer.process_id is None:
             if peer.inbox:
-                _LOG.warning("Process 0 turned away %s: it ended in its first message", peer.address)
+                self._log_rejected(peer, "it ended in its first message")
             return
         gone = self._meeting.here[peer.process_id]
         _LOG.warning("Process %d (%s) has gone before all were here.", peer.process_id, gone)
@@ -249,12 +253,19 @@ class MeetingServer:
                 self._say(peer, news)
 
     def _turn_away(self, peer: _Peer, reason: str, message: Mapping[str, Any] | None = None) -> None:
-        _LOG.warning("Process 0 turned away a connection from %s: %s", peer.address, reason)
+        self._log_rejected(peer, reason)
         peer.process_id = None
         if message is None:
             self._drop(peer)
         else:
             self._say_last(peer, message)
+
+    def _log_rejected(self, peer: _Peer, reason: str) -> None:
+        self._rejected += 1
+        if self._rejected <= _NAMED:
+            _LOG.warning("Process 0 turned away a connection from %s: %s", peer.address, reason)
+        if self._rejected == _NAMED:
+            _LOG.warning("Process 0 turned away %d connections; further ones are not logged.", _NAMED)
 
     def _say_last(self, peer: _Peer, message: Mapping[str, Any]) -> None:
         """Say something and close: what still comes is read, or the kernel would take the answer back."""
@@ -296,11 +307,13 @@ def _order(peer: _Peer | None) -> int:
 
 def keep_alive(sock: socket.socket) -> None:
     """Let the kernel notice a machine that is gone without a word, in some ten seconds."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        # Not all systems have them.
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    # Some systems refuse options of a connection that the other end has closed.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            # Not all systems have them.
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def described(error: OSError) -> str:

@@ -17,6 +17,10 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds in which the service must accept a connection; it starts at the same time as this process.
 _CONNECT_SECONDS = 30.0
+#: Connections that are open at once: JAX needs one or two, and another program of this machine gets no more.
+_CONNECTIONS = 32
+#: Seconds before another connection is accepted, where no descriptor or thread is left.
+_PAUSE = 0.1
 
 
 class Relay:
@@ -30,6 +34,8 @@ class Relay:
         host, _, port = address.rpartition(":")
         self._target = host.strip("[]"), int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        self._is_closed = False
         _start(self._accept)
 
     @property
@@ -39,30 +45,43 @@ class Relay:
 
     def close(self) -> None:
         """Accept no more connections; those that are open stay."""
+        self._is_closed = True
         # Wakes the thread that accepts, which closing alone does not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 near, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            _start(self._serve, near)
+            except OSError as error:  # closed, or no descriptor is left
+                if not self._is_closed:
+                    _LOG.debug("A connection could not be accepted: %s", error)
+                    time.sleep(_PAUSE)
+                continue
+            if not self._free.acquire(blocking=False):
+                near.close()
+                continue
+            try:
+                _start(self._serve, near)
+            except RuntimeError as error:  # no thread is left
+                _LOG.debug("A connection could not be served: %s", error)
+                near.close()
+                self._free.release()
 
     def _serve(self, near: socket.socket) -> None:
         try:
             far = _connected(self._target)
-        except OSError as error:
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _start(_to_this_process, far, near)
+            _to_the_service(near, far)
+        except (OSError, RuntimeError) as error:
             _LOG.warning("JAX' coordination service at %s:%d cannot be reached: %s", *self._target, error)
+        finally:
             near.close()
-            return
-        for sock in (near, far):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _start(_to_this_process, far, near)
-        _to_the_service(near, far)
+            self._free.release()
 
 
 def _start(target: object, *args: object) -> None:

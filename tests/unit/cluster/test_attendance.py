@@ -166,7 +166,7 @@ def test_a_first_process_that_has_ended_numbers_nothing(cluster, caplog):
 
 def test_strangers_are_not_answered(cluster):
     two = cluster(2)
-    stranger = Peers(0, two.peers[0].addresses, ("a", "b"), "guess", 60.0)
+    stranger = Peers(0, two.peers[0].addresses, ("a", "b"), "guess", 0.3)
     with pytest.raises(AbsentError):
         stranger.ask(1, {"kind": "state"})
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frame({"kind": "state", "secret": "é"})):
