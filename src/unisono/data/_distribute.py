@@ -247,7 +247,9 @@ class SplitDataset(DistributedDataset):
                 )
             self._is_used = True
         spec = functools.partial(getattr, self, "element_spec")
-        return DistributedIterator(_batches(self._dataset), self._place, self._options, self._check, spec)
+        again = None if isinstance(self._dataset, Iterator) else functools.partial(_batches, self._dataset)
+        batches = _batches(self._dataset)
+        return DistributedIterator(batches, self._place, self._options, self._check, spec, again)
 
     def _place(self, batch: Any) -> Any:
         check_batched(batch, self._strict)
@@ -327,8 +329,13 @@ class FunctionDataset(DistributedDataset):
         self._check()
         note_iteration(self)
         spec = functools.partial(getattr, self, "element_spec")
-        batches = self._elements(self._in_turn(), self._mesh)
-        return DistributedIterator(batches, lambda placed: placed, self._options, self._check, spec)
+        place: Callable[[Any], Any] = lambda placed: placed  # noqa: E731
+        return DistributedIterator(
+            self._placed(), place, self._options, self._check, spec, again=self._placed
+        )
+
+    def _placed(self) -> Iterator[Any]:
+        return self._elements(self._in_turn(), self._mesh)
 
     def _in_turn(self) -> Iterator[Any]:
         """The elements for this worker's replicas in turn, until all inputs have ended."""

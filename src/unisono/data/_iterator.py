@@ -26,6 +26,7 @@ class DistributedIterator(DataIterator):
         options: how many batches are put ahead.
         check_iterable_here: raises where iteration is not allowed.
         spec: returns the specification of the batches.
+        again: returns the host batches of another pass; None where there is one pass.
 
     >>> import unisono
     >>> iterator = iter(unisono.MirroredStrategy(["cpu:0"]).distribute_dataset([[1.0, 2.0]]))
@@ -40,17 +41,38 @@ class DistributedIterator(DataIterator):
         options: InputOptions,
         check_iterable_here: Callable[[], None],
         spec: Callable[[], Any] = lambda: None,
+        again: Callable[[], Iterator[Any]] | None = None,
     ) -> None:
-        self._batches, self._place, self._check = batches, place, check_iterable_here
-        self._spec = spec
+        self._place, self._check = place, check_iterable_here
+        self._spec, self._again = spec, again
         fetch = options.experimental_fetch_to_device
         self._ahead = options.experimental_per_replica_buffer_size if fetch else 0
-        self._source_state = getattr(batches, "get_state", None)
         #: Batches on the devices, each with the state of the source after it.
         self._ready: deque[tuple[Any, Any]] = deque()
+        self._begin(batches)
+
+    def _begin(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._source_state = getattr(batches, "get_state", None)
+        self._ready.clear()
         self._error: Exception | None = None
         self._is_ended = False
         self._state: Any = None
+
+    def initialize(self) -> None:
+        """Begin another pass, as the iterators of `make_dataset_iterator` do before each epoch.
+
+        Raises:
+            InvalidArgumentError: when the source gives its batches once.
+        """
+        if self._again is None:
+            raise InvalidArgumentError(
+                "An iterator can begin again where its source can be read again. Received: batches of "
+                f"{type(self._batches).__name__}. Distribute a dataset, or a function that returns "
+                "a generator."
+            )
+        self.close()
+        self._begin(self._again())
 
     @property
     def element_spec(self) -> Any:

@@ -15,6 +15,7 @@ from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.data._dataset import Dataset
 from unisono.data._distribute import (
     DistributedDataset,
     FunctionDataset,
@@ -22,7 +23,8 @@ from unisono.data._distribute import (
     joined_rows,
     per_replica_elements,
 )
-from unisono.data._sharding import InputContext, InputOptions, ValueContext
+from unisono.data._iterator import DistributedIterator
+from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, ValueContext
 from unisono.step import _results as results
 from unisono.step._compiler import StepCompiler
 from unisono.strategies._extended import StrategyExtended
@@ -393,14 +395,55 @@ class Strategy(abc.ABC):
         """
         return config_proto
 
+    def make_dataset_iterator(self, dataset: Any) -> DistributedIterator:
+        """Return an iterator over global batches split over the replicas, as older programs write it.
+
+        Args:
+            dataset: as for `distribute_dataset`. `iterator.initialize()` begins it again.
+        """
+        data = self.distribute_dataset(dataset)
+        # The default strategy gives datasets back as they are.
+        return iter(data if isinstance(data, DistributedDataset) else Strategy.distribute_dataset(self, data))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> DistributedIterator:
+        """Return an iterator over the input of a function, as older programs write it.
+
+        Args:
+            input_fn: as for `distribute_datasets_from_function`.
+            replication_mode: whether it is called for each worker or for each replica.
+        """
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return iter(self.distribute_datasets_from_function(input_fn, options))
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+        """Return a `unisono.data.Dataset` of the rows of arrays: batch and distribute it.
+
+        Args:
+            numpy_input: arrays with equal numbers of rows, also nested.
+            session: accepted for tf.distribute's signature.
+        """
+        del session
+        return Dataset.from_tensor_slices(numpy_input)
+
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Call `run` with the next batch of an iterator.
+        """Call `fn` once per replica with the next batch of an iterator, as older programs write it.
 
         Args:
             fn: the step of one replica.
-            input_iterator: of a distributed dataset; without one, `fn` is called without arguments.
+            input_iterator: from `make_dataset_iterator` or `make_input_fn_iterator`, or any other; without
+                one, `fn` is called without arguments.
+
+        Raises:
+            OutOfRangeError: at the end of distributed data.
         """
-        return self.run(fn, args=() if input_iterator is None else (next(input_iterator),))
+        if input_iterator is None:
+            return self.run(fn)
+        following = getattr(input_iterator, "get_next", input_iterator.__next__)
+        return self.run(fn, args=(following(),))
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results

@@ -137,6 +137,16 @@ def test_iterator_of_tf():
         iterator.get_next()
 
 
+def test_an_iterator_begins_again():
+    iterator = iter(SplitDataset([np.zeros(2), np.ones(2)], TWO))
+    next(iterator)
+    iterator.initialize()
+    assert [values(b) for b in iterator] == [[[0.0], [0.0]], [[1.0], [1.0]]]
+    once = iter(SplitDataset((x for x in [np.zeros(2)]), TWO))
+    with pytest.raises(ValueError, match="can be read again"):
+        once.initialize()
+
+
 def test_spec_and_cardinality():
     dataset = SplitDataset([(np.zeros((4, 3), "f4"), None)], TWO)
     assert dataset.cardinality == 1

@@ -123,6 +123,30 @@ def test_local_results_are_those_of_this_process(strategy):
         assert [len(v) for v in locals_of(strategy, doubled)] == sizes
 
 
+def test_input_of_older_programs(strategy):
+    """`make_dataset_iterator`, `make_input_fn_iterator` and `experimental_run`, over two epochs."""
+    n = strategy.num_replicas_in_sync
+    rows = strategy.experimental_make_numpy_dataset(np.arange(4 * n, dtype="f4"))
+    iterators = [
+        strategy.make_dataset_iterator(rows.batch(2 * n)),
+        strategy.make_input_fn_iterator(
+            lambda c: rows.shard(c.num_input_pipelines, c.input_pipeline_id).batch(
+                c.get_per_replica_batch_size(2 * n)
+            )
+        ),
+    ]
+    for iterator in iterators:
+        assert isinstance(iterator, unisono.DistributedIterator)
+        for _ in range(2):
+            iterator.initialize()
+            sums = [strategy.experimental_run(jnp.sum, iterator) for _ in range(2)]
+            total = sum(float(strategy.reduce("SUM", s, axis=None)) if n > 1 else float(s) for s in sums)
+            assert total == sum(range(4 * n))
+            with pytest.raises(unisono.OutOfRangeError):
+                iterator.get_next()
+    assert locals_of(strategy, strategy.experimental_run(lambda: jnp.ones(()))) == [1.0] * len(ids(strategy))
+
+
 def test_reduce_and_gather(strategy):
     n = strategy.num_replicas_in_sync
 
