@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
+
 from unisono._context import current, get_strategy
 from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
 from unisono._values import PerReplica
@@ -16,8 +18,16 @@ from unisono.step._explain import explain
 from unisono.step._fetching import Fetched, Interrupted, Sources, call_in_python, is_traceable
 from unisono.step._functional import Plan, discarded, discover
 from unisono.step._input_signature import InputSignature
-from unisono.step._program import Program, Run, current_frame
+from unisono.step._program import Frame, Program, Run, current_frame
 from unisono.step._scope import StateScope
+
+#: Errors of JAX where code needs the value of what is traced, as `range(steps)` does.
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +46,8 @@ class Function:
 
     Batches that it takes with `next` from iterators among its arguments are arguments of its program,
     fetched at each call. The body of a function that loops over data, or reads them in another way
-    that no program can, runs as plain Python: `strategy.run` and other functions in it are compiled.
+    that no program can, runs as plain Python: `strategy.run` and other functions in it are compiled. So does
+    one that has data among its arguments and needs a value, as in `for _ in range(steps)`.
 
     Args:
         fn: may read and write Keras variables, create them in its first call, use `GradientTape`,
@@ -131,6 +142,11 @@ class Function:
         trace = _Trace(self._fn, call, sources)
         try:
             discover(lambda arrays: discarded(trace(None, [], arrays)), call.arrays)
+        except _NEEDS_VALUE:
+            # With data among the arguments plain Python can do it, but for what a tape has recorded.
+            if sources is None or trace.has_tape:
+                raise
+            raise Interrupted from None
         except (Exception, Interrupted):
             if not trace.fetched.is_interrupted:
                 raise
@@ -160,6 +176,12 @@ class _Trace:
         self.fetched = Fetched(None, [])
         self.scope = StateScope()
         self.result: Any = None
+        self._frame: Frame | None = None
+
+    @property
+    def has_tape(self) -> bool:
+        """Whether the body has entered a tape."""
+        return self._frame is not None and self._frame.tapes > 0
 
     def __call__(self, plan: Plan | None, values: list[Any], arrays: list[Any]) -> Any:
         """Return the function's result, or `_Ended`; keeps the state at its end.
@@ -179,6 +201,7 @@ class _Trace:
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
 
         def body() -> Any:
+            self._frame = current_frame()
             try:
                 return self._fn(*args, **kwargs)
             except (StopIteration, OutOfRangeError) as error:
@@ -189,7 +212,7 @@ class _Trace:
 
         program = Program([body], [lambda: StateScope(plain, stacked)], [lambda _: None], self.fetched)
         self.result, frame = Run(program).complete(0)
-        self.scope = frame.scope
+        self.scope, self._frame = frame.scope, None
         if plan is not None:
             plan.check_known(frame.scope)
         return self.result

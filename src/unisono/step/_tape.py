@@ -67,7 +67,7 @@ class GradientTape:
         if self._frame is None and in_python is not None:
             raise TapeError(
                 "A GradientTape must be entered inside a step that is compiled. Received: a tape in the body "
-                f"of {in_python!r}, which runs as plain Python, because it reads data in a loop or from an "
+                f"of {in_python!r}, which runs as plain Python, because it reads data in a loop, or from an "
                 "iterator that is not an argument. Put the step into a function of its own, for "
                 "`strategy.run` or decorated with `@unisono.function`, and give it the batch."
             )

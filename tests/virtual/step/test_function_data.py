@@ -321,6 +321,31 @@ def test_a_loop_that_was_not_foreseen_loses_no_batch(two):
     assert [float(np.sum(x)) for x in two.local_results(next(iterator))] == [8.0, 2.0]
 
 
+def test_the_number_of_steps_may_be_an_array(two):
+    """As in TensorFlow's guide to TPUs; and values may be looked at between steps."""
+
+    @unisono.function
+    def take(iterator, steps):
+        seen = []
+        for _ in range(steps):
+            total = two.reduce("SUM", two.run(lambda x: x.sum(), args=(next(iterator),)), axis=None)
+            seen.append(float(total))
+        return seen
+
+    iterator = iter(source(two))
+    assert take(iterator, np.asarray(2)) + take(iterator, jax.numpy.asarray(2)) == [6.0, 10.0, 14.0, 10.0]
+
+
+def test_an_error_in_a_step_of_a_function_with_data_is_that_of_the_step(two):
+    @unisono.function
+    def take(iterator):
+        return two.run(lambda x: float(x.sum()), args=(next(iterator),))
+
+    with pytest.raises(jax.errors.ConcretizationTypeError) as error:
+        take(iter(source(two)))
+    assert "which `strategy.run` compiles" in error.value.__notes__[-1]
+
+
 def test_a_bare_except_does_not_stop_it(two):
     @unisono.function
     def count(data):
