@@ -221,4 +221,5 @@ def test_a_missing_package_is_named(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
-    assert "pip install unisono[tensorboard]" in done.stderr.splitlines()[-1]
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("unisono.MissingPackageError"))
+    assert "pip install unisono[tensorboard]" in error
