@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from unisono import _backend, _tracebacks
+from unisono import _backend, _names, _tracebacks
 
 _backend.select_jax()
 _tracebacks.install()
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"unisono.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        raise _names.no_attribute("unisono", name, __all__)
     if name in _NEEDS_DEFAULT:
         importlib.import_module("unisono.strategies._one_device")
     value = getattr(importlib.import_module(f"unisono.{module}"), name)

@@ -1,5 +1,8 @@
 """What describes a cluster: `unisono.cluster_resolver`."""
 
+from typing import Any
+
+from unisono._names import no_attribute
 from unisono.cluster._gce import GCEClusterResolver
 from unisono.cluster._jax import JaxClusterResolver
 from unisono.cluster._kubernetes import ExecutableLocation as KubernetesExecutableLocation
@@ -32,3 +35,7 @@ __all__ = [
     "UnionResolver",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name, __all__)

@@ -1,18 +1,77 @@
 """Names that tf.distribute keeps under `experimental`, for old programs."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from unisono._names import no_attribute
 from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
+from unisono.cluster._resolvers import ClusterResolver
+from unisono.cluster._tpu import TPUClusterResolver
+from unisono.cluster._tpu_topology import DeviceAssignment
 from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
 from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
+from unisono.strategies import _multi_worker, _tpu
 from unisono.strategies._central_storage import CentralStorageStrategy
-from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
-from unisono.strategies._tpu import TPUStrategy
 
 CollectiveCommunication = CommunicationImplementation
+
+
+class MultiWorkerMirroredStrategy(_multi_worker.MultiWorkerMirroredStrategy):
+    """The old constructor of `unisono.MultiWorkerMirroredStrategy`.
+
+    Args:
+        communication: how sums travel between workers; a `CollectiveCommunication` or its name.
+        cluster_resolver: who the workers are; None reads the environment.
+
+    >>> MultiWorkerMirroredStrategy().num_workers
+    1
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
+class TPUStrategy(_tpu.TPUStrategy):
+    """The old constructor of `unisono.TPUStrategy`.
+
+    Args:
+        tpu_cluster_resolver: which TPU; the local one by default.
+        device_assignment: which of its cores are replicas.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        super().__init__(tpu_cluster_resolver, device_assignment)
+
+
+def CollectiveHints(  # noqa: N802 (a class in tf.distribute)
+    bytes_per_pack: int = 0, timeout_seconds: float | None = None
+) -> CommunicationOptions:
+    """Return `CommunicationOptions`, by their old name.
+
+    Args:
+        bytes_per_pack: arrays are packed into buckets of so many bytes; 0 chooses.
+        timeout_seconds: how long a collective may take; None for no limit.
+
+    >>> CollectiveHints(bytes_per_pack=1).bytes_per_pack
+    1
+    """
+    return CommunicationOptions(bytes_per_pack, timeout_seconds)
+
 
 __all__ = [
     "CentralStorageStrategy",
     "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
@@ -23,3 +82,7 @@ __all__ = [
     "export_saved_model",
     "load_from_saved_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name, __all__)

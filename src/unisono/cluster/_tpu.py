@@ -10,6 +10,7 @@ from unisono._errors import BackendError, InvalidTypeError
 from unisono._mesh import list_devices, local_devices, resolve_devices
 from unisono.cluster._resolvers import ClusterResolver
 from unisono.cluster._spec import ClusterSpec
+from unisono.cluster._tpu_topology import HardwareFeature, Topology
 
 if TYPE_CHECKING:
     import jax
@@ -37,9 +38,14 @@ class TPUClusterResolver(ClusterResolver):
 
     Args:
         tpu: None, `""` or `"local"`: the TPU of this machine.
-        zone: accepted for TensorFlow's signature.
-        project: accepted for TensorFlow's signature.
+        zone: accepted for TensorFlow's signature, as all below but the last.
+        project: likewise.
         job_name: the name of the job.
+        coordinator_name: likewise.
+        coordinator_address: likewise.
+        credentials: likewise.
+        service: likewise.
+        discovery_url: likewise.
         devices: use these instead; names or `jax.Device`s.
 
     Raises:
@@ -52,6 +58,12 @@ class TPUClusterResolver(ClusterResolver):
         zone: str | None = None,
         project: str | None = None,
         job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+        *,
         devices: Sequence[str | jax.Device] | None = None,
     ) -> None:
         self.task_type, self.task_id = job_name, 0
@@ -81,6 +93,30 @@ class TPUClusterResolver(ClusterResolver):
         cores = len(self._devices)
         return TPUSystemMetadata(cores, hosts, cores // hosts, self._devices)
 
+    @property
+    def tpu_hardware_feature(self) -> HardwareFeature:
+        """What the hardware can do for embeddings."""
+        return HardwareFeature()
+
+    def get_master(self) -> str:
+        """Return the empty address of this process."""
+        return self.master()
+
+    def get_job_name(self) -> str | None:
+        """Return the name of the job."""
+        return self.task_type
+
+    def get_coordination_service_leader(self) -> str:
+        """Return the task whose process coordinates the others."""
+        return f"/job:{self.get_job_name()}/task:0"
+
+    def set_tpu_topology(self, serialized_tpu_topology: Any) -> None:
+        """Do nothing: JAX knows where the cores lie.
+
+        Args:
+            serialized_tpu_topology: accepted for TensorFlow's signature.
+        """
+
     def cluster_spec(self) -> ClusterSpec:
         """Return no addresses: the TPU belongs to this process."""
         return ClusterSpec({})
@@ -108,19 +144,6 @@ def _local_tpu(tpu: str | None) -> tuple[jax.Device, ...]:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class TPUTopology:
-    """What an initialized TPU looks like.
-
-    Args:
-        num_tasks: how many machines.
-        num_tpu_devices_per_task: how many cores each has.
-    """
-
-    num_tasks: int
-    num_tpu_devices_per_task: int
-
-
 def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
     """Do nothing but check: a JAX process owns its TPU from the start.
 
@@ -133,7 +156,18 @@ def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
         )
 
 
-def initialize_tpu_system(resolver: TPUClusterResolver | None = None) -> TPUTopology:
-    """Return the topology; JAX has initialized the TPU when its devices were found."""
-    resolver = resolver or TPUClusterResolver()
-    return TPUTopology(num_tasks=1, num_tpu_devices_per_task=len(resolver.devices))
+def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
+    """Return the topology; JAX has initialized the TPU when its devices were found.
+
+    Args:
+        cluster_resolver: which TPU; the local one by default.
+    """
+    return Topology((cluster_resolver or TPUClusterResolver()).devices)
+
+
+def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
+    """Do nothing: a TPU belongs to its process until that ends.
+
+    Args:
+        cluster_resolver: accepted for TensorFlow's signature.
+    """

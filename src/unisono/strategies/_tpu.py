@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster._tpu import TPUClusterResolver
+from unisono.cluster._tpu_topology import DeviceAssignment
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._base import Strategy
 
@@ -15,14 +18,31 @@ class TPUStrategy(Strategy):
 
     Args:
         tpu_cluster_resolver: which TPU; the local one by default.
+        experimental_device_assignment: which of its cores are replicas; all by default.
+        experimental_spmd_xla_partitioning: must be False: a replica is one core.
 
     Raises:
         BackendError: when there is no TPU.
+        InvalidTypeError: for a resolver or an assignment of another type.
+        InvalidArgumentError: for `experimental_spmd_xla_partitioning=True`.
     """
 
-    def __init__(self, tpu_cluster_resolver: TPUClusterResolver | None = None) -> None:
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+    ) -> None:
+        _check_type("tpu_cluster_resolver", tpu_cluster_resolver, TPUClusterResolver)
+        _check_type("experimental_device_assignment", experimental_device_assignment, DeviceAssignment)
+        if experimental_spmd_xla_partitioning:
+            raise InvalidArgumentError(
+                "A replica must be one core: XLA does not partition its computation over several. Received: "
+                "experimental_spmd_xla_partitioning=True. Leave it out."
+            )
         self._resolver = tpu_cluster_resolver or TPUClusterResolver()
-        super().__init__(ReplicaMesh(tuple(self._resolver.devices)))
+        assigned = experimental_device_assignment
+        super().__init__(ReplicaMesh(tuple(assigned.devices if assigned else self._resolver.devices)))
         self._ops = CrossDeviceOps()
         self.extended.experimental_require_static_shapes = True
 
@@ -35,3 +55,54 @@ class TPUStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """The resolver given to the constructor."""
         return self._resolver
+
+    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Return the tensor: a replica has one logical device, number 0.
+
+        Args:
+            tensor: any.
+            logical_device_id: must be 0.
+
+        Raises:
+            InvalidArgumentError: for another device.
+        """
+        if logical_device_id != 0:
+            raise _one_core(f"logical_device_id={logical_device_id}", "Write 0.")
+        return tensor
+
+    def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+        """Return the tensor: a replica has one logical device.
+
+        Args:
+            tensor: any.
+            partition_dimensions: into how many parts each dimension is split; all 1.
+
+        Raises:
+            InvalidArgumentError: for more parts than one, or another number of dimensions.
+        """
+        rank = len(getattr(tensor, "shape", ()))
+        if len(partition_dimensions) != rank or any(parts != 1 for parts in partition_dimensions):
+            raise _one_core(f"partition_dimensions={list(partition_dimensions)}", f"Write {[1] * rank}.")
+        return tensor
+
+    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Return the tensor: it is on the replica's one logical device.
+
+        Args:
+            tensor: any.
+        """
+        return tensor
+
+
+def _one_core(received: str, instead: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"A replica has one logical device, with the number 0. Received: {received}. {instead}"
+    )
+
+
+def _check_type(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidTypeError(
+            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out for all cores "
+            "of this machine's TPU."
+        )

@@ -1,0 +1,119 @@
+"""Names of tf.distribute that Unisono has under another name, or not yet: what to write instead. Data.
+
+`tests/unit/test_names.py` walks all names of tf.distribute: each works, or has its line here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_SERVERS = (
+    "belongs to parameter servers, which are not there yet. Use `unisono.MultiWorkerMirroredStrategy`, or "
+    "`unisono.CentralStorageStrategy` on one machine"
+)
+_ESTIMATOR = (
+    "belongs to the Estimator, which is not there yet. Write a Keras model, and train it with `model.fit` or "
+    "with a loop around `strategy.run`"
+)
+_KERAS = "is Keras' own. In Unisono write `import keras`"
+_RPC = "is TensorFlow's generic gRPC server, which is not part of Unisono. Use the package `grpcio`"
+
+
+def _write(what: str) -> str:
+    return f"has another name. In Unisono write `{what}`"
+
+
+#: Name below `unisono` -> the rest of a sentence that begins with it.
+HINTS: dict[str, str] = {
+    # parameter servers
+    **dict.fromkeys(
+        [
+            "ClusterCoordinator", "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner",
+            "ParameterServerStrategy", "ParameterServerStrategyV2", "Partitioner", "PerWorkerValue",
+            "PerWorkerValues", "RemoteValue", "Server", "ShardedVariable", "coordinator",
+            "experimental.ParameterServerStrategy", "experimental.coordinator", "experimental.partitioners",
+            "experimental_get_current_worker_index", "partitioners", "run_standard_server",
+            "run_standard_tensorflow_server",
+        ],
+        _SERVERS,
+    ),
+    # the Estimator, and what tf.contrib.distribute had for it
+    **dict.fromkeys(
+        [
+            "CoordinatorMode", "DistributeConfig", "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys",
+            "RunConfig", "TrainSpec", "compat", "contrib", "estimator", "train_and_evaluate",
+        ],
+        _ESTIMATOR,
+    ),
+    "experimental.rpc": _RPC,
+    "rpc": _RPC,
+    # old names
+    "AllReduceCrossTowerOps": _write("unisono.NcclAllReduce"),
+    "CrossTowerOps": _write("unisono.CrossDeviceOps"),
+    "DistributedVariable": _write("unisono.Variable"),
+    "DistributionStrategy": _write("unisono.Strategy"),
+    "MirroredVariable": _write("unisono.Variable"),
+    "Monitor": _write("unisono.function"),
+    "ReductionToOneDeviceCrossTowerOps": _write("unisono.ReductionToOneDevice"),
+    "StandardInputStep": _write("strategy.run"),
+    "StandardSingleLossStep": _write("strategy.run"),
+    "Step": _write("strategy.run"),
+    "StrategyExtendedV1": _write("unisono.StrategyExtended"),
+    "StrategyV1": _write("unisono.Strategy"),
+    "SyncOnReadVariable": _write("unisono.Variable(..., synchronization='on_read')"),
+    "TowerContext": _write("unisono.ReplicaContext"),
+    "UpdateContext": _write("strategy.extended.update"),
+    "get_cross_tower_context": _write("unisono.in_cross_replica_context"),
+    "get_distribution_strategy": _write("unisono.get_strategy"),
+    "get_loss_reduction": _write("unisono.nn.compute_average_loss"),
+    "get_tower_context": _write("unisono.get_replica_context"),
+    "has_distribution_strategy": _write("unisono.has_strategy"),
+    "require_tower_context": _write("unisono.get_replica_context"),
+    # what lies in another module here
+    "AutoShardPolicy": _write("unisono.data.AutoShardPolicy"),
+    "BackupAndRestore": _write("unisono.callbacks.BackupAndRestore"),
+    "Checkpoint": _write("unisono.checkpoint.Checkpoint"),
+    "CheckpointManager": _write("unisono.checkpoint.CheckpointManager"),
+    "ClusterSpec": _write("unisono.cluster_resolver.ClusterSpec"),
+    "CollectiveCommunication": _write("unisono.CommunicationImplementation"),
+    "CollectiveHints": _write("unisono.CommunicationOptions"),
+    "Dataset": _write("unisono.data.Dataset"),
+    "PreemptionCheckpointHandler": _write("unisono.checkpoint.PreemptionCheckpointHandler"),
+    "PreemptionWatcher": _write("unisono.checkpoint.PreemptionCheckpointHandler"),
+    "TerminationConfig": _write("unisono.checkpoint.TerminationConfig"),
+    "compute_average_loss": _write("unisono.nn.compute_average_loss"),
+    "distribute": _write("unisono.MirroredStrategy"),
+    "experimental.PreemptionWatcher": _write("unisono.checkpoint.PreemptionCheckpointHandler"),
+    "experimental_connect_to_cluster": _write("unisono.tpu.experimental_connect_to_cluster"),
+    "experimental_run_v2": _write("strategy.run"),
+    "initialize_tpu_system": _write("unisono.tpu.experimental.initialize_tpu_system"),
+    "scale_regularization_loss": _write("unisono.nn.scale_regularization_loss"),
+    "tf": "is TensorFlow. In Unisono write `unisono.` where `tf.distribute.` stands",
+    "train": _write("unisono.checkpoint"),
+    "tpu.experimental.embedding": "has no counterpart. In Unisono write `keras.layers.Embedding`",
+    # Keras
+    **dict.fromkeys(["keras", "layers", "losses", "metrics", "optimizers"], _KERAS),
+}  # fmt: skip
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that a module does not have.
+
+    Args:
+        module: such as `"unisono"` or `"unisono.experimental"`.
+        name: what was asked for.
+        known: names that the module has.
+
+    >>> print(no_attribute("unisono", "MirorredStrategy", ["MirroredStrategy"]))
+    module 'unisono' has no attribute 'MirorredStrategy'. Did you mean `unisono.MirroredStrategy`?
+    """
+    path = f"{module}.{name}".removeprefix("unisono.")
+    hint = HINTS.get(path) or (None if name.startswith("_") else HINTS.get(name))
+    text = f"module {module!r} has no attribute {name!r}"
+    if hint is not None:
+        return AttributeError(f"{text}: it {hint}.")
+    alike = difflib.get_close_matches(name, known, n=1)
+    if alike:
+        return AttributeError(f"{text}. Did you mean `{module}.{alike[0]}`?")
+    return AttributeError(text)

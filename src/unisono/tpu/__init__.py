@@ -1,0 +1,28 @@
+"""Starting a TPU, under TensorFlow's names; JAX needs neither call, and old programs have both."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Where each public name lives.
+_HOMES = {
+    "cluster._tpu": ["TPUClusterResolver", "experimental_connect_to_cluster", "initialize_tpu_system"],
+}
+
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, "experimental"])  # noqa: PLE0605 (computed, and tested)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "experimental":
+        return importlib.import_module(f"{__name__}.experimental")
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise importlib.import_module("unisono._names").no_attribute(__name__, name, __all__)
+    return getattr(importlib.import_module(f"unisono.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,23 @@
+"""`tf.tpu.experimental` under its own names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono._names import no_attribute
+from unisono.cluster._tpu import TPUSystemMetadata, initialize_tpu_system, shutdown_tpu_system
+from unisono.cluster._tpu_topology import DeviceAssignment, DeviceOrderMode, HardwareFeature, Topology
+
+__all__ = [
+    "DeviceAssignment",
+    "DeviceOrderMode",
+    "HardwareFeature",
+    "TPUSystemMetadata",
+    "Topology",
+    "initialize_tpu_system",
+    "shutdown_tpu_system",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name, __all__)
