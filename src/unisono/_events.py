@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono._errors import BackendError, ContextError
+from unisono._errors import ContextError, MissingPackageError
 
 try:
     from PIL import Image
@@ -30,7 +30,7 @@ try:
     from tensorboard.summary.writer.record_writer import RecordWriter
     from tensorboard.util import tensor_util
 except ImportError as error:
-    raise BackendError(
+    raise MissingPackageError(
         "Summaries need the packages `tensorboard` and `pillow`. Received: "
         f"{type(error).__name__}: {error}. Write `pip install unisono[tensorboard]`."
     ) from error

@@ -48,7 +48,7 @@ def create_file_writer(
         flush_millis: after how many milliseconds, at most, a summary is on the disk.
 
     Raises:
-        BackendError: when the packages of `unisono[tensorboard]` are missing.
+        MissingPackageError: when the packages of `unisono[tensorboard]` are missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as logdir:
