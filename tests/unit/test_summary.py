@@ -11,7 +11,8 @@ from PIL import Image
 from tests.event_files import read, scalars
 
 import unisono
-from unisono import summary
+from unisono import MissingPackageError, summary
+from unisono.callbacks import TensorBoard
 
 
 @pytest.fixture
@@ -223,3 +224,10 @@ def test_a_missing_package_is_named(tmp_path):
     )
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("unisono.MissingPackageError"))
     assert "pip install unisono[tensorboard]" in error
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "PIL"])
+def test_a_missing_package_is_noticed_when_the_callback_is_made(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"`{package}`.*pip install 'unisono\[tensorboard\]'"):
+        TensorBoard("logs")

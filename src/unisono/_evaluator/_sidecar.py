@@ -26,6 +26,7 @@ from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArg
 from unisono._evaluator._choice import End, Found, Reason, Take, View, Wait, next_action, signatures
 from unisono._evaluator._record import Evaluation, Record, read_record, write_record
 from unisono._evaluator._restoring import Restorer, list_checkpoints
+from unisono._export._packages import require_packages
 from unisono.checkpoint._finished import Mark, read_mark, record_path
 from unisono.cluster._beat import Heartbeat
 from unisono.cluster._resolvers import process_environ
@@ -105,6 +106,8 @@ class SidecarEvaluator:
         self.checkpoint_dir = Path(checkpoint_dir).absolute()
         self.max_evaluations, self.callbacks = max_evaluations, flat_callbacks(callbacks)
         self._batch_size, self._name, self._poll = batch_size, name, poll_interval
+        if log_dir is not None:
+            require_packages("`log_dir`", "tensorboard", "tensorboard", "PIL")
         self._log_dir = None if log_dir is None else os.path.join(os.fspath(log_dir), name)
         environ = process_environ()
         finished = environ.get("UNISONO_FINISHED")

@@ -12,7 +12,7 @@ from unisono.callbacks._interval import Written
 from unisono.checkpoint import _commits, _finished
 from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Snapshot
-from unisono.checkpoint._writer import BackgroundWriter
+from unisono.checkpoint._writer import BackgroundWriter, settle
 
 _LOG = logging.getLogger("unisono")
 _NAME = "backup"
@@ -34,7 +34,9 @@ class Backups:
         self.written = 0
         self.last: Written | None = None
         self._keep, self._asynchronous = keep, asynchronous
-        self._writer = BackgroundWriter("unisono-backup")
+        self._writer = BackgroundWriter(directory, "unisono-backup")
+        # A `fit` of this program that failed may still be writing.
+        settle(directory)
         if not read_only:
             _commits.sweep(directory)
             self._begin()
@@ -63,8 +65,7 @@ class Backups:
     def _write(self, snapshot: Snapshot) -> None:
         began = time.perf_counter()
         try:
-            every = _commits.commits(self.directory, _NAME)
-            number = every[-1][0] + 1 if every else 1
+            number = _commits.newest_number(self.directory, _NAME) + 1
             # The first of a run: backups that cannot be read are noticed now and not when they are needed.
             write_snapshot(self.directory, f"{_NAME}-{number}", snapshot, read_back=not self.written)
             self.written += 1

@@ -18,6 +18,7 @@ import numpy as np
 
 from unisono import summary
 from unisono._errors import InvalidArgumentError
+from unisono._export._packages import require_packages
 
 _LOG = logging.getLogger("unisono")
 
@@ -53,6 +54,7 @@ class TensorBoard(keras.callbacks.Callback):
 
     Raises:
         InvalidArgumentError: naming the argument that cannot be used.
+        MissingPackageError: when the packages of `unisono[tensorboard]` are missing.
 
     >>> TensorBoard("logs", update_freq=0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -75,6 +77,8 @@ class TensorBoard(keras.callbacks.Callback):
         embeddings_freq: int = 0,
     ) -> None:
         super().__init__()
+        # Now, and not at the end of the first epoch.
+        require_packages("TensorBoard", "tensorboard", "tensorboard", "PIL")
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = _checked_count("histogram_freq", histogram_freq)
         self.embeddings_freq = _checked_count("embeddings_freq", embeddings_freq)

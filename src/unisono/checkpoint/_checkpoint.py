@@ -186,7 +186,7 @@ class Checkpoint(Holder):
             CheckpointError: it cannot be written, or not be read back; nothing is left then.
         """
         series = Path(file_prefix).absolute()
-        newest = max([self._counter, *(n for n, _ in _commits.commits(series.parent, series.name))])
+        newest = max(self._counter, _commits.newest_number(series.parent, series.name))
         number = self.number(str(series), newest + 1)
         path = self.write(series.with_name(f"{series.name}-{number}"))
         self._counter = number

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,13 +105,20 @@ def check_commit(path: Path) -> None:
     for name, entry in manifest["files"].items():
         file = path / name
         try:
-            size = file.stat().st_size
-            if size != entry["bytes"]:
-                raise _damaged(path, f"{name} has {size} bytes instead of {entry['bytes']}")
+            found = file.stat()
+            if not stat.S_ISREG(found.st_mode):
+                # Reading a pipe would wait for ever.
+                raise _damaged(path, f"{name} is not a file")
+            if found.st_size != entry["bytes"]:
+                raise _damaged(path, f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
             if _hash(file) != entry["sha256"]:
                 raise _damaged(path, f"{name} has other contents than were written")
         except FileNotFoundError:
             raise _damaged(path, f"{name} is missing") from None
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise _damaged(path, f"{name} cannot be read ({error.strerror or error})") from None
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
@@ -126,11 +134,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "Pass what `save` returned, or `manager.latest_checkpoint`."
         )
     try:
+        if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
+            raise _damaged(path, f"{MANIFEST} is not a file")
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
         own = manifest.pop("sha256")
     except FileNotFoundError:
         raise _damaged(path, f"{MANIFEST} is missing") from None
-    except (ValueError, KeyError, AttributeError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _damaged(path, f"{MANIFEST} cannot be read ({error!r})") from None
     if _hash_json(manifest) != own:
         raise _damaged(path, f"{MANIFEST} has other contents than were written")
@@ -184,6 +196,13 @@ def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
             if match and path.is_dir():
                 found.append((int(match[1]), path))
     return sorted(found)
+
+
+def newest_number(directory: Path, prefix: str) -> int:
+    """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
+    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
+    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
+    return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
 
 def newest_good(directory: Path, prefix: str) -> tuple[int, Path] | None:

@@ -15,7 +15,7 @@ from unisono._errors import CheckpointError, InvalidArgumentError
 from unisono.checkpoint import _commits
 from unisono.checkpoint._checkpoint import Checkpoint, read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Snapshot
-from unisono.checkpoint._writer import BackgroundWriter
+from unisono.checkpoint._writer import BackgroundWriter, settle
 
 
 class CheckpointManager:
@@ -52,7 +52,7 @@ class CheckpointManager:
         self.directory = Path(directory).absolute()
         self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
         self._asynchronous = asynchronous
-        self._writer = BackgroundWriter()
+        self._writer = BackgroundWriter(self.directory)
         _commits.sweep(self.directory)
         self._newest = 0
         #: Whether a checkpoint of this manager was read back.
@@ -67,7 +67,8 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the complete checkpoints, oldest first."""
+        """Paths of the complete checkpoints, oldest first; waits for one that is being written."""
+        settle(self.directory)
         return [str(path) for _, path in _commits.commits(self.directory, self._name)]
 
     @property
@@ -94,7 +95,9 @@ class CheckpointManager:
             CheckpointError: this or an earlier checkpoint could not be written.
         """
         self._writer.wait()
-        newest = max([self._newest, *(n for n, _ in _commits.commits(self.directory, self._name))])
+        # Also those of another manager of this directory.
+        settle(self.directory)
+        newest = max(self._newest, _commits.newest_number(self.directory, self._name))
         if checkpoint_number is None:
             # The first worker may have written this one before another looks for the newest.
             number = self._checkpoint.number(str(self.directory / self._name), newest + 1)
@@ -143,6 +146,7 @@ class CheckpointManager:
             CheckpointError: there are checkpoints and all are damaged.
         """
         self.wait()
+        settle(self.directory)
         found = _commits.newest_good(self.directory, self._name)
         if found is None:
             if self._init is not None:

@@ -13,13 +13,15 @@ from unisono._errors import CheckpointError
 from unisono.checkpoint._checkpoint import read_snapshot
 from unisono.checkpoint._commits import MANIFEST, commits
 from unisono.checkpoint._contents import names_in
+from unisono.checkpoint._writer import settle
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Return the path of the newest complete checkpoint in a directory, or None where there is none.
 
     Args:
-        checkpoint_dir: a directory; it need not exist. Of several series, that which was written to last.
+        checkpoint_dir: a directory; it need not exist. Of several series, that which was written to last
+            counts. A checkpoint that this process is writing is waited for.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -28,6 +30,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     True
     """
     directory = Path(checkpoint_dir).absolute()
+    settle(directory)
     try:
         names = {re.sub(r"-\d+$", "", path.name) for path in directory.iterdir() if _is_complete(path)}
         every = [commits(directory, name)[-1:] or [(0, directory / name)] for name in names]

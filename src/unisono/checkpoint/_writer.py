@@ -9,6 +9,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 from unisono._errors import CheckpointError
 from unisono.step._interrupts import INTERRUPTS
@@ -21,11 +22,12 @@ class BackgroundWriter:
     """Runs jobs in order in one thread, which starts with the first job and ends with `close`.
 
     Args:
+        directory: that it writes to.
         name: of the thread.
     """
 
-    def __init__(self, name: str = "unisono-checkpoint") -> None:
-        self._name = name
+    def __init__(self, directory: Path, name: str = "unisono-checkpoint") -> None:
+        self.directory, self._name = directory, name
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
@@ -71,6 +73,11 @@ class BackgroundWriter:
         if error is not None:
             raise error
 
+    def settle(self) -> None:
+        """Wait for all jobs; errors stay for `wait`."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._unfinished == 0)
+
     def close(self) -> None:
         """Finish all jobs and end the thread; errors stay for `wait`."""
         if self._thread is not None:
@@ -92,6 +99,17 @@ class BackgroundWriter:
 
 
 _WORKING: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
+
+
+def settle(directory: Path) -> None:
+    """Wait for everything that this process is writing to a directory, whichever object began it.
+
+    Args:
+        directory: as the writers got it.
+    """
+    for writer in list(_WORKING):
+        if writer.directory == directory:
+            writer.settle()
 
 
 def _finish() -> None:

@@ -42,6 +42,15 @@ def test_commits_are_found_in_the_order_of_their_numbers(tmp_path):
     assert _commits.commits(tmp_path / "absent", "ckpt") == []
 
 
+def test_numbers_go_on_after_whatever_has_such_a_name(tmp_path):
+    assert _commits.newest_number(tmp_path / "absent", "ckpt") == 0
+    made(tmp_path, 2)
+    (tmp_path / "ckpt-7").symlink_to("nowhere")
+    (tmp_path / "ckpt-9").write_text("a file")
+    assert _commits.newest_number(tmp_path, "ckpt") == 9
+    assert [n for n, _ in _commits.commits(tmp_path, "ckpt")] == [2]
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
 
@@ -80,6 +89,40 @@ def test_a_damaged_manifest_is_noticed(tmp_path, damage):
     with pytest.raises(
         CheckpointError, match=r"MANIFEST.json (is missing|cannot be read|has other contents)"
     ):
+        _commits.check_commit(path)
+
+
+def as_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def as_loop(file):
+    file.unlink()
+    file.symlink_to(file.name)
+
+
+def as_directory(file):
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("name", [_commits.MANIFEST, "b.txt"])
+@pytest.mark.parametrize("harm", [as_pipe, as_loop, as_directory])
+def test_what_is_not_a_file_is_damage(tmp_path, harm, name):
+    """Reading a pipe would wait for ever."""
+    first, second = made(tmp_path, 1, 2)
+    harm(second / name)
+    with pytest.raises(CheckpointError, match=rf"{name} (is not a file|cannot be read)"):
+        _commits.check_commit(second)
+    assert _commits.newest_good(tmp_path, "ckpt") == (1, first)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "1", '"x"', '{"sha256": 1}', "[" * 100_000])
+def test_a_manifest_of_another_kind_is_damage(tmp_path, text):
+    (path,) = made(tmp_path, 1)
+    (path / _commits.MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json (cannot be read|has other contents)"):
         _commits.check_commit(path)
 
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from unisono.checkpoint._writer import BackgroundWriter
 
 
 def test_jobs_run_in_order_and_the_thread_can_start_again():
-    writer, done = BackgroundWriter(), []
+    writer, done = BackgroundWriter(Path("x")), []
     for _ in range(2):
         for i in range(3):
             writer.submit(lambda i=i: done.append(i))
@@ -22,7 +23,7 @@ def test_jobs_run_in_order_and_the_thread_can_start_again():
 
 
 def test_an_error_is_raised_once_and_later_jobs_run():
-    writer, done = BackgroundWriter(), []
+    writer, done = BackgroundWriter(Path("x")), []
     writer.submit(lambda: 1 / 0)
     writer.submit(lambda: done.append(1))
     with pytest.raises(ZeroDivisionError):
@@ -33,7 +34,7 @@ def test_an_error_is_raised_once_and_later_jobs_run():
 
 
 def test_the_time_is_over():
-    writer, go = BackgroundWriter(), threading.Event()
+    writer, go = BackgroundWriter(Path("x")), threading.Event()
     writer.submit(go.wait)
     with pytest.raises(CheckpointError, match=r"within 0\.01 s. Received: 1 unfinished"):
         writer.wait(0.01)
@@ -57,7 +58,7 @@ def job():
     threading.main_thread().join(0.5)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: print('all is there')).result(){after}
-writer = BackgroundWriter()
+writer = BackgroundWriter(None)
 writer.submit(job)
 sys.exit(42)
 """

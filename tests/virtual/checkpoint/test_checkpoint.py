@@ -344,6 +344,13 @@ def test_a_manager_waits_for_the_checkpoint_that_is_being_written(tmp_path):
         for _ in range(3):
             path = manager.save()
             assert manager.latest_checkpoint == path
+        newest = manager.save()
+        # Also one that another object of this program began.
+        assert latest_checkpoint(tmp_path) == newest
+        newest = manager.save()
+        other = CheckpointManager(Checkpoint(model=model), tmp_path)
+        assert other.latest_checkpoint == newest
+        assert manager.checkpoints[-1] == newest
 
 
 def test_reading_without_the_objects(tmp_path):
