@@ -29,6 +29,10 @@ class ReplicaEngine(Protocol):
     def replica_id(self) -> Any:
         """This replica's number: an int, or a traced int32 scalar."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether this replica has no rows, and others have: what it computes counts for nothing."""
+
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """Combine `tree` over the replicas; every replica gets the result."""
 
@@ -217,6 +221,8 @@ class ReplicaContext:
     def __init__(self, strategy: Any, engine: ReplicaEngine) -> None:
         self._strategy = strategy
         self._engine = engine
+        #: In `fit`: whether the loss was divided by the replicas, so that gradients are summed.
+        self.is_part = False
 
     @property
     def engine(self) -> ReplicaEngine:
@@ -318,6 +324,7 @@ class OneReplica:
 
     num_replicas = 1
     replica_id = 0
+    is_empty = False
 
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """The sum and the mean of one value are that value."""

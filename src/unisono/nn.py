@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from unisono._context import ReplicaContext, get_replica_context
 from unisono._errors import ContextError
+from unisono.training._losses import mark_local
 
 
 def compute_average_loss(
@@ -58,6 +59,26 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     replica = _replica("scale_regularization_loss")
     values = regularization_loss if isinstance(regularization_loss, list) else [regularization_loss]
     return sum((jnp.sum(v) for v in values), jnp.zeros(())) / replica.num_replicas_in_sync
+
+
+def local_rows(loss: Any) -> Any:
+    """Let a loss see the rows of one replica only, as tf.distribute has it, and return it.
+
+    A `keras.Loss`, or a function given to `compile`, in which rows meet is computed of all
+    replicas' rows, so that the numbers are those of one device. A contrastive loss marked by this
+    compares a replica's rows with each other alone: nothing is gathered, and the numbers depend
+    on the number of replicas.
+
+    Args:
+        loss: a `keras.Loss`, or a function of targets and predictions.
+
+    Returns:
+        The loss that was given.
+
+    >>> loss = local_rows(lambda y, p: (p @ p.T).mean())
+    """
+    mark_local(loss)
+    return loss
 
 
 def _replica(what: str) -> ReplicaContext:

@@ -64,6 +64,16 @@ class Call:
         """Whether the replicas get values of unequal shapes."""
         return Kind.RAGGED in self.kinds
 
+    def is_empty(self, replica: int) -> bool:
+        """Whether a replica gets arrays without rows where others get some.
+
+        Args:
+            replica: its number.
+        """
+        ragged = [part for kind, part in zip(self.kinds, self.parts, strict=True) if kind is Kind.RAGGED]
+        shapes = [part[replica].shape for part in ragged if len(part) > replica]
+        return bool(shapes) and all(shape[:1] == (0,) for shape in shapes)
+
     @property
     def signature(self) -> Hashable:
         """What a compiled step depends on: structure, shapes, types and static objects."""

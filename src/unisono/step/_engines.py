@@ -26,6 +26,9 @@ class SpmdEngine:
         cross_device_ops: how an all-reduce is done.
     """
 
+    #: Replicas of one program have equal numbers of rows.
+    is_empty = False
+
     def __init__(self, num_replicas: int, cross_device_ops: CrossDeviceOps) -> None:
         self.num_replicas = num_replicas
         self._ops = cross_device_ops
@@ -63,11 +66,15 @@ class TurnEngine:
     Args:
         frame: the execution of this replica.
         cross_device_ops: whose hooks reduce, where it has any.
+        is_empty: whether the replica has no rows, and others have.
     """
 
-    def __init__(self, frame: Frame, cross_device_ops: CrossDeviceOps | None = None) -> None:
+    def __init__(
+        self, frame: Frame, cross_device_ops: CrossDeviceOps | None = None, is_empty: bool = False
+    ) -> None:
         self._frame = frame
         self._ops = cross_device_ops
+        self.is_empty = is_empty
         self.replica_id = frame.index
         self.num_replicas = len(frame.run.program.bodies)
 

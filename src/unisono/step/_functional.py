@@ -183,11 +183,15 @@ class Replicated:
         self.scopes.extend(frame.scope for _, frame in outcomes)
         for scope in self.scopes:
             self._check(scope)
-        new = [
-            merge_in_turn(s.rule, [scope.state_mapping[id(s.variable)] for scope in self.scopes])
-            for s in slots
-            if s.written
-        ]
+        present = [not self.call.is_empty(i) for i in range(len(self.scopes))]
+        starts = [run.program.scopes[i]() for i in range(len(self.scopes))]
+        new = []
+        for slot in (s for s in slots if s.written):
+            # What a replica without rows wrote may be NaN, and counts for nothing.
+            kept = [there or slot.rule is Merge.SEED for there in present]
+            chosen = [e if k else s for e, s, k in zip(self.scopes, starts, kept, strict=True)]
+            copies = [scope.state_mapping[id(slot.variable)] for scope in chosen]
+            new.append(merge_in_turn(slot.rule, copies, present))
         return regroup([Output.parse(result) for result, _ in outcomes]), new
 
     def _check(self, scope: StateScope) -> None:
@@ -209,10 +213,8 @@ class Replicated:
             return lambda: StateScope(pairs, parent=self.parent)
 
         def context_of(frame: Frame) -> Context:
-            return Context(
-                self.strategy,
-                ReplicaContext(self.strategy, TurnEngine(frame, self.strategy.cross_device_ops)),
-            )
+            engine = TurnEngine(frame, self.strategy.cross_device_ops, self.call.is_empty(frame.index))
+            return Context(self.strategy, ReplicaContext(self.strategy, engine))
 
         replicas = range(self.strategy.num_replicas_in_sync)
         return Program(

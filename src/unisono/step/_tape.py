@@ -299,4 +299,5 @@ def _rebound(replica: ReplicaContext, frame: Frame) -> ReplicaContext:
     """The same replica, for the frame of a nested program."""
     if not isinstance(replica.engine, TurnEngine):
         return replica
-    return ReplicaContext(replica.strategy, TurnEngine(frame, replica.strategy.cross_device_ops))
+    engine = TurnEngine(frame, replica.strategy.cross_device_ops, replica.engine.is_empty)
+    return ReplicaContext(replica.strategy, engine)

@@ -149,20 +149,23 @@ def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> l
     return merged
 
 
-def merge_in_turn(rule: Merge, copies: list[Any]) -> Any:
+def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:
     """Return the value between steps from all replicas' copies, where one program holds them all.
 
     Args:
         rule: the variable's rule.
         copies: an array for each replica; the result of `STACK` has them as rows.
+        present: for each replica, whether it had rows; the copies of others are as they were.
     """
     if rule is Merge.STACK:
         return jnp.stack(copies)
     if rule is Merge.SUM:
         return sum(copies[1:], copies[0])
+    counted = [c for c, there in zip(copies, present, strict=True) if there] or copies
     if rule is Merge.MEAN:
-        return (sum(copies[1:], copies[0]) / len(copies)).astype(copies[0].dtype)
-    return copies[0]
+        return (sum(counted[1:], counted[0]) / len(counted)).astype(copies[0].dtype)
+    # The random stream of a variable is the first replica's, with rows or without.
+    return copies[0] if rule is Merge.SEED else counted[0]
 
 
 def kind_of(variable: Any) -> VariableKind:

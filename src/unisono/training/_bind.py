@@ -32,7 +32,7 @@ import jax
 import keras
 
 from unisono._backend import wants_fast_pooling
-from unisono._context import STRATEGY_MARK, Context, check_holder, current, entered
+from unisono._context import STRATEGY_MARK, Context, OneReplica, check_holder, current, entered
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
 from unisono._pooling import install_fast_pooling
@@ -40,6 +40,7 @@ from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
+from unisono.training._added import added_losses
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._apart import check_fit
 from unisono.training._companion import accompanied, has_companions
@@ -54,8 +55,10 @@ from unisono.training._holders import (
 from unisono.training._inputs import data_needed, keras_arguments
 from unisono.training._keeping import taken_state, weights_kept
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
+from unisono.training._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
+from unisono.training._rows import first_rows, gather_rows
 from unisono.training._saving import written_once
-from unisono.training._step import Task, gather_rows
+from unisono.training._step import Task
 
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _installed = False
@@ -99,7 +102,7 @@ def install() -> None:
     _wrap(keras.Optimizer, "apply_gradients", _apply_gradients)
     for optimizer in (keras.Optimizer, keras.optimizers.LossScaleOptimizer):
         _wrap(optimizer, "stateless_apply", _stateless_apply)
-    _wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+        _wrap(optimizer, "scale_loss", _scale_loss)
     _wrap(keras.Optimizer, "apply", _apply)
     _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_loss_scale)
     _wrap(keras.layers.BatchNormalization, "__init__", _batch_normalization_init)
@@ -272,7 +275,8 @@ def _all_rows(context: Context | None, *trees: Any) -> list[Any] | None:
     """The true rows of all replicas, for a padded batch."""
     if context is None or context.true_rows is None or context.replica is None:
         return None
-    return [gather_rows(tree, context.replica.engine, context.true_rows) for tree in trees]
+    engine = context.replica.engine
+    return [first_rows(gather_rows(tree, engine), context.true_rows) for tree in trees]
 
 
 def _compute_loss(
@@ -286,6 +290,8 @@ def _compute_loss(
 ) -> Any:
     context = _replica_context()
     rows = _all_rows(context, y, y_pred, sample_weight)
+    if context is not None and rows is None and context.means and self.losses:
+        self._losses_override = added_losses(self, x, training, context) or self._losses_override
     if rows is None or context is None:
         return original(self, x, y, y_pred, sample_weight, training)
     with entered(None):
@@ -295,11 +301,21 @@ def _compute_loss(
 def _compute_metrics(
     original: Callable[..., Any], self: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    rows = _all_rows(_replica_context(), y, y_pred, sample_weight)
-    if rows is None:
+    context = _replica_context()
+    if (rows := _all_rows(context, y, y_pred, sample_weight)) is not None:
+        with entered(None):
+            return original(self, x, *rows)
+    if context is None or not context.means or context.replica is None or _is_alone(context):
         return original(self, x, y, y_pred, sample_weight)
-    with entered(None):
-        return original(self, x, *rows)
+    metrics, given = compiled_metrics(self), (y, y_pred, sample_weight)
+    update = functools.partial(original, self, x)
+    if metrics_add_up(update, metrics, given, context):
+        return update(*given)
+    return update_with_all_rows(update, metrics, given, context.replica)
+
+
+def _is_alone(context: Context) -> bool:
+    return context.replica is None or context.replica.num_replicas_in_sync == 1
 
 
 def _stateless_result(original: Callable[..., Any], self: Any, metric_variables: Any) -> Any:
@@ -322,10 +338,10 @@ def _mean_update_state(
     So the mean over steps gives a step that was split the weight of one that ran whole.
     """
     context = _replica_context()
-    if context is not None and context.replica is not None and context.means and sample_weight is None:
-        replicas = context.replica.num_replicas_in_sync
-        if replicas > 1 and keras.ops.ndim(values) == 0:
-            sample_weight = 1 / replicas
+    replica = context.replica if context is not None and context.means else None
+    is_part = replica is not None and not isinstance(replica.engine, OneReplica) and sample_weight is None
+    if is_part and replica is not None and keras.ops.ndim(values) == 0:
+        sample_weight = 1 / replica.num_replicas_in_sync
     return original(self, values, sample_weight)
 
 
@@ -365,9 +381,9 @@ def _stateless_apply(
     context = _must_aggregate()
     if context is None:
         return original(self, optimizer_variables, grads, trainable_variables)
-    if isinstance(self, keras.optimizers.LossScaleOptimizer):
+    if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
         context = dataclasses.replace(context, means=False)
-    grads = aggregate_gradients(list(grads), context)
+    grads = aggregate_gradients(list(grads), self._trainable_variables, context)
     with _aggregated():
         return original(self, optimizer_variables, grads, trainable_variables)
 
@@ -376,12 +392,16 @@ def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     """Scale a replica's loss so that its gradients are summed, also in `fit`.
 
     A mean of losses would make half-precision gradients larger by the number of replicas than on
-    one device, so that they overflow at a smaller scale.
+    one device, so that they overflow at a smaller scale, and float8 would note larger values.
     """
     context = _replica_context()
     scaled = original(self, loss)
     if context is None or context.replica is None or not context.means:
         return scaled
+    if not isinstance(self, keras.optimizers.LossScaleOptimizer):
+        if not any(v.overwrite_with_gradient for v in self._trainable_variables):
+            return scaled
+        context.replica.is_part = True
     return scaled / context.replica.num_replicas_in_sync
 
 
@@ -389,7 +409,8 @@ def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variab
     context = _must_aggregate()
     if context is None:
         return original(self, grads, trainable_variables)
-    grads = aggregate_gradients(list(grads), context)
+    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    grads = aggregate_gradients(list(grads), variables, context)
     with _aggregated():
         return original(self, grads, trainable_variables)
 
@@ -401,9 +422,10 @@ def _apply_loss_scale(
     if current_frame() is None:
         return original(self, grads, trainable_variables)
     context = _must_aggregate()
-    grads = list(grads) if context is None else aggregate_gradients(list(grads), context)
+    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    grads = list(grads) if context is None else aggregate_gradients(list(grads), variables, context)
     if not self.built:
-        self.build(list(trainable_variables))
+        self.build(variables)
     wanted = list(self._trainable_variables)
     given = {id(v): g for v, g in zip(trainable_variables or wanted, grads, strict=True)}
     with _aggregated(synced=context is not None):

@@ -30,7 +30,7 @@ from unisono.training._clock import StepClock
 from unisono.training._keeping import hold_state, release_state
 from unisono.training._loops import is_slow_in_loop
 from unisono.training._placing import BatchPlacer, GroupPlacer
-from unisono.training._rows import depends_on_batch, pad_rows
+from unisono.training._rows import depends_on_batch, one_batch_size, pad_rows
 from unisono.training._step import State, Task, TrainerStep, variables_of
 
 _LOG = logging.getLogger("unisono")
@@ -105,6 +105,7 @@ class TrainerFunction:
         self._number, self._count = next(_NUMBERS), 0
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
+        self._is_fixed = False
         self._groups: dict[Any, GroupPlacer] = {}
         #: Whether several steps may run in one program; None until the first program is traced.
         self._may_loop: bool | None = None
@@ -266,7 +267,9 @@ class TrainerFunction:
     def _mode(self, rows: int) -> Mode:
         replicas = self._strategy.num_replicas_in_sync
         if self._usual_rows is None:
-            self._usual_rows = rows
+            self._usual_rows, self._is_fixed = rows, replicas > 1 and self._has_one_size()
+        if self._is_fixed:
+            return Mode.WHOLE
         if rows % replicas == 0 and rows > 0:
             return Mode.SPLIT
         if rows != self._usual_rows or rows < replicas:
@@ -274,6 +277,16 @@ class TrainerFunction:
         if self._can_pad is None:
             self._can_pad = self._decide_padding(rows, replicas)
         return Mode.PADDED if self._can_pad else Mode.WHOLE
+
+    def _has_one_size(self) -> bool:
+        reason = one_batch_size(self._model)
+        if reason:
+            _LOG.warning(
+                "A batch cannot be split over %d replicas, because %s: every replica computes all rows, "
+                "which is exact but no faster than one device.",
+                self._strategy.num_replicas_in_sync, reason,
+            )  # fmt: skip
+        return reason is not None
 
     def _decide_padding(self, rows: int, replicas: int) -> bool:
         reason = depends_on_batch(self._model)

@@ -30,6 +30,8 @@ class DeafEngine:
         engine: how the replica is executed.
     """
 
+    is_empty = False
+
     def __init__(self, engine: ReplicaEngine) -> None:
         self._engine = engine
         self.num_replicas = engine.num_replicas
@@ -73,6 +75,8 @@ class JoiningEngine:
         engine: how the replica is executed.
         passengers: arrays to be summed.
     """
+
+    is_empty = False
 
     def __init__(self, engine: ReplicaEngine, passengers: list[Any]) -> None:
         self._engine = engine

@@ -17,6 +17,7 @@ from unisono._values import ReduceOp
 from unisono.step._engines import SpmdEngine
 from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_rule
 from unisono.training._joined import DeafEngine, JoiningEngine, NotAloneError, are_sums, can_join
+from unisono.training._rows import first_rows, gather_rows
 
 State = tuple[Sequence[Any], ...]
 
@@ -124,7 +125,7 @@ class TrainerStep:
             logs, new = self.one_device(local, batch)
         merged = _merge_state(rules, local, new, engine)
         if self.task is Task.PREDICT:
-            return gather_rows(logs, engine, true_rows), merged
+            return first_rows(gather_rows(logs, engine), true_rows), merged
         merged = self._recount_loss(local, merged, true_rows, rows)
         return self._merged_logs(logs, merged, engine), merged
 
@@ -201,31 +202,3 @@ def variables_of(model: Any, task: Task) -> tuple[list[Any], ...]:
         "metrics": lambda: model.metrics_variables,
     }
     return tuple(list(every[name]()) for name in task.value)
-
-
-def gather_rows(tree: Any, engine: ReplicaEngine, true_rows: int) -> Any:
-    """Return the true rows of all replicas, in order, on every replica.
-
-    The derivative of a loss of them by this replica's rows is this replica's part, times the
-    number of replicas, because `fit` averages gradients.
-    """
-    return jax.tree.map(lambda x: _gathered(x, engine)[:true_rows], tree)
-
-
-def _gathered(x: Any, engine: ReplicaEngine) -> Any:
-    rows, replicas = x.shape[0], engine.num_replicas
-
-    @jax.custom_vjp
-    def gather(x: Any) -> Any:
-        return engine.all_gather(x, 0)
-
-    def forward(x: Any) -> tuple[Any, None]:
-        return gather(x), None
-
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        # Every replica computes the same loss, so the cotangent is at hand: no communication.
-        own = jax.lax.dynamic_slice_in_dim(cotangent, engine.replica_id * rows, rows)
-        return (own * replicas,)
-
-    gather.defvjp(forward, backward)
-    return gather(x)

@@ -113,13 +113,15 @@ def test_truth_values_keep_their_type():
     [(Merge.SUM, 6), (Merge.MEAN, 2), (Merge.FIRST, 1), (Merge.KEEP, 1), (Merge.SEED, 1)],
 )
 def test_one_program_that_holds_all_copies(rule, expected):
-    merged = merge_in_turn(rule, [jnp.array(1.0), jnp.array(2.0), jnp.array(3.0)])
+    merged = merge_in_turn(rule, [jnp.array(1.0), jnp.array(2.0), jnp.array(3.0)], [True] * 3)
     assert float(merged) == expected
     assert merged.dtype == jnp.float32
 
 
 def test_one_program_stacks_what_stays_apart():
-    np.testing.assert_array_equal(merge_in_turn(Merge.STACK, [jnp.array(1), jnp.array(2)]), [1, 2])
+    np.testing.assert_array_equal(
+        merge_in_turn(Merge.STACK, [jnp.array(1), jnp.array(2)], [True] * 2), [1, 2]
+    )
 
 
 @pytest.mark.parametrize(("aggregation", "read"), [(A.SUM, 6), (A.MEAN, 3), (A.ONLY_FIRST_REPLICA, 2)])
@@ -141,3 +143,10 @@ def test_an_assignment_reads_back(aggregation, value):
 def test_without_an_aggregation_the_error_names_the_variable(call):
     with pytest.raises(InvalidArgumentError, match="Received: v with aggregation NONE"):
         call()
+
+
+def test_a_replica_without_rows_has_no_part_in_a_mean():
+    copies = [jnp.array(1.0), jnp.array(3.0), jnp.array(np.nan)]
+    assert float(merge_in_turn(Merge.MEAN, copies, [True, True, False])) == 2.0
+    assert float(merge_in_turn(Merge.FIRST, copies[::-1], [False, True, True])) == 3.0
+    assert float(merge_in_turn(Merge.KEEP, copies[::-1], [False, True, True])) == 3.0

@@ -1,0 +1,93 @@
+"""What is known of a value of a traced function, and one operation in two traces. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Not of the rows: equal in both traces but for a power of the number of rows.
+
+    Along an axis that counts rows all entries are equal. `known` are both traces' values: small
+    arrays, or a scalar that fills an array of any shape.
+    """
+
+    power: int = 0
+    known: tuple[np.ndarray, np.ndarray] | None = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """Along `axis`, whose size is a multiple of the rows, entries depend on their own row alone."""
+
+    axis: int
+    power: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """A sum over all rows, times a power of their number."""
+
+    power: int = 0
+
+
+class Mixed:
+    """Anything."""
+
+
+RowState = Fixed | Apart | Total | Mixed
+MIXED = Mixed()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation in both traces."""
+
+    eqn: Any
+    other: Any
+    ratio: Fraction
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The operation's parameters, in the first trace."""
+        return dict(self.eqn.params)
+
+    def same(self, *names: str) -> bool:
+        """Whether these parameters are equal in both traces."""
+        return all(self.eqn.params[n] == self.other.params[n] for n in names)
+
+    def shape(self, number: int = 0) -> tuple[int, ...]:
+        """The shape of an operand, in the first trace."""
+        return tuple(self.eqn.invars[number].aval.shape)
+
+    def out_shape(self, number: int = 0) -> tuple[int, ...]:
+        """The shape of a result, in the first trace."""
+        return tuple(self.eqn.outvars[number].aval.shape)
+
+    def counting(self, number: int = 0) -> set[int]:
+        """The axes of an operand that count rows."""
+        return _counting(self.eqn.invars[number].aval.shape, self.other.invars[number].aval.shape)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no operand and no result has an axis that counts rows."""
+        mine, theirs = (
+            [v.aval.shape for v in (*e.invars, *e.outvars) if hasattr(v.aval, "shape")]
+            for e in (self.eqn, self.other)
+        )
+        return mine == theirs
+
+
+def _counting(few: Sequence[int], many: Sequence[int]) -> set[int]:
+    return {i for i, (a, b) in enumerate(zip(few, many, strict=True)) if a != b}
+
+
+def is_fill(state: RowState) -> bool:
+    """Whether a state is that of an array filled with one known number."""
+    return isinstance(state, Fixed) and state.known is not None and np.ndim(state.known[0]) == 0
