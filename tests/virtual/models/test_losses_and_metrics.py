@@ -107,10 +107,11 @@ class Largest(keras.metrics.Metric):
         self.value = self.add_variable(shape=(), initializer="zeros", name="value")
 
     def update_state(self, y, p, sample_weight=None):
-        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y - p))))
+        largest = ops.max(ops.abs(y - p))
+        self.value.assign(ops.maximum(self.value.value, largest))
 
     def result(self):
-        return self.value
+        return ops.convert_to_tensor(self.value)
 
 
 def arguments(name):
@@ -138,15 +139,15 @@ USERS_METRICS = {
 
 def with_metrics(metrics):
     sparse = [n for n in metrics if n.startswith("Sparse")]
-    outputs = ["dense", "sparse"]
+    outputs = ["hot", "sparse"]
 
     def compiled():
-        made = {n: m(**arguments(n)) for n, m in metrics.items()}
+        made = {n: m(name=n, **arguments(n)) if m in METRICS.values() else m() for n, m in metrics.items()}
         each = {
-            "dense": [m for n, m in made.items() if n not in sparse],
+            "hot": [m for n, m in made.items() if n not in sparse],
             "sparse": [made[n] for n in sparse],
         }
-        loss = {"dense": "mse", "sparse": "sparse_categorical_crossentropy"}
+        loss = {"hot": "mse", "sparse": "sparse_categorical_crossentropy"}
         return {"optimizer": keras.optimizers.SGD(0.02), "loss": loss, "metrics": each}
 
     data = lambda rows: (numbers(rows, 6), targets(rows, ["sparse"], outputs))  # noqa: E731
