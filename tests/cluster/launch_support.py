@@ -101,9 +101,12 @@ def launched(root, script, *flags, args=()):
     (root / "train.py").write_text(WHO + script)
     command = [sys.executable, "-m", "unisono.cli", "launch", "--log-dir", str(root / "logs"), *flags]
     with (root / "out").open("w") as out, (root / "err").open("w") as err:
+        # In the background of a shell it is ignored, and the launcher would leave it so.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
             [*command, str(root / "train.py"), *args], stdout=out, stderr=err, start_new_session=True
         )
+        signal.signal(signal.SIGINT, before)
     run = Launched(process, root)
     try:
         yield run

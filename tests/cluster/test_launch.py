@@ -123,6 +123,63 @@ def test_a_module_runs_as_with_python_m(tmp_path):
     assert done.stdout == "[worker:0] __main__ package ['--x']\n"
 
 
+AS_WITH_PYTHON = """
+import atexit, shutil, threading
+import __main__
+assert __main__.__file__ == __file__ == sys.argv[0], __file__
+value = 3
+def late():
+    threading.main_thread().join()
+    import __main__
+    os.write(1, f"late {__main__.value}\\n".encode())
+threading.Thread(target=late).start()
+if os.fork() == 0:
+    raise ValueError("of the child")
+atexit.register(lambda: os.write(1, f"exit {sys.modules['__main__'].value} {sys.argv[1:]}\\n".encode()))
+print("child", os.waitstatus_to_exitcode(os.wait()[1]), repr(sys.stdin.read()), flush=True)
+sys.stdout.buffer.write(b"\\xff\\n")
+shutil.rmtree(os.getcwd())
+sys.stdout.close()
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_program_runs_as_with_python(tmp_path, module):
+    folder = tmp_path / "a b [1] *\u00e9"
+    folder.mkdir()
+    name = "train" if module else "tr ain [2].py"
+    (folder / ("train.py" if module else name)).write_text(WHO + AS_WITH_PYTHON)
+    what = ["-m", name] if module else [str(folder / name)]
+    done = cli("launch", "--log-dir", str(tmp_path / "[l] *"), *what, "x y", "[z]", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.removeprefix("[worker:0] ") for line in done.stdout.splitlines()]
+    assert "ValueError: of the child" in lines
+    shown = ["child 1 ''", "\ufffd", "late 3", "exit 3 ['x y', '[z]']"]
+    assert [line for line in lines if line in shown] == shown, done.stdout
+
+
+def test_a_held_terminal_holds_nothing_else(tmp_path):
+    script = """
+print("x" * 1_000_000, flush=True)
+if generation == 0:
+    sys.exit(7)
+"""
+    (tmp_path / "train.py").write_text(WHO + script)
+    logs = tmp_path / "logs"
+    command = [sys.executable, "-m", "unisono.cli", "launch", "--max-restarts", "1", "--spares", "0"]
+    with subprocess.Popen(
+        [*command, "--log-dir", str(logs), str(tmp_path / "train.py")], stdout=subprocess.PIPE
+    ) as run:
+        history = logs / "history.jsonl"
+        # Nobody reads what the first generation has printed.
+        until(
+            lambda: history.exists() and '"quit"' in history.read_text(), "the end of the second generation"
+        )
+        out = run.stdout.read().decode()
+    assert run.returncode == 0
+    assert out.count("x") == 2_000_000
+
+
 def test_tasks_that_hang_are_killed_after_the_grace(tmp_path):
     script = """
 if me == "worker:1":

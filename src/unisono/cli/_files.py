@@ -174,6 +174,7 @@ class Tail:
     def __init__(self, path: Path, start: int) -> None:
         self._path, self._position = path, start
         self._file: io.BufferedReader | None = None
+        self._opened()
         # A character may be cut between two readings.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

@@ -53,23 +53,29 @@ def marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
     return found
 
 
-def sweep(mark: str, spared: Collection[int] = ()) -> None:
+def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
     """Kill all marked processes, and those that they start meanwhile.
 
     Args:
         mark: as in `marked`.
         spared: numbers of processes that stay.
+
+    Returns:
+        The processes that were there.
     """
+    found: set[int] = set()
     deadline = time.monotonic() + _HUNT
     while left := marked(mark) - {*spared, os.getpid()}:
+        found |= left
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:  # it has ended, or has become another user's
                 continue
         if time.monotonic() > deadline:
-            return
+            break
         time.sleep(0.01)
+    return found
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.cli._options import Options, Program
 from unisono.cli._plan import Place, Plan, base_environment, make_plan, shell_lines, start_up_block, tasks_of
 from unisono.cli._processes import free_ports
-from unisono.cli._screen import Screen
+from unisono.cli._screen import BackgroundScreen, Screen
 from unisono.cli._supervisor import Launch, Outcome, Supervisor
 from unisono.cluster._spec import Task
 
@@ -31,8 +31,8 @@ def run_program(options: Options, program: Program, log_dir: Path | None) -> int
     check_program(program)
     place = make_place(log_dir)
     base = base_environment(environ(), options, _count(options), cores(), place)
-    screen = Screen(sys.stderr, sys.stdout)
-    with stop_signals() as asked:
+    screen = BackgroundScreen(Screen(sys.stderr, sys.stdout))
+    with closing(screen), stop_signals() as asked:
         outcome = Supervisor(
             Launch(
                 options,
@@ -45,9 +45,9 @@ def run_program(options: Options, program: Program, log_dir: Path | None) -> int
                 visible_gpus(environ()),
             )
         ).run()
-    text = report(outcome)
-    if text:
-        screen.say(text)
+        text = report(outcome)
+        if text:
+            screen.say(text)
     return outcome.code
 
 
@@ -68,7 +68,8 @@ def check_program(program: Program) -> None:
     Raises:
         InvalidArgumentError: when it is not.
     """
-    if not program.is_module and not Path(program.target).is_file():
+    path = Path(program.target)
+    if not program.is_module and not path.is_file() and not (path / "__main__.py").is_file():
         raise InvalidArgumentError(
             f"The script must be a file. Received: {program.target!r}. "
             "Write `unisono launch -n 2 train.py`, or `unisono launch -n 2 -m package.module`."
@@ -135,13 +136,17 @@ def job_of(plan: Plan, task: Task, program: Program) -> dict[str, Any]:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Yield the signals by which this process was asked to stop, instead of stopping."""
+    """Yield the signals by which this process was asked to stop, instead of stopping.
+
+    What is ignored stays so: `nohup` and background jobs of shells want that.
+    """
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in every if signal.getsignal(number) != signal.SIG_IGN]
     before: Mapping[int, Any] = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 
 from unisono._errors import InvalidArgumentError
 
@@ -31,7 +32,7 @@ class Program:
     @property
     def text(self) -> str:
         """The program as it is written behind `python`."""
-        return " ".join([*(["-m"] if self.is_module else []), self.target, *self.args])
+        return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.args])
 
 
 @dataclasses.dataclass(frozen=True)

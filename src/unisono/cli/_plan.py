@@ -249,7 +249,9 @@ def start_up_block(plan: Plan, base: Mapping[str, str], program: Program) -> str
         own = own or (f"GPU {gpus}" if gpus else "")
         shown = "shown here" if task == plan.shown else ""
         rows.append([str(task), address, own, plan.place.log(task).name, shown])
-    head = f"unisono: {len(plan.tasks)} tasks run {program.text}"
+    count = len(plan.tasks)
+    head = f"unisono: {count} tasks run" if count > 1 else "unisono: 1 task runs"
+    head = f"{head} {program.text}"
     threads = base.get("OMP_NUM_THREADS", "?")
     foot = [
         f"  threads per task: {threads}; logs and history: {plan.place.root}",

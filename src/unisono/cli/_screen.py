@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
+import threading
 import time
-from typing import TextIO
+from collections.abc import Callable
+from typing import Protocol, TextIO
 
 from unisono.cli._files import Tail
 from unisono.cli._lines import Lines, cut, plain, width_of
 from unisono.cluster._spec import Task
 
+#: Seconds between two looks at what the chief has printed.
+_LOOK = 0.05
 #: Columns of a terminal that does not say how many it has.
 _COLUMNS = 80
 #: Seconds after which a line that is not complete is shown where lines cannot be rewritten.
 _PATIENCE = 30.0
+
+
+class Shows(Protocol):
+    """What a supervisor needs to show what happens."""
+
+    def follow(self, task: Task, tail: Tail) -> None:
+        """Show what this task prints from now on."""
+
+    def flush(self) -> bool:
+        """Show what the task has printed since."""
+
+    def finish(self) -> None:
+        """Show all that the task has printed: it has ended."""
+
+    def say(self, text: str) -> None:
+        """Show a line of the launcher's."""
 
 
 class Screen:
@@ -44,12 +65,8 @@ class Screen:
         self.finish()
         self._tail, self._prefix = tail, f"[{task}] "
 
-    def flush(self) -> None:
-        """Show what the task has printed since, or the next part of much."""
-        self._show()
-
-    def _show(self) -> bool:
-        """Show the next part; return whether there was one."""
+    def flush(self) -> bool:
+        """Show what the task has printed since, or the next part of much; return whether there was any."""
         if self._tail is None:
             return False
         text = self._tail.read()
@@ -65,7 +82,7 @@ class Screen:
         """Show all that the task has printed: it has ended."""
         # A process that has escaped may print on.
         parts = 0 if self._tail is None else self._tail.parts_left()
-        while parts > 0 and self._show():
+        while parts > 0 and self.flush():
             parts -= 1
         self._put(self._lines.end())
         self._release()
@@ -119,6 +136,53 @@ class Screen:
             self._release()
             if stream is sys.stdout:
                 sys.stdout = None  # or Python complains at the end
+
+
+class BackgroundScreen:
+    """A screen with a thread: a terminal that is held (Ctrl-S, `| less`) does not hold the launcher.
+
+    Args:
+        screen: which only the thread uses from now on.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
+        self._thread.start()
+
+    def follow(self, task: Task, tail: Tail) -> None:
+        """Show what this task prints from now on."""
+        self._calls.put(lambda: self._screen.follow(task, tail))
+
+    def flush(self) -> bool:
+        """Do nothing: the thread looks by itself."""
+        return False
+
+    def finish(self) -> None:
+        """Show all that the task has printed, after what was asked for before."""
+        self._calls.put(self._screen.finish)
+
+    def say(self, text: str) -> None:
+        """Show a line of the launcher's, after what was asked for before."""
+        self._calls.put(lambda: self._screen.say(text))
+
+    def close(self) -> None:
+        """Wait until all is shown."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        pause = 0.0
+        while True:
+            try:
+                call = self._calls.get(timeout=pause)
+            except queue.Empty:
+                pause = 0.0 if self._screen.flush() else _LOOK
+                continue
+            if call is None:
+                return
+            call()
 
 
 def _writable(text: str, stream: TextIO) -> str:

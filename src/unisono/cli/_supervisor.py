@@ -21,7 +21,7 @@ from unisono.cli._options import Options
 from unisono.cli._plan import MARK, Place, Plan, make_plan, tasks_of
 from unisono.cli._processes import Guard, Process, Spares, free_ports
 from unisono.cli._progress import ActiveClock, Sight
-from unisono.cli._screen import Screen
+from unisono.cli._screen import Shows
 from unisono.cluster._spec import Task
 
 #: How long the supervisor sleeps when no process ends, in seconds.
@@ -54,7 +54,7 @@ class Launch:
     place: Place
     environ: Mapping[str, str]
     job: Callable[[Plan, Task], dict[str, Any]]
-    screen: Screen
+    screen: Shows
     asked: Callable[[], tuple[int, ...]] = tuple
     describe: Callable[[Plan], str] = dataclasses.field(default=lambda plan: "")
     gpus: tuple[str, ...] = ()
@@ -174,8 +174,13 @@ class Supervisor:
             ending = self._watch(tasks)
         finally:
             tasks.kill()
-            sweep(self._launch.environ[MARK], self._spares.pids())
+            left = sweep(self._launch.environ[MARK], self._spares.pids())
             screen.finish()
+        if left:
+            numbers = " ".join(map(str, sorted(left)))
+            self._history.write("swept", detail=numbers)
+            if ending.reason is decide.Reason.DONE:
+                screen.say(f"unisono: ended what tasks had left behind: processes {numbers}")
         return self._next(tasks, ending)
 
     def _watch(self, tasks: Tasks) -> decide.Ending:

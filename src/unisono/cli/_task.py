@@ -7,10 +7,12 @@ which task it is. The file runs by itself: it imports nothing of Unisono before 
 from __future__ import annotations
 
 import base64
+import builtins
 import contextlib
 import ctypes
 import errno
 import faulthandler
+import importlib.machinery
 import importlib.util
 import io
 import json
@@ -21,8 +23,9 @@ import sys
 import threading
 import time
 import traceback
+import zipfile
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -173,21 +176,28 @@ def _forgiving(stream: Any) -> io.TextIOWrapper:
 
 def _first_path(job: dict[str, Any]) -> str:
     """As `python script.py` and `python -m module` have it."""
-    return os.path.dirname(os.path.realpath(job["target"])) if job["kind"] == "script" else os.getcwd()
+    if job["kind"] == "script":
+        return str(Path(os.path.realpath(job["target"])).parent)
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed; this is Python's name for it
+        return ""
 
 
 def run(job: dict[str, Any]) -> None:
     """Run the task's program; its exception goes to the log as usual, and then to the launcher.
 
-    In this order: who hears of it ends all tasks, this one among them.
+    In this order: the launcher then ends all tasks, this one among them. An exception in a process that the
+    program has forked is that process' own.
     """
+    own = os.getpid()
     try:
         if job["kind"] == "call":
             _call(Path(job["target"]), Path(job["result"]))
         elif job["kind"] == "module":
-            runpy.run_module(job["target"], run_name="__main__", alter_sys=True)
+            _run_module(job["target"])
         else:
-            runpy.run_path(job["target"], run_name="__main__")
+            _run_script(job["target"])
         _warn_alone()
     except SystemExit as error:
         at, code = time.time(), exit_code(error)
@@ -196,7 +206,7 @@ def run(job: dict[str, Any]) -> None:
             print(error.code, file=sys.stderr, flush=True)
         if code == 0:
             _warn_alone()
-        if code not in (0, _RESTART_WANTED):
+        if code not in (0, _RESTART_WANTED) and os.getpid() == own:
             summary = f"failed with exit code {code}"
             _write(Path(job["error"]), at, {"code": code, "summary": summary, "traceback": ""})
         sys.exit(code)
@@ -206,8 +216,43 @@ def run(job: dict[str, Any]) -> None:
         try:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
-            _report(error, Path(job["error"]), at, pickled=job["kind"] == "call")
+            if os.getpid() == own:
+                _report(error, Path(job["error"]), at, pickled=job["kind"] == "call")
         sys.exit(1)
+
+
+def _run_script(path: str) -> None:
+    """Run a script, or a directory or an archive with a `__main__`, as `python path` does."""
+    if os.path.isdir(path) or path.endswith(".pyc") or zipfile.is_zipfile(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    with io.open_code(os.path.abspath(path)) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    _execute(code, {"__file__": path, "__loader__": importlib.machinery.SourceFileLoader("__main__", path)})
+
+
+def _run_module(name: str) -> None:
+    """Run a module as `python -m name` does."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    loader: Any = None if spec is None else spec.loader
+    code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise ImportError(
+            f"No module named {name}, or it cannot be run: a package needs a __main__.", name=name
+        )
+    sys.argv[0] = spec.origin or name
+    names = {"__file__": spec.origin, "__cached__": spec.cached, "__package__": spec.parent}
+    _execute(code, {**names, "__loader__": loader, "__spec__": spec})
+
+
+def _execute(code: CodeType, names: dict[str, Any]) -> None:
+    """Run the program's code as `__main__`; with `runpy`, its threads and exit handlers lose that module."""
+    main = ModuleType("__main__")
+    main.__dict__.update({"__builtins__": builtins, **names})
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
 
 
 def _warn_alone() -> None:
@@ -253,28 +298,30 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
-def last_line(error: Exception) -> str:
-    """Return the end of an error's text, without the notes that were added to it.
-
-    >>> error = ValueError("no data")
-    >>> error.add_note("See the documentation.")
-    >>> last_line(error)
-    'ValueError: no data'
-    """
-    told = traceback.TracebackException.from_exception(error)
-    told.__notes__ = []
-    return "".join(told.format_exception_only()).strip().splitlines()[-1]
-
-
 def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
     record: dict[str, Any] = {
         "code": 1,
-        "summary": "failed: " + last_line(error),
+        "summary": "failed: " + _first_line(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
     if pickled:
         record["pickle"] = _pickled(error)
     _write(path, at, record)
+
+
+def _first_line(error: Exception) -> str:
+    r"""Return an exception's type and the first line of what it says, without the notes that were added.
+
+    >>> error = ValueError("a\nb")
+    >>> error.add_note("See the documentation.")
+    >>> _first_line(error), _first_line(ValueError())
+    ('ValueError: a', 'ValueError')
+    """
+    texts = traceback.format_exception_only(error)
+    name = type(error).__name__
+    # A syntax error shows its line first; notes follow.
+    text = next((text for text in texts if name in text.partition(":")[0]), texts[-1])
+    return (text.strip().splitlines() or [name])[0].rstrip(" :")
 
 
 def _write(path: Path, at: float, record: dict[str, Any]) -> None:
