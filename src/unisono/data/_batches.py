@@ -73,7 +73,7 @@ def _fits(array: Any) -> bool:
     if is_kept or isinstance(array, jax.Array) or not np.size(array):
         return True
     narrow = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
-    return bool(np.max(array) <= narrow.max and np.min(array) >= narrow.min)
+    return bool(array.max() <= narrow.max and array.min() >= narrow.min)
 
 
 def _unusable(name: str, array: np.ndarray, kind: str) -> Exception:

@@ -90,6 +90,28 @@ class Source(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Held(Indexed):
+    """Elements in memory.
+
+    Args:
+        elements: At least one.
+    """
+
+    elements: Sequence[Element]
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.elements)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.spec_of(self.elements[0])
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [self.elements[position] for position in positions.tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Stored(Indexed):
     """The elements of a file that `save` wrote: first their spec, then themselves."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono.data import _build, _functions, _structure
-from unisono.data._indexed import Source
+from unisono.data._indexed import Held
 from unisono.data._padding import padded_spec
 from unisono.data._passing import Counted, IgnoreErrors, Scan, TakeWhile, Unique
 from unisono.data._plan import Indexed, Node
@@ -100,7 +100,7 @@ class FurtherTransforms(Transforms):
         size_of = window_size_func or (lambda key: window_size)
 
         def reduced(key: int, elements: list[Element]) -> Node:
-            made = reduce_func(np.int64(key), self.derived(Source(lambda: elements)))
+            made = reduce_func(np.int64(key), self.derived(Held(elements)))
             return node_of(made, "group_by_window's function")
 
         def checked_size(key: int) -> int:
@@ -161,7 +161,7 @@ class FurtherTransforms(Transforms):
             return bucket
 
         def batched(bucket: int, elements: list[Element]) -> Node:
-            source = Source(lambda: elements)
+            source = Held(elements)
             if no_padding:
                 return _build.batched(source, sizes[bucket], drop_remainder)
             shapes = padded_shapes

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono.data._structure import Element, Path, TensorSpec, combine, name_of, rebuild
+from unisono.data._structure import (
+    Element,
+    Path,
+    TensorSpec,
+    check_no_dataset,
+    combine,
+    name_of,
+    rebuild,
+)
 
 
 def pad(elements: Sequence[Element], shapes: Element = None, values: Element = None) -> Element:
@@ -77,6 +85,7 @@ def _at(nested: Element, path: Path) -> Any:
 
 
 def _padded(parts: Sequence[Any], path: Path, wanted: Sequence[int | None] | None, value: Any) -> np.ndarray:
+    check_no_dataset(parts[0], path, "stacked")
     shapes = [np.shape(part) for part in parts]
     target = _target(shapes, path, wanted)
     dtype = np.dtype(object) if isinstance(parts[0], bytes) else parts[0].dtype

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.data._structure import Element, leaves, name_of
+from unisono.data._structure import Element, check_no_dataset, leaves, name_of
 
 _MAGIC = b"unisono cache 1\n"
 _LENGTH = struct.Struct("<Q")
@@ -127,6 +127,7 @@ def _named(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _leaf_header(path: tuple[Any, ...], leaf: Any, parts: list[bytes]) -> dict[str, Any]:
+    check_no_dataset(leaf, path, "written to a file")
     array = np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf)
     if array.dtype == object:
         strings = array.ravel().tolist()

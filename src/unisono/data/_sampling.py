@@ -51,6 +51,9 @@ class Random(Counting, Indexed):
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
         entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+        if len(positions) == 1:
+            chunk, place = divmod(int(positions[0]), _CHUNK)
+            return _numbers((*entropy, chunk))[place : place + 1]
         chunks = positions // _CHUNK
         result = np.empty(positions.shape, np.int64)
         for chunk in np.unique(chunks).tolist():
@@ -64,6 +67,7 @@ def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
     # Raw bits are the same in all versions of numpy (NEP 19).
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy))).random_raw(_CHUNK)
     numbers: np.ndarray = (bits >> np.uint64(32)).astype(np.int64)
+    numbers.flags.writeable = False
     return numbers
 
 

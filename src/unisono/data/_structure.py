@@ -56,6 +56,24 @@ def is_dataset(value: Any) -> bool:
     return getattr(value, "is_data_set", False) is True
 
 
+def check_no_dataset(value: Any, path: Path, what: str) -> None:
+    """Checks that a component is not itself a data set.
+
+    Args:
+        value: The component, or its spec.
+        path: Where it lies in the element.
+        what: What cannot be done with it.
+
+    Raises:
+        InvalidTypeError: It is one.
+    """
+    if is_dataset(value) or isinstance(value, DatasetSpec):
+        raise InvalidTypeError(
+            f"Data sets cannot be {what}. Received: {name_of(path)} is a data set. "
+            "Write window(5).flat_map(lambda window: window.batch(5)) first."
+        )
+
+
 def rebuild(like: Element, parts: Sequence[Element]) -> Element:
     """Returns `parts` in the tuple or dict type of `like`."""
     if type(like) is tuple:
@@ -327,11 +345,7 @@ def stack(elements: Sequence[Element]) -> Element:
 
 
 def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
-    if is_dataset(parts[0]):
-        raise InvalidTypeError(
-            f"Data sets cannot be stacked. Received: {name_of(path)} is a data set. "
-            "Write window(5).flat_map(lambda window: window.batch(5))."
-        )
+    check_no_dataset(parts[0], path, "stacked")
     try:
         if isinstance(parts[0], np.ndarray):
             return np.stack(parts)
@@ -381,6 +395,7 @@ def _leaf_spec(leaf: Any) -> TensorSpec | DatasetSpec:
 
 def spec_as_bytes(spec: TensorSpec) -> bytes:
     """Returns a spec as JSON."""
+    check_no_dataset(spec, (), "written to a file")
     return json.dumps([spec.shape, spec.dtype.str]).encode()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono.data import _cardinality, _structure
 from unisono.data._cardinality import INFINITE, UNKNOWN
-from unisono.data._indexed import Source
+from unisono.data._indexed import Held
 from unisono.data._plan import Counting, Indexed, Node, Pass, StateIterator, first_spec
 from unisono.data._streams import ReplayIterator
 from unisono.data._structure import Element, TensorSpec
@@ -58,7 +58,7 @@ class _Windows(Node):
         return _structure.combine(lambda parts, path: self._component(list(parts)), elements)
 
     def _component(self, parts: list[Any]) -> Any:
-        return self.wrap(Source(lambda: parts))
+        return self.wrap(Held(parts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -42,14 +42,19 @@ def test_windows_are_counted_and_alike_by_position_and_as_a_stream(size, drop, s
     assert windows(stream(Dataset.range(size)).window(3, shift, stride, drop)) == found
 
 
-def test_components_of_a_window_are_data_sets():
+def test_components_of_a_window_are_data_sets(tmp_path):
     pairs = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [4.0, 5.0, 6.0]}).window(2)
     assert [(plain(w["a"]), plain(w["b"])) for w in pairs] == [([1, 2], [4.0, 5.0]), ([3], [6.0])]
     assert pairs.element_spec["a"] == DatasetSpec(TensorSpec((), "int32"))
     joined = Dataset.range(4).enumerate().window(2).flat_map(lambda i, x: Dataset.zip((i, x)).batch(2))
     assert [(i.tolist(), x.tolist()) for i, x in joined] == [([0, 1], [0, 1]), ([2, 3], [2, 3])]
-    with pytest.raises(TypeError, match="Data sets cannot be stacked"):
-        next(iter(Dataset.range(4).window(2).batch(2)))
+    made = Dataset.range(4).window(2)
+    for stacked in (made.batch(2), stream(made).batch(2), made.padded_batch(2)):
+        with pytest.raises(TypeError, match="Data sets cannot be stacked"):
+            list(stacked)
+    for write in (made.save, lambda path: list(made.cache(path + "/cache"))):
+        with pytest.raises(TypeError, match="Data sets cannot be written to a file"):
+            write(str(tmp_path))
 
 
 def test_group_by_window():

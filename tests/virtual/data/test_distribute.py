@@ -10,7 +10,9 @@ import pytest
 import unisono
 from unisono._mesh import ReplicaMesh
 from unisono.data import TensorSpec
+from unisono.data._batches import ENDED
 from unisono.data._distribute import SplitDataset, per_replica_elements, split_batch
+from unisono.data._workers import elements_of_workers
 
 TWO = ReplicaMesh(tuple(jax.devices()[:2]))
 THREE = ReplicaMesh(tuple(jax.devices()[:3]))
@@ -229,3 +231,15 @@ def test_a_forgotten_batch_is_found():
     rows = unisono.data.Dataset.from_tensor_slices((np.zeros((4, 3), "f4"), np.arange(4)))
     with pytest.raises(ValueError, match=r"batch\[1\] of shape \(\).*Did you forget `.batch\(\)`"):
         next(iter(SplitDataset(rows, TWO)))
+
+
+def test_elements_of_a_worker_whose_inputs_end_apart():
+    """With two replicas here, and no other worker: the same parts as in one process."""
+
+    def inputs():
+        return iter([np.array([1]), np.array([2]), ENDED, np.array([3, 4]), np.array([5])])
+
+    alone = elements_of_workers(inputs(), TWO, lambda data: True, lambda data: [data])
+    expected = [[[1], [2]], [[], [3, 4]], [[5], []]]
+    assert [values(v) for v in alone] == expected
+    assert [values(v) for v in per_replica_elements(inputs(), TWO)] == expected
