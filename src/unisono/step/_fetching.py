@@ -43,6 +43,17 @@ class Interrupted(BaseException):
     """Ends a trace that cannot go on; not an `Exception`, so that the function does not catch it."""
 
 
+class DataFailed(Interrupted):
+    """Ends a call whose data raised an error, so that what the function does before that batch is done."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Failed:
+    """Stands for a batch that could not be read."""
+
+    error: Exception
+
+
 class Passed(DataIterator):
     """An iterator of another library, whose reads would not be seen.
 
@@ -130,8 +141,11 @@ class Sources:
         )
 
     def fetch(self, index: int) -> Any:
-        """Return the next batch of an iterator, or `End.END`."""
-        return next(self.iterators[index], End.END)
+        """Return the next batch of an iterator, `End.END`, or `Failed`."""
+        try:
+            return next(self.iterators[index], End.END)
+        except Exception as error:  # raised where the function reads the batch
+            return Failed(error)
 
 
 def _is_source(static: Any) -> bool:
@@ -234,6 +248,8 @@ class Replayed:
         batch = waiting.popleft()
         if batch is End.END:
             raise StopIteration
+        if isinstance(batch, Failed):
+            raise batch.error
         return batch
 
 

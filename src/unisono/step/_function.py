@@ -15,7 +15,15 @@ from unisono._values import PerReplica
 from unisono.step._call import Call, Kind
 from unisono.step._compiler import Entry
 from unisono.step._explain import explain
-from unisono.step._fetching import Fetched, Interrupted, Sources, call_in_python, is_traceable
+from unisono.step._fetching import (
+    DataFailed,
+    Failed,
+    Fetched,
+    Interrupted,
+    Sources,
+    call_in_python,
+    is_traceable,
+)
 from unisono.step._functional import Plan, discarded, discover
 from unisono.step._input_signature import InputSignature
 from unisono.step._program import Frame, Program, Run, current_frame
@@ -87,8 +95,10 @@ class Function:
         if kinds not in self._in_python and not (sources and sources.must_loop):
             try:
                 return self._run((args, kwargs), call, sources, batches)
-            except Interrupted:
-                self._in_python.add(kinds)
+            except Interrupted as stopped:
+                # Where the data failed, plain Python does once what comes before that batch, and raises the error.
+                if not isinstance(stopped, DataFailed):
+                    self._in_python.add(kinds)
             except Exception as error:
                 explain(error, self._fn, "`unisono.function`")
                 raise
@@ -114,6 +124,7 @@ class Function:
 
         Raises:
             Interrupted: when the function reads data as no program can.
+            DataFailed: when the data raised an error.
         """
         if sources:
             call = sources.call_with(arguments, batches)
@@ -121,6 +132,8 @@ class Function:
         while sources and isinstance(step, int):
             batch = sources.fetch(step)
             batches.append((sources.iterators[step], batch))
+            if isinstance(batch, Failed):
+                raise DataFailed
             if not is_traceable(batch):
                 raise Interrupted
             call = sources.call_with(arguments, batches)

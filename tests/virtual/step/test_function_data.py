@@ -404,6 +404,41 @@ def test_an_error_of_the_data_is_raised_at_its_batch(two):
         take(iterator)
 
 
+def test_what_came_before_an_error_of_the_data_counts(two):
+    averager = Averager(two)
+
+    def batches():
+        yield from BATCHES[:3]
+        raise OSError("disk")
+
+    @unisono.function
+    def train(iterator):
+        first = averager.on(next(iterator))
+        try:
+            return first + averager.on(next(iterator))
+        except OSError:
+            return -first
+
+    iterator = iter(two.distribute_dataset(batches()))
+    assert [float(train(iterator)), float(train(iterator))] == pytest.approx([16.0, -14.0])
+    assert float(averager.state.value) == pytest.approx((6.0 * 0.5 + 10.0) * 0.5 + 14.0)
+    assert train.num_programs == 1
+
+
+def test_next_with_a_default(two):
+    @unisono.function
+    def take(iterator, *, default):
+        batch = next(iterator, None)
+        return (
+            default
+            if batch is None
+            else two.reduce("SUM", two.run(lambda x: x.sum(), args=(batch,)), axis=None)
+        )
+
+    iterator = iter(source(two))
+    assert [float(take(iterator, default=-1.0)) for _ in range(5)] == [6.0, 10.0, 14.0, 10.0, -1.0]
+
+
 def test_data_in_a_step_are_an_error(two):
     data = unisono.data.Dataset.from_source(BATCHES)
     with pytest.raises(unisono.InvalidArgumentError, match="Data must be read outside of a step"):
