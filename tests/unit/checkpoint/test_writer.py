@@ -78,7 +78,7 @@ def test_an_interrupt_while_a_job_is_submitted_loses_nothing(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
     done = []
-    writer = BackgroundWriter()
+    writer = BackgroundWriter(Path("x"))
     with pytest.raises(KeyboardInterrupt):
         writer.submit(lambda: done.append(1))
     writer.wait(10)
