@@ -96,7 +96,7 @@ class Function:
             try:
                 return self._run((args, kwargs), call, sources, batches)
             except Interrupted as stopped:
-                # Where the data failed, plain Python does once what comes before that batch, and raises the error.
+                # Where the data failed, plain Python does what comes before that batch, and raises the error.
                 if not isinstance(stopped, DataFailed):
                     self._in_python.add(kinds)
             except Exception as error:
