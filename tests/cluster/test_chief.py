@@ -131,6 +131,11 @@ def test_checkpoints_of_all_workers_are_written_once_by_the_first_and_read_by_al
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("trainable", ["layers, line 3", "trainable: False", " not trainable' on process 1"]),
+        ("eager", ["run_eagerly is 'False' on process 0, but 'True' on process 1"]),
+        ("activation", ["layers, line 3, is ", "relu", "tanh"]),
+        ("loss", ["loss is 'mismatches.<locals>.<lambda> "]),
+        ("optimizer", ["optimizer is ", "clipnorm: 1.0", "clipnorm: 2.0"]),
         ("batch_size", ["batch_size", "10", "11"]),
         ("epochs", ["epochs", "2", "3"]),
         ("shapes", ["(40, 6)", "(39, 6)"]),
@@ -149,6 +154,21 @@ def test_a_call_that_differs_is_refused_by_all(run, case, words):
     for worker, found in enumerate(both(run, "mismatches")):
         called = name or (["evaluate", "predict"][worker] if case == "method" else "fit")
         assert found[case].startswith(f"A call of `{called}` must be the same on all processes. Received: ")
+        assert all(word in found[case] for word in words), found[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("rate", ["at the end of an epoch, variable 'adam/learning_rate' of process 1 differs", " 0.49"]),
+        ("weights", ["bias' of process 1 differs"]),
+        ("data", ["other values in the batch of process 1 than in that of process 0"]),
+        ("order", ["other values in the batch of process 1"]),
+        ("loop", ["after about 4 steps, variable 'dense", "kernel' of process 1 differs"]),
+    ],
+)
+def test_what_one_worker_changes_by_itself_ends_in_an_error_on_all(run, case, words):
+    for found in both(run, "diverging"):
         assert all(word in found[case] for word in words), found[case]
 
 

@@ -39,7 +39,7 @@ from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
 from unisono.training._ahead import StepLog
 from unisono.training._bind import strategy_of
-from unisono.training._callbacks import SharedDecisions
+from unisono.training._callbacks import SameState, SharedDecisions
 from unisono.training._companion import FitCall
 from unisono.training._step import Task, variables_of
 
@@ -140,7 +140,7 @@ class Run:
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, Last(self)]
         # What several workers need is no state: another number of them, or one, may go on.
-        self._remembering = [c for c in self._others if not isinstance(c, SharedDecisions)]
+        self._remembering = [c for c in self._others if not isinstance(c, (SameState, SharedDecisions))]
         self._made = [Made.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 

@@ -26,7 +26,8 @@ from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono.cluster._attendance import Attendance
 from unisono.cluster._compiled import write_on_this_process
-from unisono.cluster._differences import differences
+from unisono.cluster._differences import differences, named
+from unisono.cluster._fingerprint import are_near, fingerprint
 from unisono.cluster._lookout import Lookout, end_process
 from unisono.cluster._pending import PENDING
 from unisono.cluster._preflight import Agreement, meet
@@ -311,7 +312,9 @@ def broadcast_arrays(tree: Any) -> Any:
     return jax.tree.unflatten(structure, _parted(data, arrays))
 
 
-def equal_arrays(arrays: Sequence[Any], known: Sequence[bool], key: Any, what: str) -> list[Any] | None:
+def equal_arrays(
+    arrays: Sequence[Any], known: Sequence[bool], key: Any, what: str, batch: Sequence[Any] | None = None
+) -> list[Any] | None:
     """Return the first process' arrays on every process, unless all have them already.
 
     Args:
@@ -319,32 +322,50 @@ def equal_arrays(arrays: Sequence[Any], known: Sequence[bool], key: Any, what: s
         known: for each, whether it is what this process holds under `key` together with all others.
         key: under which; anything with a `repr`.
         what: what they are, for the message.
+        batch: arrays of the first batch, which all processes must have alike; None not to compare it.
 
     Returns:
         The arrays, those that came from the first process as host arrays; None where all processes
         know all of them.
 
     Raises:
-        ClusterError: when shapes or dtypes differ. It names every difference.
+        ClusterError: when shapes or dtypes differ, and it names every difference; or when the batch does.
     """
     lines = "\n".join(f"{a.shape} {a.dtype}" for a in arrays)
     new = [i for i, is_known in enumerate(known) if not is_known]
     size = sum(arrays[i].nbytes for i in new)
     # A few bytes travel with the question.
-    at_once = size <= AT_ONCE - _DIGEST
+    batch_print = b"" if batch is None else fingerprint(batch)
+    head = _DIGEST + len(batch_print)
+    at_once = size <= AT_ONCE - head
     own = [np.asarray(arrays[i]) for i in new] if at_once else []
-    every = gather_bytes(_digest(f"{key} {new} {lines}".encode()) + _bytes_of(own))
+    every = gather_bytes(_digest(f"{key} {new} {lines}".encode()) + batch_print + _bytes_of(own))
+    if batch_print:
+        _check_batches([e[_DIGEST:head] for e in every])
     if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
         require_same({"variables": lines}, what)
         return list(broadcast_arrays(list(arrays)))
     if not new:
         return None
-    data = every[0][_DIGEST:]
+    data = every[0][head:]
     found = _parted(data, own) if at_once else broadcast_arrays([arrays[i] for i in new])
     result = list(arrays)
     for i, array in zip(new, found, strict=True):
         result[i] = array
     return result
+
+
+def _check_batches(prints: Sequence[bytes]) -> None:
+    """Raise on every process when the first batches differ, which each computes a part of."""
+    others = [i for i, batch in enumerate(prints) if not are_near([prints[0], batch])]
+    if others:
+        raise ClusterError(
+            "The first batch must be the same on all processes, for each computes its own rows of it. "
+            f"Received: other values in the batch of {named(others)} than in that of process 0, of the same "
+            "shapes. Seed what is drawn (`keras.utils.set_random_seed`); give data of each worker's own as a "
+            "`unisono.data.Dataset` with AutoShardPolicy.FILE or OFF, or by "
+            "`strategy.distribute_datasets_from_function`."
+        )
 
 
 def _bytes_of(arrays: Sequence[np.ndarray]) -> bytes:

@@ -12,12 +12,15 @@ _VALUES = 16
 _CHARACTERS = 120
 
 _ONE_VERSION = dict.fromkeys(("jax", "jaxlib", "keras", "numpy", "python", "unisono"))
-_ONE_MODEL = dict.fromkeys(("dtypes", "model", "shapes", "structure", "variables", "weights"))
+_ONE_MODEL = dict.fromkeys(("dtypes", "layers", "model", "shapes", "structure", "variables", "weights"))
 _REMEDIES = {
     "cluster": "Give every process the same cluster in TF_CONFIG.",
     "num_processes": "Give every process the same cluster in TF_CONFIG.",
     "program": "Start the same program file in every process.",
     "devices": "Give every process the same number of devices.",
+    "optimizer": "Compile the model with the same optimizer in every process.",
+    "loss": "Compile the model with the same loss in every process.",
+    "run_eagerly": "Compile the model with the same `run_eagerly` in every process.",
     "precision": "Call `keras.config.set_dtype_policy` with the same policy in every process.",
     "seed": "Call `keras.utils.set_random_seed` with the same number in every process.",
 }

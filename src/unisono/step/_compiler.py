@@ -214,6 +214,7 @@ class Entry:
         self.plan = plan
         self._is_shared = is_shared
         self._is_begun = False
+        self._steps = 0
         shapes = ", ".join(str(tuple(slot.variable.shape)) for slot in plan.slots)
         self._kind = f"run with variables {shapes}" if shapes else "run"
         self._strategy = strategy
@@ -255,6 +256,9 @@ class Entry:
             outputs, new = self.step(*self.arguments(call), done)
             self._store_all(new)
             done.clear()
+            if self._is_shared and self._strategy.mesh.is_spread:
+                self._steps += 1
+                self._strategy.note_state(self, self._steps, self._compared)
         except (RuntimeError, ValueError) as error:
             explained = self._strategy.explain(error)
             if explained is None:
@@ -265,6 +269,11 @@ class Entry:
                 self._store_all(done[0][1])
         mesh = self._strategy.mesh
         return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
+
+    def _compared(self) -> tuple[list[str], list[Any]]:
+        """Names and arrays of what all workers must hold alike after a step."""
+        slots = [s for s in self.plan.slots if s.written and not s.is_stacked]
+        return [s.variable.path for s in slots], [self._last[id(s.variable)][1] for s in slots]
 
     def _store_all(self, new: list[Any]) -> None:
         """Store the new state in the variables."""

@@ -85,7 +85,7 @@ class Strategy(abc.ABC):
         """
         return dataset
 
-    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any) -> Any:
+    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any, batch: Any = None) -> Any:
         """Return the first worker's values on every worker; as they are where there is one.
 
         Args:
@@ -93,6 +93,7 @@ class Strategy(abc.ABC):
             what: the step: one may begin with what it ended with the last time.
             known: for each array, whether it is what the step ended with.
             key: which step that was, the same on workers that took the same steps.
+            batch: what the step begins with, the same on all workers; pytree of host arrays.
 
         Returns:
             The values; None where they are what all workers' last step ended with.
@@ -113,6 +114,17 @@ class Strategy(abc.ABC):
         Args:
             kind: what the step does.
             batches: pytrees of arrays; none at the end of the data.
+        """
+
+    def note_state(  # noqa: B027 (most have nothing to do)
+        self, key: Any, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]
+    ) -> None:
+        """Note that steps of all replicas were started: all workers must hold the same state then.
+
+        Args:
+            key: whose steps.
+            steps: how many in all.
+            state: gives names and arrays of the state after them.
         """
 
     def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,9 +42,11 @@ from unisono.data._workers import (
     values_of_workers,
 )
 from unisono.strategies._base import Strategy
+from unisono.training._alike import StateCheck
 from unisono.training._briefing import briefing
-from unisono.training._callbacks import MOMENTS, decision_moments, is_chief_only, shared_decisions
+from unisono.training._callbacks import MOMENTS, SameState, decision_moments, is_chief_only, shared_decisions
 from unisono.training._companion import Companion, flat_callbacks
+from unisono.training._described import described, layers_of, optimizer_of
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -91,6 +94,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             _connect(self._mesh)
             _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)
         self._begun: set[str] = set()
+        # By whose steps they look at, which end with them.
+        self._checks: weakref.WeakKeyDictionary[Any, StateCheck] = weakref.WeakKeyDictionary()
         self._said = ""
         self._worker = (self._membership.process_id, self._membership.num_processes)
 
@@ -125,6 +130,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         attendance = _bootstrap.attendance()
         if attendance is not None:
             attendance.begin_call(name)
+
+    def note_state(
+        self, key: Any, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]
+    ) -> None:
+        """Note that steps were started; now and then the state after them is compared between workers."""
+        if self._mesh.is_spread:
+            with _bootstrap.together():
+                self._check_of(key).stepped(steps, state)
+
+    def _check_of(self, key: Any) -> StateCheck:
+        if key not in self._checks:
+            self._checks[key] = StateCheck(self._mesh)
+        return self._checks[key]
+
+    def _compare(self, variables: Sequence[Any]) -> None:
+        """Raise on all workers where the values of variables differ between them."""
+        paths = canonical_paths(v.path for v in variables)
+        with _bootstrap.together():
+            self._check_of(self).compare(paths, [v._value for v in variables])
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine a per-replica value into one array; see `Strategy.reduce`."""
@@ -193,13 +217,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         """This process' devices, in replica order."""
         return self._mesh.local_devices
 
-    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any) -> Any:
+    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any, batch: Any = None) -> Any:
         """Begin with the first worker's values: once for each call of `fit`, and for other steps once."""
         if not self._mesh.is_spread or what in self._begun:
             return None if all(known) else values
         self._begun.add(what)
         leaves, structure = jax.tree.flatten(values)
-        found = _bootstrap.equal_arrays(leaves, known, (what, key), "The variables of the model")
+        rows = None if batch is None else jax.tree.leaves(batch)
+        found = _bootstrap.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
         return None if found is None else jax.tree.unflatten(structure, found)
 
     def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -249,6 +274,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
         moments = {m for i, m in enumerate(MOMENTS, start=1) if any(e[i] for e in every)}
+        callbacks = [SameState(self._compare), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(_bootstrap.broadcast_bytes, callbacks, moments)]
         yield changed, all(e[0] for e in every)
 
@@ -388,6 +414,8 @@ _OPTIONS = (
     "class_weight",
     "validation_split",
 )
+#: Arguments of `compile` that are compared, besides the optimizer.
+_COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
 
@@ -397,13 +425,17 @@ def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     facts |= {name: _size_of(arguments.get(name)) for name in _DATA}
     paths = canonical_paths(v.path for v in model.variables)
     rows = zip(paths, model.variables, strict=True)
-    facts["model"] = "\n".join(f"{path} {tuple(v.shape)} {v.dtype}" for path, v in rows)
+    facts["model"] = "\n".join(
+        f"{path} {tuple(v.shape)} {v.dtype}{'' if v.trainable else ' not trainable'}" for path, v in rows
+    )
+    # What was built in another way differs above.
+    facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
+    compiled = getattr(getattr(model, "_compile_config", None), "config", {"loss": model.loss})
+    facts |= {name: described(compiled.get(name)) for name in _COMPILED}
+    facts["precision"] = _precision(model)
     facts |= {
-        "loss": _named(model.loss),
-        "optimizer": _named(model.optimizer),
-        "precision": _precision(model),
+        name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
     }
-    facts["steps_per_execution"] = str(model.steps_per_execution)
     facts["callbacks"] = "\n".join(map(_described, flat_callbacks(arguments.get("callbacks"))))
     return facts
 
@@ -411,12 +443,6 @@ def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _described(callback: Any) -> str:
     common = callback.common if isinstance(callback, Companion) else ""
     return f"{type(callback).__name__} {common}".strip()
-
-
-def _named(part: Any) -> str:
-    """The name of a loss or an optimizer, or of several in a structure."""
-    leaves = jax.tree.leaves(part)
-    return " ".join(x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in leaves)
 
 
 def _precision(model: Any) -> str:

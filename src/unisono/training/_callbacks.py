@@ -93,6 +93,25 @@ def shared_decisions(
     return SharedDecisions(broadcast, moments)
 
 
+class SameState(keras.callbacks.Callback):
+    """The first callback on every worker: before others save what an epoch has left, all compare it.
+
+    Args:
+        compare: raises where the values of variables differ between workers.
+    """
+
+    def __init__(self, compare: Callable[[Sequence[Any]], None]) -> None:
+        super().__init__()
+        self._compare = compare
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare what the optimizer has written, and what it writes with."""
+        model = self.model
+        self._compare(
+            [*model.optimizer.variables, *model.trainable_variables, *model.non_trainable_variables]
+        )
+
+
 class SharedDecisions(keras.callbacks.Callback):
     """The last callback on every worker: at an epoch's end all take over what the chief has decided.
 

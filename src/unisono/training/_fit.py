@@ -103,6 +103,7 @@ class TrainerFunction:
         # What the last program of a call gives; nothing else holds the state until the call ends.
         self._done: list[Any] = []
         self._number, self._count = next(_NUMBERS), 0
+        self._steps = 0
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
         self._is_fixed = False
@@ -180,7 +181,7 @@ class TrainerFunction:
         strategy.note_step(kind, [batch])
         check_values(batch)
         self.clock.took([batch])
-        group, state = self._group(batch, slots_for(batch)), self._placed(state)
+        group, state = self._group(batch, slots_for(batch)), self._placed(state, batch)
         if group is None or not self._loops(state, group):
             return self._one_by_one(state, [batch])
         self.clock.begin()
@@ -203,7 +204,7 @@ class TrainerFunction:
         return self._joined(outputs), state
 
     def _compiled(self, state: State, batches: list[Any]) -> tuple[Any, State]:
-        state = self._placed(state)
+        state = self._placed(state, batches[0])
         wanted = self._model.steps_per_execution
         group = None
         if wanted > 1:
@@ -232,16 +233,29 @@ class TrainerFunction:
         self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
         # Keras does this when the function has returned, and in between it may be interrupted.
         hold_state(self._model, self._names, self._returned)
+        if mesh.is_spread and self._task is Task.TRAIN:
+            self._strategy.note_state(self, self._steps, self._compared)
         return self._returned
 
-    def _placed(self, state: State) -> State:
+    def _compared(self) -> tuple[list[str], list[Any]]:
+        """Names and arrays of what all workers must hold alike after a step; the cause before the effect."""
+        trainable, non_trainable, optimizer, _ = zip(
+            variables_of(self._model, self._task), self._returned or (), strict=True
+        )
+        pairs = [
+            p for vs, xs in (optimizer, trainable, non_trainable) for p in zip(vs, xs.values, strict=True)
+        ]
+        return [v.path for v, _ in pairs], [x for _, x in pairs]
+
+    def _placed(self, state: State, batch: Any) -> State:
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
             return tuple(list(self._strategy.fetch_state(part.values)) for part in self._returned)
         values = [value for part in state for value in part]
         # What the last step returned lies on the devices already.
         last = self._last(state)
         known = [array is not None for array in last]
-        found = self._strategy.same_on_all(values, self._task.name, known, (self._number, self._count))
+        key = self._number, self._count
+        found = self._strategy.same_on_all(values, self._task.name, known, key, batch)
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
@@ -262,6 +276,7 @@ class TrainerFunction:
             replicas = self._strategy.num_replicas_in_sync
             batch = jax.tree.map(lambda x: pad_rows(x, replicas), batch)
         program = self._program(mode, rows if mode is Mode.PADDED else None)
+        self._steps += 1
         return program(state, self._place[mode](batch), self._done)
 
     def _mode(self, rows: int) -> Mode:
@@ -338,6 +353,7 @@ class TrainerFunction:
     def _together(self, state: State, group: GroupPlacer, collecting: float = 0.0) -> tuple[Any, State]:
         program, arguments = self._program_of(group)
         logs, state = program(state, arguments, self._done)
+        self._steps += group.count
         agreed, mesh = None, self._strategy.mesh
         if mesh.is_spread:
             logs, agreed = jax.tree.map(mesh.local, logs)

@@ -248,7 +248,19 @@ def mismatches():
     """Calls of `fit` that differ between workers, and what each is told."""
     other = model_of(1 + WORKER)
     same = model_of()
+    frozen, eager, active = model_of(), model_of(), model_of()
+    frozen.layers[0].trainable = not WORKER
+    eager.run_eagerly = bool(WORKER)
+    active.layers[0].activation = (keras.activations.relu, keras.activations.tanh)[WORKER]
+    weighted, clipped = model_of(), model_of()
+    weighted.compile("adam", (lambda y, p: keras.ops.mean(y - p), lambda y, p: keras.ops.mean(p - y))[WORKER])
+    clipped.compile(keras.optimizers.Adam(0.1, clipnorm=1.0 + WORKER), "mse")
     calls = {
+        "trainable": lambda: fit(frozen),
+        "eager": lambda: fit(eager),
+        "activation": lambda: fit(active),
+        "loss": lambda: fit(weighted),
+        "optimizer": lambda: fit(clipped),
         "batch_size": lambda: fit(same, batch_size=10 + WORKER),
         "epochs": lambda: fit(same, epochs=2 + WORKER),
         "shapes": lambda: same.fit(x[: 40 - WORKER], y[: 40 - WORKER], verbose=0),
@@ -269,6 +281,50 @@ def mismatches():
             found[name] = str(error)
     fit(same)
     return {**found, "after": digest(same)}
+
+
+def diverging():
+    """What one worker changes by itself: all are told, and which variable it was."""
+
+    def on_worker_1(change):
+        return Steps("batch end", lambda model, batch: change(model) if WORKER == 1 and batch == 1 else None)
+
+    def rate(model):
+        model.optimizer.learning_rate = 0.5
+
+    def weights(model):
+        model.layers[-1].bias.assign([3.0])
+
+    def loop():
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(0.01)
+            layer = L.Dense(1)
+            layer.build((None, 6))
+
+        def step(x, y):
+            with unisono.GradientTape() as tape:
+                loss = keras.ops.mean((layer(x) - y) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, [layer.kernel])[0], layer.kernel)])
+
+        for batch in range(16):
+            if WORKER == 1 and batch == 3:
+                layer.kernel.assign(np.ones((6, 1)))
+            strategy.run(step, args=(x[:10], y[:10]))
+
+    calls = {
+        "rate": lambda: fit(model_of(), callbacks=[on_worker_1(rate)]),
+        "weights": lambda: fit(model_of(), callbacks=[on_worker_1(weights)]),
+        "data": lambda: model_of().fit(x + WORKER, y, verbose=0),
+        "order": lambda: model_of().fit(((x[i], y[i]) for i in [slice(WORKER, 10 + WORKER)]), verbose=0),
+        "loop": loop,
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except unisono.ClusterError as error:
+            found[name] = str(error)
+    return found
 
 
 def collectives():
@@ -409,6 +465,7 @@ else:
         saving,
         committing,
         mismatches,
+        diverging,
         collectives,
         again,
         backing_up,

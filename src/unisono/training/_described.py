@@ -1,0 +1,210 @@
+"""A model and how it was compiled, as text that is equal where several workers train the same.
+
+Nothing that a correct program may have different on each worker gets in: addresses of objects, names
+that Keras counts up, seeds, folders, and a learning rate that is a variable, which all take from the
+first worker. What has no configuration is described by its class and the code of its methods.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+#: Entries of configurations that may differ: initial values and the state of generators are the chief's.
+_LEFT_OUT = frozenset({"name", "seed", "registered_name", "build_config", "module", "shared_object_id"})
+
+#: Deeper structures are told by their class.
+_DEPTH = 12
+
+#: Characters of a text, such as a vocabulary, of which the rest is hashed.
+_CHARACTERS = 2000
+
+
+def layers_of(model: Any) -> str:
+    """Return a line for each layer of a model, and for each connection of a functional one.
+
+    Args:
+        model: any; one that Keras cannot serialize is described as far as possible.
+    """
+    # Containers first; their own configuration holds the others'.
+    lines = []
+    for layer in model._flatten_layers():
+        is_container = isinstance(layer, keras.Model)
+        lines.append(_class_of(layer) if is_container else described(layer))
+        lines += _connections(layer) if is_container else []
+    return "\n".join(lines)
+
+
+def _connections(model: Any) -> list[str]:
+    """How the layers of a functional model are connected, by their numbers."""
+    if not hasattr(model, "operations") or isinstance(model, keras.Sequential):
+        return []
+    try:
+        layers = model.get_config()["layers"]
+        numbers = {layer["name"]: i for i, layer in enumerate(layers)}
+        return [f"{i} from {described(x['inbound_nodes'], numbers)}" for i, x in enumerate(layers)]
+    except Exception:  # a user's `get_config` may do anything, and need not do anything
+        return []
+
+
+def optimizer_of(optimizer: Any) -> str:
+    """Return the class of an optimizer and its arguments, without a learning rate that it may change.
+
+    Args:
+        optimizer: any, or None.
+
+    >>> optimizer_of(keras.optimizers.SGD(0.1)) == optimizer_of(keras.optimizers.SGD(0.2))
+    True
+    """
+    config = _config_of(optimizer)
+    return (
+        described(optimizer) if config is None else f"{_class_of(optimizer)} {_dict(_without_rate(config))}"
+    )
+
+
+def _without_rate(config: Any) -> Any:
+    if not isinstance(config, Mapping):
+        return config
+    # A schedule is an argument, and stays.
+    kept = {k: v for k, v in config.items() if k != "learning_rate" or isinstance(v, Mapping)}
+    return {k: _without_rate(v) for k, v in kept.items()}
+
+
+def described(value: Any, names: Mapping[str, int] | None = None, depth: int = _DEPTH) -> str:
+    """Return a text that is equal for values that do the same.
+
+    Args:
+        value: any.
+        names: of layers, which stand for numbers.
+        depth: how many structures inside each other are looked into.
+
+    >>> described([keras.losses.Huber(), lambda x: x]) == described([keras.losses.Huber(), lambda x: x])
+    True
+    """
+    text = _described(value, names or {}, depth)
+    if len(text) <= _CHARACTERS:
+        return text
+    return f"{text[:_CHARACTERS]} … {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _described(value: Any, names: Mapping[str, int], depth: int) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, complex, bytes)):
+        return repr(value)
+    if isinstance(value, str):
+        # Of a path the folders may be each worker's own.
+        return f"#{names[value]}" if value in names else repr(value.replace("\\", "/").rpartition("/")[2])
+    if depth == 0:
+        return _qualname(value)
+    inner = functools.partial(_described, names=names, depth=depth - 1)
+    if isinstance(value, Mapping):
+        return _dict(value, inner)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(inner, value)))}}}"
+    if isinstance(value, (np.ndarray, np.generic, jax.Array, keras.Variable)):
+        return _array(value)
+    if isinstance(value, functools.partial):
+        return f"partial {inner([value.func, value.args, value.keywords])}"
+    function = _function(value)
+    if function is not None:
+        return f"{function.__qualname__} {_code_hash([function.__code__])}"
+    config = None if isinstance(value, type) else _config_of(value)
+    return _class_of(value) if config is None else f"{_class_of(value)} {_dict(config, inner)}"
+
+
+def _dict(value: Mapping[Any, Any], inner: Any = None) -> str:
+    inner = inner or functools.partial(_described, names={}, depth=_DEPTH)
+    items = sorted((str(k), v) for k, v in value.items() if k not in _LEFT_OUT)
+    return f"{{{', '.join(f'{k}: {inner(v)}' for k, v in items)}}}"
+
+
+def _array(value: Any) -> str:
+    text = f"{tuple(value.shape)} {value.dtype}"
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.hasobject:
+        return text
+    return f"{text} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
+
+
+def _config_of(value: Any) -> Mapping[str, Any] | None:
+    """The configuration of Keras' objects and of users' that have one."""
+    if not hasattr(value, "get_config"):
+        return None
+    try:
+        config = value.get_config()
+    except Exception:  # a user's may do anything, and Keras' own refuses classes without one
+        return None
+    # Keras' own losses and metrics keep arguments of their function here, and out of the configuration.
+    kwargs = getattr(value, "_fn_kwargs", None)
+    config = {**config, "_fn_kwargs": kwargs} if kwargs and isinstance(config, Mapping) else config
+    return config if isinstance(config, Mapping) else None
+
+
+def _class_of(value: Any) -> str:
+    """The name of a class, and for a user's the code of its methods."""
+    cls = value if isinstance(value, type) else type(value)
+    functions = [f for c in cls.__mro__ if not _is_of_library(c) for f in _functions_of(c)]
+    return f"{_qualname(value)} {_code_hash(functions)}" if functions else _qualname(value)
+
+
+def _qualname(value: Any) -> str:
+    cls = value if isinstance(value, type) else type(value)
+    return str(cls.__qualname__)
+
+
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in (
+        "keras",
+        "builtins",
+        "jax",
+        "jaxlib",
+        "numpy",
+        "unisono",
+        "abc",
+    )
+
+
+def _functions_of(cls: type) -> Iterator[types.CodeType]:
+    for _, value in sorted(vars(cls).items()):
+        function = _function(value)
+        if function is not None:
+            yield function.__code__
+
+
+def _function(value: Any) -> types.FunctionType | None:
+    """The function in a method, a wrapper or itself."""
+    if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+        value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
+    if not isinstance(value, (type, types.FunctionType)) and hasattr(value, "__wrapped__"):
+        value = inspect.unwrap(value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _code_hash(codes: list[types.CodeType]) -> str:
+    state = hashlib.sha256()
+    for code in codes:
+        state.update(_code(code).encode())
+    return state.hexdigest()[:16]
+
+
+def _code(constant: Any) -> str:
+    """A constant of a program, without the file and the lines of code."""
+    if isinstance(constant, types.CodeType):
+        consts = ",".join(map(_code, constant.co_consts))
+        return f"{constant.co_code.hex()} {constant.co_names} {constant.co_freevars} ({consts})"
+    if isinstance(constant, frozenset):
+        return str(sorted(map(repr, constant)))
+    return f"({','.join(map(_code, constant))})" if isinstance(constant, tuple) else repr(constant)
