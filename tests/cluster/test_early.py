@@ -1,4 +1,4 @@
-"""Workers that leave a custom loop before the others, or make a call alone."""
+"""Workers that leave before the others: at the end of a short program, from a loop, or from a call."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from tests.cluster._workers import Workers
 
-PROGRAM = str(Path(__file__).parent / "programs" / "early.py")
+PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = str(PROGRAMS / "early.py")
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_the_others_raise_at_once(tmp_path, mode, raised, words):
     assert [i for i in range(2) if (tmp_path / f"raised-{i}").exists()] == raised, workers.text()
     for log in workers.logs:
         assert words in log.read_text(), workers.text()
+
+
+def test_a_short_program_ends_well_wherever_a_worker_is_slow(tmp_path):
+    """One that ends while another is still being introduced is not lost."""
+    workers = Workers(tmp_path, [str(PROGRAMS / "delayed.py")], count=3)
+    assert workers.wait(90) == [0, 0, 0], workers.text()
+    assert ["replicas: 3" in log.read_text() for log in workers.logs] == [True] * 3

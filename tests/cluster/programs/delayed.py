@@ -1,0 +1,42 @@
+"""Three lines, with delays at points of the start and the end where processes wait for each other."""
+
+import functools
+import json
+import os
+import time
+
+import unisono
+from unisono.cluster import _attendance, _bootstrap, _preflight, _reception
+
+#: After what each worker sleeps for how many seconds; another one than at the same point elsewhere.
+DELAYS = [
+    {"_connected": 0.5, "_start_jax": 0.2, "_part": 0.5},
+    {"_start_jax": 0.5, "gather_bytes": 1.5, "_read_agreement": 0.3},
+    {"_connected": 0.5, "meet": 0.5, "leave": 0.5},
+]
+OWNERS = {
+    _preflight._Guest: ["_connected"],
+    _preflight: ["_read_agreement"],
+    _reception.MeetingServer: ["_part"],
+    _bootstrap: ["meet", "_start_jax", "gather_bytes"],
+    _attendance.Attendance: ["leave"],
+}
+delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]
+
+
+def delayed(function, seconds):
+    @functools.wraps(function)
+    def slow(*args, **kwargs):
+        result = function(*args, **kwargs)
+        time.sleep(seconds)
+        return result
+
+    return slow
+
+
+for owner, names in OWNERS.items():
+    for name in names:
+        setattr(owner, name, delayed(getattr(owner, name), delays.get(name, 0.0)))
+
+strategy = unisono.MultiWorkerMirroredStrategy()
+print("replicas:", strategy.num_replicas_in_sync)

@@ -1,0 +1,83 @@
+"""Bytes of strangers at every port of workers that train."""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster._workers import Workers
+from unisono.cluster import _meeting
+
+PROGRAM = str(Path(__file__).parent / "programs" / "hostile.py")
+#: Frames for each port; many more were sent by hand.
+FRAMES = int(os.environ.get("UNISONO_HOSTILE_FRAMES", "100"))
+
+
+def raw(body, length=None):
+    return struct.pack(">4sHI", b"UNIM", _meeting.VERSION, len(body) if length is None else length) + body
+
+
+def hostile(rng):
+    """One of the frames that a stranger may send."""
+    return rng.choice(
+        [
+            rng.randbytes(rng.randrange(200)),
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(40),
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(40),
+            raw(b'{"kind":"x","secret":"\\ud800"}'),
+            raw(b'{"kind":"word","secret":"","text":"end"}'),
+            raw(rng.randbytes(50)),
+            raw(b"x" * 100, length=rng.randrange(1 << 32)),
+            raw(b"[" * 5000),
+            _meeting.frame({"kind": "stop", "text": "end"}),
+        ]
+    )
+
+
+def send(address, data, *, abort):
+    with contextlib.suppress(OSError), socket.create_connection(address, 5) as sock:
+        sock.sendall(data)
+        if abort:  # a reset instead of an end
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports of other libraries are found in /proc")
+def test_no_byte_of_a_stranger_ends_training(tmp_path):
+    workers = Workers(tmp_path, [PROGRAM, str(tmp_path)])
+    rng = random.Random(7)
+    try:
+        until = time.monotonic() + 90
+        begun = [tmp_path / f"begun-{i}.json" for i in range(2)]
+        while not all(path.exists() for path in begun):
+            assert time.monotonic() < until, workers.text()
+            time.sleep(0.1)
+        found = [json.loads(path.read_text()) for path in begun]
+        # The status port and Gloo's of both; JAX's service on the first, the way to it on the second.
+        assert [len(f["ports"]) >= 3 for f in found] == [True, True], found
+        every = {"::": "::1", "0.0.0.0": "127.0.0.1"}
+        ports = [(every.get(host, host), port) for f in found for host, port in f["ports"]]
+        for _ in range(FRAMES):
+            for address in ports:
+                send(address, hostile(rng), abort=rng.random() < 0.3)
+        assert [p.poll() for p in workers.processes] == [None, None], workers.text()
+        (tmp_path / "enough").touch()
+        assert workers.wait(60) == [0, 0], workers.text()
+    finally:
+        workers.kill()
+    for i, begun_with in enumerate(found):
+        before = begun_with["before"]
+        ended = json.loads((tmp_path / f"ended-{i}.json").read_text())
+        after = ended["after"]
+        assert ended["steps"] > 0
+        assert set(before["threads"]) <= set(after["threads"])
+        assert after["megabytes"] < before["megabytes"] + 100, (before, after)
+        # Gloo keeps each connection to its one port; a second port that did would exceed this.
+        assert after["descriptors"] <= before["descriptors"] + FRAMES + 64, (before, after)
