@@ -32,6 +32,10 @@ class CheckpointManager:
         checkpoint_name: they are called `checkpoint_name-N`.
         asynchronous: whether `save` returns before the checkpoint is on the disk.
         init_fn: called by `restore_or_initialize` where there is no checkpoint.
+
+    Raises:
+        InvalidArgumentError: when `max_to_keep` is below 1.
+        CheckpointError: when `directory` is no directory, or cannot be read.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class CheckpointManager:
         self.directory = Path(directory).absolute()
         self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
         self._asynchronous = asynchronous
+        _commits.check_place(self.directory, writes=False)
         self._writer = BackgroundWriter(self.directory)
         _commits.sweep(self.directory)
         self._newest = 0

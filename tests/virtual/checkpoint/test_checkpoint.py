@@ -298,6 +298,13 @@ def test_bad_arguments(make, message):
         make()
 
 
+def test_a_manager_of_what_is_no_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="need a directory that can be read and written"):
+            CheckpointManager(Checkpoint(step=keras.Variable(1)), place)
+
+
 def test_restoring_what_is_not_there():
     with pytest.raises(CheckpointError, match="where there is no directory"):
         Checkpoint(step=keras.Variable(1)).restore("/tmp/unisono-not-there")
