@@ -6,6 +6,7 @@ from typing import Any
 
 from unisono._names import no_attribute
 from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
+from unisono.checkpoint._watcher import PreemptionWatcher
 from unisono.cluster._resolvers import ClusterResolver
 from unisono.cluster._tpu import TPUClusterResolver
 from unisono.cluster._tpu_topology import DeviceAssignment
@@ -76,6 +77,7 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",

@@ -59,6 +59,7 @@ FLOORS = {
     "checkpoint._reader": 15,
     "checkpoint._restoring": 13,
     "checkpoint._tracking": 1,
+    "checkpoint._watcher": 17,
     "checkpoint._writer": 1,
     "cli.__main__": 16,
     "cli._app": 15,

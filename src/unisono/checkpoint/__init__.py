@@ -14,6 +14,7 @@ from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 from unisono.checkpoint._reader import CheckpointReader, latest_checkpoint, list_variables, load_checkpoint
 from unisono.checkpoint._restoring import RestoreStatus
+from unisono.checkpoint._watcher import PreemptionWatcher
 
 __all__ = [
     "Checkpoint",
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointUnmatchedError",
     "CheckpointUnreadableError",
     "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "RestoreStatus",
     "TerminationConfig",
     "latest_checkpoint",

@@ -21,6 +21,7 @@ from unisono.checkpoint import (
 )
 from unisono.checkpoint._preemption import Alone, Notice, Pace, wants_save
 from unisono.cluster_resolver import SimpleClusterResolver
+from unisono.experimental import PreemptionWatcher
 
 
 class Clock:
@@ -378,3 +379,18 @@ def test_the_name_of_the_counter_is_taken(tmp_path):
 def test_a_bad_config(config, error):
     with pytest.raises(error, match=f"Received: {next(iter(config))}="):
         TerminationConfig(**config)
+
+
+def test_a_watcher_notes_the_signal_and_leaves_the_process_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    watcher = PreemptionWatcher()
+    assert watcher.preemption_message is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert watcher.preemption_message.startswith("this process received SIGTERM 0 s ago")
+    watcher.block_until_worker_exit()
+    watcher.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+    other = PreemptionWatcher()
+    del other
+    gc.collect()
+    assert signal.getsignal(signal.SIGTERM) == before
