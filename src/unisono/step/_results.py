@@ -26,7 +26,7 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
     if isinstance(value, IndexedSlices):
         return _reduce_rows(op, value, axis, mesh)
     if not isinstance(value, PerReplica):
-        return _reduce_single(op, value, axis, mesh.num_replicas)
+        return _reduce_single(op, value, axis, mesh)
     if value.stacked is not None:
         axes = None if axis is None else _axes(axis, value.stacked.shape[1:])
         if mesh.is_spread and not isinstance(value.stacked, jax.core.Tracer):
@@ -63,15 +63,17 @@ def _reduce_rows(op: ReduceOp, slices: IndexedSlices, axis: Axis, mesh: ReplicaM
     return IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _reduce_single(op: ReduceOp, value: Any, axis: Axis, replicas: int) -> Any:
+def _reduce_single(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
     """A value that is the same everywhere; TensorFlow refuses its sum, which is likely a mistake."""
     # A host's zero is not worth an error; a device array is not read to find out.
     is_zero = isinstance(value, (int, float, np.generic, np.ndarray)) and not np.any(value)
-    if op is ReduceOp.SUM and replicas > 1 and not is_zero:
+    if op is ReduceOp.SUM and mesh.num_replicas > 1 and not is_zero:
+        workers = " `strategy.extended.reduce_to('SUM', value, None)` adds up one value of each worker."
         raise InvalidArgumentError(
             "Only a per-replica value can be summed over the replicas. Received: "
             f"{type(value).__name__} {value!r}. Pass what `strategy.run` returned, where steps return arrays "
             "(a Python number is the same on all replicas), or use 'MEAN'."
+            + (workers if mesh.is_spread else "")
         )
     if axis is None:
         return value
