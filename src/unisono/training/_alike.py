@@ -141,8 +141,11 @@ class StateCheck:
 
 
 def _on(device: Any, array: Any) -> Any:
-    """The copy of an array that a device holds."""
-    return next(shard.data for shard in array.addressable_shards if shard.device == device)
+    """The copy of an array that a device holds, or a copy of one that lies elsewhere."""
+    for shard in array.addressable_shards:
+        if shard.device == device:
+            return shard.data
+    return jax.device_put(array.addressable_data(0), device)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

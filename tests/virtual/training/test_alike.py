@@ -101,5 +101,10 @@ def test_checks_start_after_fixed_steps_and_are_read_where_the_next_one_starts(m
         check.stepped(steps, state)
 
 
+def test_arrays_that_lie_on_one_device(mesh):
+    alone = jax.device_put(STATE[3], mesh.devices[1])
+    StateCheck(mesh).compare(["kernel"], [alone])
+
+
 def test_nothing_to_compare(mesh):
     StateCheck(mesh).stepped(1, lambda: ([], []))
