@@ -197,10 +197,6 @@ class MeanOfSquares(L.Layer):
         return x
 
 
-def mixing_jax_layer():
-    return L.JaxLayer(lambda params, inputs: inputs - inputs.mean(axis=0), lambda key, shape: {})
-
-
 def counting_layer():
     class Counting(L.Layer):
         def build(self, shape):
@@ -358,7 +354,6 @@ ZOO = {
     "a layer of a user": Entry(lambda: dense(Scaled())),
     "a layer that mixes rows": Entry(lambda: dense(Centered()), splits=False),
     "a lambda that mixes rows": Entry(lambda: dense(L.Lambda(lambda x: x - ops.mean(x, 0))), splits=False),
-    "a JaxLayer that mixes rows": Entry(lambda: dense(mixing_jax_layer()), splits=False),
     "a layer that counts": Entry(lambda: dense(counting_layer())),
     "an added sum": Entry(lambda: dense(SumOfSquares())),
     "an added mean": Entry(lambda: dense(MeanOfSquares())),
