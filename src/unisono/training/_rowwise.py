@@ -46,8 +46,9 @@ def row_uses(fn: Callable[..., Any], args: tuple[Any, ...], few: int, many: int)
         many: another, larger number of rows.
 
     >>> x = np.zeros((4, 3), "f4")
-    >>> row_uses(lambda x: (x.sum(axis=1), x.mean(), x.max()), (x,), 2, 4)
-    [<RowUse.APART: ...>, <RowUse.MEAN: ...>, <RowUse.MIXED: ...>]
+    >>> uses = row_uses(lambda x: (x.sum(axis=1), x.mean(), x.max()), (x,), 2, 4)
+    >>> [use.name for use in uses]
+    ['APART', 'MEAN', 'MIXED']
     """
     leaves, structure = jax.tree.flatten(args)
 
