@@ -8,6 +8,7 @@ import functools
 
 import jax
 import keras
+import numpy as np
 import pytest
 
 from tests.virtual.models._zoo import (
@@ -197,6 +198,13 @@ class MeanOfSquares(L.Layer):
         return x
 
 
+def jax_layer():
+    """With given weights: to make them itself, Keras' layer needs TensorFlow."""
+    return L.JaxLayer(
+        lambda params, inputs: (inputs - inputs.mean(0)) * params["scale"], params={"scale": np.float32(2)}
+    )
+
+
 def counting_layer():
     class Counting(L.Layer):
         def build(self, shape):
@@ -353,6 +361,7 @@ ZOO = {
     "BatchNormalization, synchronized": Entry(synchronized),
     "a layer of a user": Entry(lambda: dense(Scaled())),
     "a layer that mixes rows": Entry(lambda: dense(Centered()), splits=False),
+    "JAX code that mixes rows": Entry(lambda: dense(jax_layer()), splits=False),
     "a lambda that mixes rows": Entry(lambda: dense(L.Lambda(lambda x: x - ops.mean(x, 0))), splits=False),
     "a layer that counts": Entry(lambda: dense(counting_layer())),
     "an added sum": Entry(lambda: dense(SumOfSquares())),
