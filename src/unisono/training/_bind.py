@@ -56,7 +56,7 @@ from unisono.training._inputs import data_needed, keras_arguments
 from unisono.training._keeping import taken_state, weights_kept
 from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
 from unisono.training._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
-from unisono.training._rows import first_rows, gather_rows
+from unisono.training._rows import first_rows, gather_rows, sequential_built
 from unisono.training._saving import written_once
 from unisono.training._step import Task
 
@@ -83,6 +83,7 @@ def install() -> None:
     _wrap(keras.Variable, "assign", assign_here)
     _read_on_devices()
     _mark_new_models()
+    _wrap(keras.Sequential, "build", sequential_built)
     _wrap(keras.Model, "compile", _compile)
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _wrap(keras.Model, name, _guarded(name))
@@ -121,8 +122,10 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return wrapper(original, self, *args, **kwargs)
 
-    # Keras looks at the arguments of a layer's `__init__` to save it.
-    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    # Keras looks at the arguments of a layer's `__init__` to save it. It copies `build` into each layer
+    # with all attributes, but without `self`.
+    if name != "build":
+        method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
 
 

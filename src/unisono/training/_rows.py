@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,9 @@ ROW_WISE = frozenset(
 
 #: Layers that Keras makes inside of others.
 _PARTS = ("ConvLSTMCell", "DropoutRNNCell")
+
+#: Marks an `InputLayer` that Keras made from the first data.
+_FROM_DATA = "_unisono_from_data"
 
 #: Of these, those whose config holds the number of an axis that may be the batch's.
 _AXES = ("axis", "axes", "_axis", "_attention_axes")
@@ -91,9 +95,24 @@ def one_batch_size(model: Any) -> str | None:
         name = f"the layer {layer.name!r} ({type(layer).__name__})"
         if getattr(layer, "stateful", False):
             return f"{name} keeps a state for each row"
-        if isinstance(layer, keras.layers.InputLayer) and layer.batch_shape[0] is not None:
-            return f"{name} takes {layer.batch_shape[0]} rows"
+        if isinstance(layer, keras.layers.InputLayer) and not getattr(layer, _FROM_DATA, False):
+            rows = layer.batch_shape[0]
+            if rows is not None:
+                return f"{name} takes {rows} rows (write its shape without them if it takes any number)"
     return None
+
+
+def sequential_built(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Build a `keras.Sequential`, and note whether its input's shape is only that of the first batch.
+
+    Keras makes the input of a model without one from the first data, with their number of rows, and
+    accepts any other number afterwards. A user who writes `Input(batch_shape=...)` asks for that number.
+    """
+    declared = any(isinstance(layer, keras.layers.InputLayer) for layer in self._layers[:1])
+    result = original(self, *args, **kwargs)
+    if not declared and self._layers and isinstance(self._layers[0], keras.layers.InputLayer):
+        object.__setattr__(self._layers[0], _FROM_DATA, True)
+    return result
 
 
 def _is_keras_own(layer: Any) -> bool:

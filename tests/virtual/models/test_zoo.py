@@ -418,3 +418,23 @@ def test_a_model_for_one_batch_size_runs_whole(build, data, caplog):
     entry = Entry(build(12), data=data)
     assert_alike(trained(entry, 2, 24, 12), trained(entry, 0, 24, 12), entry.tolerance)
     assert sum("every replica computes all" in r.message for r in caplog.records) == 1
+
+
+def in_a_subclassed_model():
+    return Wrapping(lazily_built())
+
+
+class Wrapping(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("build", [lazily_built, in_a_subclassed_model])
+def test_a_sequential_built_by_its_first_batch_is_split(build, caplog):
+    entry = Entry(build)
+    assert_alike(trained(entry, 2, 24, 12), trained(entry, 0, 24, 12), entry.tolerance)
+    assert not [r for r in caplog.records if "every replica computes all" in r.message]
