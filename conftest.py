@@ -7,6 +7,7 @@ the strategy makes the devices.
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -15,6 +16,9 @@ is_worker = "TF_CONFIG" in os.environ
 if not is_worker:
     # Room for the collectives of eight devices: see `unisono/_mesh.py`.
     os.environ["PJRT_NPROC"] = "16"
+
+# A shell starts programs in the background with SIGINT ignored; tests of Ctrl-C need Python's own handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 

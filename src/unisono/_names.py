@@ -1,6 +1,6 @@
 """Names of tf.distribute that Unisono has under another name, or not yet: what to write instead. Data.
 
-`tests/unit/test_names.py` walks all names of tf.distribute: each works, or has its line here.
+`tests/unit/test_tf_names.py` walks all names of tf.distribute: each works, or has its line here.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_every_way_to_the_others_names_the_one_that_was_killed(tmp_path, victim)
         assert text.startswith("All workers must stay until all are done. Received: " + named)
         assert "its process has ended" in text
     last = workers.logs[1 - victim].read_text().splitlines()[-1]
-    assert last.startswith("unisono._errors.ClusterError: All workers must stay until all are done.")
+    assert last.startswith("unisono.ClusterError: All workers must stay until all are done.")
     assert named in last
 
 

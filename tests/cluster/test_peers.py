@@ -14,7 +14,7 @@ PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
     ("mode", "words"),
     [
         # After the 10 s of `CommunicationOptions(timeout_seconds=10)`; Gloo itself would wait half an hour.
-        ("", "unisono._errors.ClusterError: All workers must stay until all are done"),
+        ("", "unisono.ClusterError: All workers must stay until all are done"),
         # Long before the 600 s of a collective: after some heartbeats, of 1 s here.
         ("gone", "This process ends with code 1. All workers must stay until all are done"),
     ],
