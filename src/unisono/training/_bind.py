@@ -183,11 +183,12 @@ def _guarded(name: str) -> Callable[..., Any]:
         if strategy is None:
             _check_not_in_scope(self, name)
             return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
+        needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
-        with explained, putting_off, data_needed(name), _scope_of(strategy), weights_kept(self), allowed:
+        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:

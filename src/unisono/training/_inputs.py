@@ -71,6 +71,28 @@ def keras_arguments(
     return args, kwargs
 
 
+def _check_has_rows(model: Any, data: Dataset) -> None:
+    """Raise where elements have the shapes of single examples of a model.
+
+    Only where Keras has rejected them: to find the shapes, the first element may have to be read.
+    """
+    wanted = getattr(model, "inputs", None)
+    spec = data.element_spec
+    given = jax.tree_util.tree_leaves_with_path(spec[0] if isinstance(spec, tuple) and spec else spec)
+    if not isinstance(wanted, list) or len(wanted) != len(given):
+        return
+    for (_, leaf), one in zip(given, wanted, strict=True):
+        # Keras itself adds a last dimension of one.
+        if leaf.shape is None or len(leaf.shape) != len(one.shape) - 1 or one.shape[-1] == 1:
+            return
+    path, leaf = given[0]
+    raise InvalidArgumentError(
+        f"Data must be batches, with one row for each example. Received: elements of shape {leaf.shape} at "
+        f"x{jax.tree_util.keystr(path)}, where {model.name!r} takes {wanted[0].shape}. "
+        "Did you forget `.batch()`? Write `dataset.batch(64)`."
+    )
+
+
 def _keras_input(strategy: Any, data: Dataset | DistributedDataset) -> Any:
     if isinstance(data, Dataset):
         return as_keras_input(strategy.shared_pipeline(data))
@@ -93,14 +115,16 @@ def _check_arrays(value: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def data_needed(name: str) -> Iterator[None]:
+def data_needed(name: str, model: Any, data: Any) -> Iterator[None]:
     """Around `fit` and the like: turn what Keras raises where data have no batch into a clear error.
 
     Args:
         name: of the method.
+        model: whose method it is.
+        data: what it was given.
 
     Raises:
-        InvalidArgumentError: the data were empty.
+        InvalidArgumentError: the data were empty, or not batches.
     """
     try:
         yield
@@ -113,6 +137,8 @@ def data_needed(name: str) -> Iterator[None]:
                 "The data hold strings or Python objects. Turn them into numbers before training, with "
                 "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
             )
+        if isinstance(data, Dataset) and "shape" in str(error):
+            _check_has_rows(model, data)
         raise
     except UnboundLocalError as error:
         if any(f"'{name}'" in str(error) for name in _UNBOUND):

@@ -133,6 +133,11 @@ BAD = {
     ),
     "late": (lambda: ((np.full((2, 3), i**30), Y[:2]) for i in range(4)), ValueError, r"batch\[0\] of dtype"),
     "unbatched": (lambda: Dataset.from_tensor_slices((X, Y[:, 0])), ValueError, "Did you forget `.batch"),
+    "unbatched rows": (
+        lambda: Dataset.from_tensor_slices((X, Y)),
+        ValueError,
+        r"elements of shape .* takes \(None, .*Did you forget `.batch",
+    ),
 }
 
 
