@@ -155,6 +155,7 @@ FLOORS = {
     "training._clock": 1,
     "training._companion": 1,
     "training._described": 1,
+    "training._compared": 3,
     "training._fit": 10,
     "training._inputs": 4,
     "training._holders": 4,

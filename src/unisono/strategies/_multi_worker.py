@@ -33,7 +33,6 @@ from unisono.collectives._cross_device import (
 )
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
-from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.data._sharding import InputOptions
 from unisono.data._workers import (
     elements_of_workers,
@@ -45,8 +44,8 @@ from unisono.strategies._base import Strategy
 from unisono.training._alike import StateCheck
 from unisono.training._briefing import briefing
 from unisono.training._callbacks import MOMENTS, SameState, decision_moments, is_chief_only, shared_decisions
-from unisono.training._companion import Companion, flat_callbacks
-from unisono.training._described import described, layers_of, optimizer_of
+from unisono.training._companion import flat_callbacks
+from unisono.training._compared import are_within, facts_of, other_callbacks, size_of
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -262,10 +261,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         callbacks = flat_callbacks(arguments["callbacks"])
         moments = decision_moments(callbacks)
         random = _EncodedRandomState()
-        own = bytes([ahead, *(m in moments for m in MOMENTS)])
+        others = json.dumps(other_callbacks(callbacks)).encode()
+        own = bytes([ahead, *(m in moments for m in MOMENTS)]) + hashlib.sha256(others).digest()
         self._note_call("fit")
-        every = _bootstrap.require_same(_facts_of(model, arguments), "A call of `fit`", own + random.digest())
+        every = _bootstrap.require_same(facts_of(model, arguments), "A call of `fit`", own + random.digest())
         self._begun.discard("TRAIN")
+        if any(e[len(MOMENTS) + 1 : len(own)] != every[0][len(MOMENTS) + 1 : len(own)] for e in every):
+            self._compare_callbacks(others)
         if any(e[len(own) :] != every[0][len(own) :] for e in every):
             random.take_over()
         changed = dict(arguments)
@@ -278,11 +280,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         changed["callbacks"] = [*callbacks, shared_decisions(_bootstrap.broadcast_bytes, callbacks, moments)]
         yield changed, all(e[0] for e in every)
 
+    def _compare_callbacks(self, own: bytes) -> None:
+        """Refuse callbacks that other workers have, and not the chief; it may print or measure alone."""
+        if not are_within([json.loads(data) for data in _bootstrap.gather_bytes(own)]):
+            _bootstrap.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
+
     def _say(self, arguments: dict[str, Any], callbacks: Sequence[Any]) -> None:
         """Say on the chief's screen what begins, unless `fit` is silent or has said it before."""
         if not self.is_chief or not arguments.get("verbose", "auto"):
             return
-        data = {k: _size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
+        data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
         counts = self.num_replicas_in_sync, self._membership.num_processes
         text = briefing(arguments, callbacks, data, self._mesh.platform, *counts)
         if text != self._said:
@@ -309,7 +316,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
             name = original.__name__
             self._note_call(name)
-            _bootstrap.require_same({"method": name, **_facts_of(model, arguments)}, f"A call of `{name}`")
+            _bootstrap.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
         if not self.is_chief:
             arguments["verbose"] = 0
         return {**arguments.pop("kwargs", {}), **arguments}
@@ -398,70 +405,6 @@ def _connect(mesh: ReplicaMesh) -> None:
     )
     with _bootstrap.together():
         jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
-
-
-#: Numbers and options that all workers must give alike, and data of which only the size is compared.
-_OPTIONS = (
-    "batch_size",
-    "epochs",
-    "initial_epoch",
-    "steps",
-    "steps_per_epoch",
-    "validation_batch_size",
-    "validation_steps",
-    "validation_freq",
-    "shuffle",
-    "class_weight",
-    "validation_split",
-)
-#: Arguments of `compile` that are compared, besides the optimizer.
-_COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
-_DATA = ("x", "y", "sample_weight", "validation_data")
-
-
-def _facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a call of `fit`, `evaluate` or `predict` must have in common on all workers."""
-    facts = {name: repr(arguments.get(name)) for name in _OPTIONS}
-    facts |= {name: _size_of(arguments.get(name)) for name in _DATA}
-    paths = canonical_paths(v.path for v in model.variables)
-    rows = zip(paths, model.variables, strict=True)
-    facts["model"] = "\n".join(
-        f"{path} {tuple(v.shape)} {v.dtype}{'' if v.trainable else ' not trainable'}" for path, v in rows
-    )
-    # What was built in another way differs above.
-    facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
-    compiled = getattr(getattr(model, "_compile_config", None), "config", {"loss": model.loss})
-    facts |= {name: described(compiled.get(name)) for name in _COMPILED}
-    facts["precision"] = _precision(model)
-    facts |= {
-        name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
-    }
-    facts["callbacks"] = "\n".join(map(_described, flat_callbacks(arguments.get("callbacks"))))
-    return facts
-
-
-def _described(callback: Any) -> str:
-    common = callback.common if isinstance(callback, Companion) else ""
-    return f"{type(callback).__name__} {common}".strip()
-
-
-def _precision(model: Any) -> str:
-    return str(getattr(getattr(model, "dtype_policy", None), "name", None))
-
-
-def _size_of(data: Any) -> str:
-    """The type of some input, and the shapes or the number of batches where they are known before."""
-    name = "Dataset" if isinstance(data, (KerasInput, KerasStream)) else type(data).__name__
-    return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
-
-
-def _size_of_leaf(leaf: Any) -> str:
-    if hasattr(leaf, "shape"):
-        return str(tuple(leaf.shape))
-    try:
-        return f"{leaf.num_batches if hasattr(leaf, 'num_batches') else len(leaf)} batches"
-    except (TypeError, NotImplementedError):  # what generators and the like say
-        return "of unknown size"
 
 
 class _EncodedRandomState:

@@ -7,10 +7,14 @@ first worker. What has no configuration is described by its class and the code o
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import enum
 import functools
 import hashlib
 import inspect
+import marshal
+import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +25,12 @@ import numpy as np
 
 #: Entries of configurations that may differ: initial values and the state of generators are the chief's.
 _LEFT_OUT = frozenset({"name", "seed", "registered_name", "build_config", "module", "shared_object_id"})
+
+#: Where an object lies, in the text that Python gives for it.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+#: How the code of a function without keyword-only arguments begins, as `keras.layers.Lambda` encodes it.
+_CODE = ("4wAAAAAA", "4wEAAAAA", "4wIAAAAA", "4wMAAAAA", "4wQAAAAA")
 
 #: Deeper structures are told by their class.
 _DEPTH = 12
@@ -103,12 +113,12 @@ def _described(value: Any, names: Mapping[str, int], depth: int) -> str:
         return repr(value)
     if isinstance(value, str):
         # Of a path the folders may be each worker's own.
-        return f"#{names[value]}" if value in names else repr(value.replace("\\", "/").rpartition("/")[2])
+        return f"#{names[value]}" if value in names else _text(value)
     if depth == 0:
         return _qualname(value)
     inner = functools.partial(_described, names=names, depth=depth - 1)
     if isinstance(value, Mapping):
-        return _dict(value, inner)
+        return _dict(value, inner, names)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(inner, value))}]"
     if isinstance(value, (set, frozenset)):
@@ -124,10 +134,21 @@ def _described(value: Any, names: Mapping[str, int], depth: int) -> str:
     return _class_of(value) if config is None else f"{_class_of(value)} {_dict(config, inner)}"
 
 
-def _dict(value: Mapping[Any, Any], inner: Any = None) -> str:
+def _text(value: str) -> str:
+    """A text without addresses, and without folders where it is a path."""
+    if value.startswith(_CODE):
+        # Keras encodes lambdas together with the path of their file.
+        with contextlib.suppress(ValueError, EOFError, TypeError):
+            code = marshal.loads(base64.b64decode(value))
+            return f"lambda {_code_hash([code])}" if isinstance(code, types.CodeType) else repr(value)
+    return _ADDRESS.sub("", repr(value.replace("\\", "/").rpartition("/")[2]))
+
+
+def _dict(value: Mapping[Any, Any], inner: Any = None, names: Mapping[str, int] | None = None) -> str:
     inner = inner or functools.partial(_described, names={}, depth=_DEPTH)
-    items = sorted((str(k), v) for k, v in value.items() if k not in _LEFT_OUT)
-    return f"{{{', '.join(f'{k}: {inner(v)}' for k, v in items)}}}"
+    keys = {k: f"#{names[k]}" if names and k in names else _ADDRESS.sub("", str(k)) for k in value}
+    items = sorted((keys[k], inner(v)) for k, v in value.items() if k not in _LEFT_OUT)
+    return f"{{{', '.join(f'{k}: {v}' for k, v in items)}}}"
 
 
 def _array(value: Any) -> str:

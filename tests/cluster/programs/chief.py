@@ -279,7 +279,9 @@ def mismatches():
             call()
         except unisono.ClusterError as error:
             found[name] = str(error)
-    fit(same)
+    # What prints and measures may be on the chief alone.
+    alone = [] if WORKER else [Steps(), keras.callbacks.CSVLogger(FOLDER / "alone.csv")]
+    fit(same, callbacks=alone)
     return {**found, "after": digest(same)}
 
 

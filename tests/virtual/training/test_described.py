@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from unisono.training._compared import facts_of
 from unisono.training._described import described, layers_of, optimizer_of
 
 L = keras.layers
@@ -79,6 +80,15 @@ def test_what_workers_may_have_different():
     assert layers_of(keras.Sequential([L.Dropout(0.1, seed=1)])) == layers_of(
         keras.Sequential([L.Dropout(0.1, seed=2)])
     )
+    assert described({"loss": {"dense_9": "mse"}}, {"dense_9": 0}) == described(
+        {"loss": {"dense_12": "mse"}}, {"dense_12": 0}
+    )
+    assert (
+        described("<function f at 0x7f45>")
+        == described("<function f at 0x7fa9>")
+        != described("<function g>")
+    )
+    assert described({object(): 1}) == described({object(): 1})
     assert described("/tmp/worker-0/words.txt") == described("/tmp/worker-1/words.txt")
 
 
@@ -141,3 +151,34 @@ def test_any_value_has_a_description():
     many = [str(i) for i in range(10_000)]
     assert len(described(many)) < 3000
     assert described(many) != described([*many[:-1], "other"])
+
+
+def lambdas(number, folder):
+    source = f"lambda one: one * {number} + len({{'a', 'b'}})"
+    return eval(compile(source, f"/{folder}/train.py", "eval"))
+
+
+@pytest.mark.filterwarnings("ignore:.*lambda")
+@pytest.mark.parametrize("make", [L.Lambda, lambda f: L.Dense(2, activation=f)])
+def test_a_lambda_is_the_same_in_another_folder(make, monkeypatch):
+    monkeypatch.setattr("inspect.getsource", lambda obj: "")
+    first = described(make(lambdas(2, "home/one")))
+    assert described(make(lambdas(2, "mnt/other"))) == first
+    assert described(make(lambdas(3, "home/one"))) != first
+
+
+def two_outputs(weight):
+    x = keras.Input((4,))
+    model = keras.Model(x, [L.Dense(1)(x), L.Dense(1)(x)])
+    first, second = model.output_names  # which Keras counts up
+    model.compile(
+        "sgd", {first: "mse", second: "mae"}, {first: weight, second: 1.0}, metrics={first: ["mae"]}
+    )
+    return model
+
+
+def test_calls_with_names_and_orders_of_their_own():
+    first = facts_of(two_outputs(0.5), {"class_weight": {0: 1.0, 1: 2.0}})
+    assert facts_of(two_outputs(0.5), {"class_weight": {1: 2.0, 0: 1.0}}) == first
+    other = facts_of(two_outputs(0.6), {"class_weight": {0: 1.0, 1: 3.0}})
+    assert {k for k in first if first[k] != other[k]} == {"class_weight", "loss_weights"}
