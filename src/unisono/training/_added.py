@@ -1,8 +1,9 @@
-"""Losses that layers add with `add_loss`: in `fit`, a sum over rows is that of all replicas."""
+"""Losses that layers add with `add_loss`, or that a model computes itself, over all replicas in `fit`."""
 
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from unisono.training._rows import Aside, rows_of
 from unisono.training._rowwise import RowUse, row_uses
 
 _LOG = logging.getLogger("unisono")
+
+#: Models whose own loss was looked at.
+_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def added_losses(model: Any, x: Any, training: bool, context: Context) -> list[Any] | None:
@@ -62,6 +66,38 @@ def _uses(model: Any, x: Any, training: bool, rows: int, total: int) -> list[Row
         return row_uses(losses, (jax.tree.map(jnp.asarray, x),), rows, total)
     finally:
         model._losses_override = override
+
+
+def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> None:
+    """Warn where the loss of an overridden `compute_loss` may depend on the number of replicas.
+
+    Args:
+        model: the model, whose class overrides `compute_loss`.
+        arguments: of `compute_loss`, with this replica's rows.
+        context: the replica's.
+    """
+    replica, rows = context.replica, rows_of(arguments[:-1])
+    if replica is None or replica.num_replicas_in_sync == 1 or not rows or model in _CHECKED:
+        return
+    _CHECKED.add(model)
+
+    def loss(*trees: Any) -> Any:
+        with entered(None), Aside():
+            return model._compute_loss(*trees, training=arguments[-1])
+
+    shapes = jax.tree.map(jnp.asarray, arguments[:-1])
+    try:
+        (use,) = row_uses(loss, shapes, rows, replica.engine.total(rows))
+    except Exception:
+        use = RowUse.MIXED
+    if use not in (RowUse.MEAN, RowUse.NONE):
+        _LOG.warning(
+            "What %s.compute_loss returns counts as the mean of its values on the replicas: it could not be "
+            "shown to be a mean over rows, so another number of replicas may give other numbers. Write a "
+            "`keras.Loss` or a function and give it to `compile(loss=...)`: it gets the rows of all replicas "
+            "where they meet.",
+            type(model).__name__,
+        )  # fmt: skip
 
 
 def _warn(model: Any) -> None:

@@ -40,7 +40,7 @@ from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._variables import kind_of, merge_all, merge_rule
-from unisono.training._added import added_losses
+from unisono.training._added import added_losses, check_own_loss
 from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
 from unisono.training._apart import check_fit
 from unisono.training._companion import accompanied, has_companions
@@ -96,6 +96,7 @@ def install() -> None:
     _wrap(keras.Model, "_get_jax_state", _get_jax_state)
     _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
     _wrap(keras.Model, "compute_loss", _compute_loss)
+    _wrap(keras.Model, "_compute_loss", _own_loss)
     _wrap(keras.Model, "compute_metrics", _compute_metrics)
     _wrap(keras.metrics.Metric, "stateless_result", _stateless_result)
     _wrap(keras.metrics.Mean, "update_state", _mean_update_state)
@@ -300,6 +301,21 @@ def _compute_loss(
         return original(self, x, y, y_pred, sample_weight, training)
     with entered(None):
         return original(self, x, *rows, training)
+
+
+def _own_loss(
+    original: Callable[..., Any],
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> Any:
+    context = _replica_context()
+    if context is not None and context.means and type(self).compute_loss is not keras.Model.compute_loss:
+        check_own_loss(self, (x, y, y_pred, sample_weight, training), context)
+    return original(self, x, y, y_pred, sample_weight, training)
 
 
 def _compute_metrics(

@@ -144,3 +144,31 @@ def test_reduction_comes_back_after_an_error():
     with pytest.raises(ArithmeticError, match="on purpose"):
         strategy.run(lambda x, y: loss(y, x), args=batch)
     assert loss.reduction == "sum_over_batch_size"
+
+
+class OwnLoss(keras.Model):
+    """A model that computes its loss itself, from the rows' squared errors."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.total(keras.ops.square(y_pred - y))
+
+
+def own_loss(total):
+    inputs = keras.Input((3,))
+    model = OwnLoss(inputs, keras.layers.Dense(1)(inputs))
+    model.total = total
+    model.compile("sgd")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("total", "warns"),
+    [(keras.ops.mean, False), (keras.ops.sum, True), (lambda e: keras.ops.sqrt(keras.ops.mean(e)), True)],
+    ids=["mean", "sum", "root"],
+)
+def test_a_compute_loss_that_depends_on_the_number_of_replicas_is_named(total, warns, caplog):
+    with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = own_loss(total)
+    model.fit(np.ones((8, 3), "f4"), np.ones((8, 1), "f4"), batch_size=4, verbose=0)
+    named = [r for r in caplog.records if "OwnLoss.compute_loss" in r.message]
+    assert len(named) == warns
