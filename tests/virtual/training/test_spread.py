@@ -113,18 +113,18 @@ def test_files_are_divided_and_their_batches_joined(tmp_path):
 
 @pytest.mark.parametrize("source", ["batch", "generator"])
 def test_data_sharded_by_hand_are_all_used(source):
-    """Each worker has its own rows; of a batch of 2 per worker, one row goes into each step."""
+    """Each worker has its own rows; of each of its batches, its part goes into a step."""
     strategy = mirrored(None)
     workers, index = strategy.num_workers, strategy.worker_index
-    own = Dataset.range(8 * workers).shard(workers, index)
+    own = Dataset.range(4 * workers**2).shard(workers, index)
     if source == "batch":
         data = own.batch(2 * workers)
     else:
         batches = list(own.batch(2 * workers))
         data = Dataset.from_generator(lambda: iter(batches))
     batches = rows_of(data.with_options(policy("OFF")))
-    assert sorted(flat(batches)) == list(range(8 * workers))
-    assert [len(b) for b in batches] == [2 * workers] * 4
+    assert sorted(flat(batches)) == list(range(4 * workers**2))
+    assert [len(b) for b in batches] == [2 * workers] * 2 * workers
     assert sorted(batches[0]) == list(range(2 * workers))
 
 
