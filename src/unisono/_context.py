@@ -57,6 +57,7 @@ class Context:
         means: whether gradients and losses of replicas are averaged (Keras' `fit`) and not
             summed (custom loops, as tf.distribute has it).
         true_rows: for a batch that was padded to divide, how many of the replicas' rows are true.
+        is_of_method: whether a method of a model entered the scope, such as `fit`, and not the user.
     """
 
     strategy: Any
@@ -64,6 +65,7 @@ class Context:
     is_update: bool = False
     means: bool = False
     true_rows: int | None = None
+    is_of_method: bool = False
 
 
 _CURRENT: ContextVar[Context | None] = ContextVar("unisono_context", default=None)

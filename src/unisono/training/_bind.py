@@ -182,8 +182,13 @@ def _guarded(name: str) -> Callable[..., Any]:
     def method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = _BOUND.get(self)
         if strategy is None:
-            _check_not_in_scope(self, name)
-            return _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
+            # In a callback of another model's `fit` the user has entered no scope.
+            context = current()
+            with entered(None) if context is not None and context.is_of_method else contextlib.nullcontext():
+                _check_not_in_scope(self, name)
+                return (
+                    _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
+                )
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
@@ -239,7 +244,7 @@ def _scope_of(strategy: Any) -> Iterator[None]:
     if context is not None and context.strategy is strategy:
         yield
         return
-    with strategy.scope():
+    with strategy.scope(), entered(Context(strategy, is_of_method=True)):
         yield
 
 

@@ -125,3 +125,27 @@ def test_the_nan_guard():
     finally:
         jax.config.update("jax_debug_nans", False)
     assert_usable(model, before)
+
+
+def test_a_model_of_no_strategy_in_a_callback():
+    """As a metric that a second model computes: `fit` has entered the scope, and not the user."""
+    x, y = digits()
+    other = mlp()
+    other.compile("sgd", crossentropy())
+    expected = other.evaluate(x[:50], y[:50], verbose=0)
+    found = []
+
+    class Uses(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(other.evaluate(x[:50], y[:50], verbose=0))
+            found.append(other.predict(x[:3], verbose=0).shape)
+            other.fit(x[:50], y[:50], verbose=0)
+
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = mlp()
+        model.compile("sgd", crossentropy())
+    model.fit(x[:64], y[:64], verbose=0, callbacks=[Uses()])
+    assert found == [pytest.approx(expected), (3, 10)]
+    with strategy.scope(), pytest.raises(unisono.InvalidArgumentError, match="compiled in it"):
+        other.evaluate(x[:50], y[:50], verbose=0)
