@@ -23,6 +23,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._program: tuple[int, Any] | None = None
+        self._beside: tuple[tuple[int, Any], ...] = ()
         self._meetings: dict[int, None] = {}
 
     def started(self, token: Any) -> None:
@@ -32,6 +33,21 @@ class Pending:
             token: an output that nothing donates.
         """
         self._program = next(_NUMBERS), token
+
+    def started_beside(self, token: Any) -> None:
+        """Note a program that runs beside the steps, which end before it or after it.
+
+        Args:
+            token: an output that nothing donates.
+
+        >>> import jax
+        >>> pending = Pending()
+        >>> pending.started_beside(jax.numpy.zeros(()).block_until_ready())
+        >>> pending.waits_for is None
+        True
+        """
+        running = (entry for entry in self._beside if not _is_done(entry[1]))
+        self._beside = (*running, (next(_NUMBERS), token))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -49,6 +65,9 @@ class Pending:
         program = self._program
         if program is not None and not _is_done(program[1]):
             return program[0]
+        for number, token in self._beside:
+            if not _is_done(token):
+                return number
         return next(iter(self._meetings.copy()), None)
 
 

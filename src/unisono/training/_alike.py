@@ -20,6 +20,7 @@ import numpy as np
 from unisono._errors import ClusterError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono.cluster._differences import named
+from unisono.cluster._pending import PENDING
 
 _LOG = logging.getLogger("unisono")
 
@@ -100,7 +101,12 @@ class StateCheck:
                     row = _noted(row, np.int32(i), _on(device, array))
                 rows.append(row[None])
         shape = (len(self._devices), len(arrays))
-        return self._gather(jax.make_array_from_single_device_arrays(shape, self._sharding, rows))
+        every = jax.make_array_from_single_device_arrays(shape, self._sharding, rows)
+        # A worker whose machine disappears must be noticed here, too.
+        with PENDING.together():
+            sums = self._gather(every)
+        PENDING.started_beside(sums)
+        return sums
 
     def _read(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
         """Read the check before, and look at the state now where it has found a difference."""
@@ -113,7 +119,8 @@ class StateCheck:
             return
         names, arrays = [names[i] for i in found], [arrays[i] for i in found]
         placed = [self._mesh.put(x, self._mesh.replicated) for x in arrays]
-        spans, scales = np.asarray(self._mesh.local(self._spans(placed)), np.float64)
+        with PENDING.together():
+            spans, scales = np.asarray(self._mesh.local(self._spans(placed)), np.float64)
         is_exact = np.array([not jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays])
         # Not `spans > limits`, which is false for NaN.
         apart = ~(spans <= np.where(is_exact, 0, _ROUNDING * scales))

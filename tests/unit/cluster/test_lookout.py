@@ -167,3 +167,20 @@ def test_a_token_that_was_taken_over_is_done():
     pending = Pending()
     pending.started(Deleted())
     assert pending.waits_for is None
+
+
+def test_a_program_beside_the_steps_is_waited_for_although_a_later_step_is_done():
+    """A check of weights runs beside steps of which none may need the others."""
+    pending, beside, step = Pending(), Token(), Token()
+    pending.started_beside(beside)
+    pending.started(step)
+    step.ready = True
+    first = pending.waits_for
+    assert first is not None
+    further = Token()
+    pending.started_beside(further)
+    assert pending.waits_for == first
+    beside.ready = True
+    assert pending.waits_for not in (None, first)
+    further.ready = True
+    assert pending.waits_for is None
