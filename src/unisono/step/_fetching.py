@@ -15,7 +15,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any, NoReturn
 
 import jax
@@ -28,6 +28,9 @@ from unisono.step._program import Run, current_frame
 
 #: Arguments that can be iterated without being a source of data.
 _NO_DATA = (Sequence, Mapping, Set, type, io.IOBase, np.generic, keras.Variable)
+
+#: A variable of an outer function that has no value yet.
+_EMPTY_CELL = CellType()
 
 #: Functions below a traced function on the stack.
 _BOTTOM = (Run.complete.__code__, Run.operand_at.__code__)
@@ -277,6 +280,27 @@ def call_in_python(fn: Callable[[], Any], name: str, batches: Sequence[tuple[Any
     finally:
         _IN_PYTHON.reset(token)
     return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result)
+
+
+def closes_over_iterator(fn: Callable[..., Any]) -> bool:
+    """Return whether a function's own code names an iterator of another library, such as a generator.
+
+    Its reads are not seen: a program would hold the batches that the trace has read.
+
+    Args:
+        fn: any callable; only of a Python function the names are known.
+
+    >>> numbers = iter([1, 2])
+    >>> closes_over_iterator(lambda: next(numbers)), closes_over_iterator(lambda: 1)
+    (True, False)
+    """
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return False
+    outer, cells = getattr(fn, "__globals__", {}), getattr(fn, "__closure__", None) or ()
+    named = [outer[name] for name in code.co_names if name in outer]
+    named += [cell.cell_contents for cell in cells if cell != _EMPTY_CELL]
+    return any(isinstance(x, Iterator) and not isinstance(x, (DataIterator, *_NO_DATA)) for x in named)
 
 
 def is_traceable(batch: Any) -> bool:

@@ -22,6 +22,7 @@ from unisono.step._fetching import (
     Interrupted,
     Sources,
     call_in_python,
+    closes_over_iterator,
     is_traceable,
 )
 from unisono.step._functional import Plan, discarded, discover
@@ -92,7 +93,8 @@ class Function:
         sources = Sources.of(call)
         kinds = sources.key if sources else ()
         batches: list[tuple[Any, Any]] = []
-        if kinds not in self._in_python and not (sources and sources.must_loop):
+        must_loop = bool(sources and sources.must_loop) or closes_over_iterator(self._fn)
+        if kinds not in self._in_python and not must_loop:
             try:
                 return self._run((args, kwargs), call, sources, batches)
             except Interrupted as stopped:

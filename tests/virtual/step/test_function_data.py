@@ -506,3 +506,18 @@ def test_a_function_does_not_keep_the_data_of_past_epochs():
     del iterator
     gc.collect()
     assert gone() is None
+
+
+def test_a_generator_of_a_closure_is_read_at_each_call(two):
+    """Its reads cannot be seen in a trace, which would make a constant of its first batch."""
+    generator = (batch for batch in BATCHES[:3])
+
+    @unisono.function
+    def step():
+        return two.reduce("SUM", two.run(keras.ops.sum, args=(next(generator),)), axis=None)
+
+    assert [float(step()) for _ in range(3)] == [
+        float(two.num_replicas_in_sync * b.sum()) for b in BATCHES[:3]
+    ]
+    with pytest.raises(StopIteration):
+        step()
