@@ -64,14 +64,14 @@ def pooling_gradient(
     """
     worst = _worst(operand.dtype, select_prim is lax.ge_p)
     padded = lax.pad(operand, worst, [(low, high, 0) for low, high in padding])
-    windows = _Windows(padded.shape, source.shape, tuple(window_strides), tuple(window_dimensions))
+    windows = _PoolWindows(padded.shape, source.shape, tuple(window_strides), tuple(window_dimensions))
     chosen = windows.chosen(padded, select_prim.bind)
     gradient = windows.scattered(chosen, source)
     starts = [low for low, _ in padding]
     return lax.slice(gradient, starts, [s + n for s, n in zip(starts, operand.shape, strict=True)])
 
 
-class _Windows:
+class _PoolWindows:
     """The windows of a pooling; a position is a row-major number within a window.
 
     Args:

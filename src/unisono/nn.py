@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from unisono._context import ReplicaContext, get_replica_context
 from unisono._errors import ContextError
-from unisono.training._losses import mark_local
+from unisono.training.replica._losses import mark_local
 
 
 def compute_average_loss(

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnisonoError
-from unisono.cluster._resolvers import TFConfigClusterResolver, process_environ
+from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
 
 
 class InjectedError(UnisonoError):

@@ -7,7 +7,10 @@ import pytest
 
 from tests.cluster._workers import Workers
 
-CONTRACT = ["tests/virtual/strategies/test_contract.py", "tests/virtual/training/test_spread.py"]
+CONTRACT = [
+    "tests/virtual/strategies/test_contract.py",
+    "tests/virtual/strategies/test_multi_worker_program.py",
+]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
 NAMES = "never or mean or (validation and data) or global or accumulation"

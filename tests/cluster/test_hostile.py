@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster._workers import Workers
-from unisono.cluster import _meeting
+from unisono.cluster.rendezvous import _protocol
 
 PROGRAM = str(Path(__file__).parent / "programs" / "hostile.py")
 #: Frames for each port; many more were sent by hand.
@@ -21,7 +21,7 @@ FRAMES = int(os.environ.get("UNISONO_HOSTILE_FRAMES", "100"))
 
 
 def raw(body, length=None):
-    return struct.pack(">4sHI", b"UNIM", _meeting.VERSION, len(body) if length is None else length) + body
+    return struct.pack(">4sHI", b"UNIM", _protocol.VERSION, len(body) if length is None else length) + body
 
 
 def hostile(rng):
@@ -37,7 +37,7 @@ def hostile(rng):
             raw(rng.randbytes(50)),
             raw(b"x" * 100, length=rng.randrange(1 << 32)),
             raw(b"[" * 5000),
-            _meeting.frame({"kind": "stop", "text": "end"}),
+            _protocol.frame({"kind": "stop", "text": "end"}),
         ]
     )
 

@@ -189,7 +189,7 @@ def test_a_signal_ends_the_wait_before_a_restart(tmp_path):
 
 
 BEATS = """
-from unisono.cluster._beat import Heartbeat
+from unisono.cluster.liveness._heartbeat_file import Heartbeat
 Heartbeat.from_environ().beat()
 """
 

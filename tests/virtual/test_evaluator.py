@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_is_left_out_once(saved, caplog, kind):
 
 @pytest.mark.parametrize("kind", ["manager", "files"])
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_left_out(saved, caplog, monkeypatch, kind):
-    from unisono._evaluator import _restoring
+    from unisono.evaluator import _restoring
 
     copy, results = saved
     folder = copy(kind)

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono.callbacks._backup_series import Backups
+from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
-from unisono.callbacks._run import Run
-from unisono.callbacks._series import Backups
-from unisono.checkpoint import _commits, _preemption
-from unisono.checkpoint._agreement import Agreement, Alone
-from unisono.cluster._resolvers import process_environ
+from unisono.checkpoint import _commits
+from unisono.checkpoint.preemption import _handler
+from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
+from unisono.cluster_resolver._base import process_environ
 from unisono.training._bind import install, strategy_of, writes_files
-from unisono.training._companion import Companion, FitCall
+from unisono.training._fit_extension import FitCall, FitExtension
 
 _LOG = logging.getLogger("unisono")
 
@@ -35,7 +36,7 @@ RESTART = 42
 _SUPERVISED = "UNISONO_FENCE"
 
 
-class BackupAndRestore(Companion):
+class BackupAndRestore(FitExtension):
     """Saves all that training needs to go on, and goes on from there when the same program starts again.
 
     After a kill at any moment, even while saving, the same command continues at the exact next batch
@@ -113,8 +114,8 @@ class BackupAndRestore(Companion):
         self._signalled = False
         self._preempted = False
         self._batches = 0
-        self._agreement: Agreement | None = None
-        self._run: Run | None = None
+        self._agreement: SaveConsensus | None = None
+        self._run: FitBackup | None = None
         self._backups: Backups | None = None
         self._interval: BackupInterval | None = None
 
@@ -131,12 +132,12 @@ class BackupAndRestore(Companion):
         if self._handles_sigterm:
             # Also of several workers that train apart, each for itself.
             together = strategy is not None and strategy.mesh.is_spread
-            self._agreement = _preemption.make_agreement(None) if together else Alone()
+            self._agreement = _handler.make_consensus(None) if together else LocalConsensus()
         _commits.check_place(self.backup_dir, writes=writes)
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         every = self.save_freq if isinstance(self.save_freq, int) else 0
-        self._run = Run(self, call, self._backups, self._is_due, self._interval, every)
+        self._run = FitBackup(self, call, self._backups, self._is_due, self._interval, every)
         try:
             with self._sigterm():
                 self._run.prepare()

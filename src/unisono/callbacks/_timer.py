@@ -9,17 +9,17 @@ import jax
 import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono.training._clock import Reading, StepClock
+from unisono.training.trainer._host_timing import HostTimer, HostTimes
 
 
-def split_of(steps: Reading, seconds: float) -> dict[str, float]:
+def split_of(steps: HostTimes, seconds: float) -> dict[str, float]:
     """Return what `StepTimer` adds to the logs of an epoch.
 
     Args:
         steps: the epoch's.
         seconds: how long it took.
 
-    >>> split_of(Reading(data=0.5, batches=100, rows=3200), seconds=2.0)
+    >>> split_of(HostTimes(data=0.5, batches=100, rows=3200), seconds=2.0)
     {'data_ms': 5.0, 'step_ms': 20.0, 'examples_per_s': 1600.0}
     """
     if not steps.batches or seconds <= 0:
@@ -61,14 +61,14 @@ class StepTimer(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._before = Reading()
+        self._before = HostTimes()
         self._began = 0.0
         #: When the devices had finished the steps of the epoch; None while they compute.
         self._ended: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look for the clock, and begin the first epoch, of which a resumed run is not told."""
-        if not isinstance(getattr(self.model.train_function, "clock", None), StepClock):
+        if not isinstance(getattr(self.model.train_function, "clock", None), HostTimer):
             raise InvalidArgumentError(
                 "StepTimer needs a model that a strategy trains. Received: "
                 f"{self.model.name!r}, compiled outside of every scope. Write\n"
@@ -110,6 +110,6 @@ class StepTimer(keras.callbacks.Callback):
             state: from `get_state`.
         """
 
-    def _reading(self) -> Reading:
-        reading: Reading = self.model.train_function.clock.reading()
+    def _reading(self) -> HostTimes:
+        reading: HostTimes = self.model.train_function.clock.reading()
         return reading

@@ -9,12 +9,12 @@ from unisono._errors import (
     CheckpointUnreadableError,
 )
 from unisono.checkpoint._checkpoint import Checkpoint
-from unisono.checkpoint._finished import mark_finished
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
+from unisono.checkpoint._markers import mark_finished
 from unisono.checkpoint._reader import CheckpointReader, latest_checkpoint, list_variables, load_checkpoint
 from unisono.checkpoint._restoring import RestoreStatus
-from unisono.checkpoint._watcher import PreemptionWatcher
+from unisono.checkpoint.preemption._handler import PreemptionCheckpointHandler, TerminationConfig
+from unisono.checkpoint.preemption._watcher import PreemptionWatcher
 
 __all__ = [
     "Checkpoint",

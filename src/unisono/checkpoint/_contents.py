@@ -14,11 +14,11 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
-from unisono.checkpoint._facts import decode, encode
-from unisono.checkpoint._names import canonical_paths, slot_names, variables_by_name
+from unisono.checkpoint._json_state import decode, encode
 from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
-from unisono.step._distributed import Variable
-from unisono.step._variables import VariableAggregation
+from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
+from unisono.step.variables._merge_rules import VariableAggregation
+from unisono.step.variables._variable import Variable
 from unisono.training._bind import strategy_of
 
 #: Between the name of a model and the names of its variables.

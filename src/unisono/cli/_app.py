@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unisono._errors import UnisonoError
-from unisono.cli._options import Options, Program, parse_elastic, parse_spares
+from unisono.cli._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 
 app = typer.Typer(
     add_completion=False,
@@ -60,7 +60,7 @@ def launch(
     from unisono.cli import _launch
 
     size = None if elastic is None else parse_elastic(elastic)
-    options = Options(
+    options = LaunchOptions(
         workers=workers if workers is not None else (size[1] if size else 1),
         ps=ps,
         chief=chief,
@@ -73,7 +73,7 @@ def launch(
         stall_timeout=stall_timeout,
         cool_down=cool_down,
     )
-    what = Program(script, tuple(args or ()), module)
+    what = UserProgram(script, tuple(args or ()), module)
     if dry_run:
         typer.echo(_launch.dry_run(options, what, log_dir), nl=False)
         return

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.cli._files import write_aside
+from unisono.cli._run_files import write_aside
 
 #: What must be installed.
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
@@ -100,7 +100,7 @@ def cluster_text(environ: Mapping[str, str]) -> str:
     >>> cluster_text({"TF_CONFIG": text})
     "TFConfigClusterResolver: worker:0 is process 0 of 1 in {'worker': ['a:1']}"
     """
-    from unisono.cluster._resolve import resolve
+    from unisono.cluster_resolver._detect import resolve
 
     resolver = resolve(dict(environ))
     if resolver is None:

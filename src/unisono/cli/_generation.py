@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono.cli import _decide as decide
-from unisono.cli._files import BestEffort, History, Tail, last_lines, read_error, size_of
-from unisono.cli._plan import Plan
+from unisono.cli import _restart_policy as decide
+from unisono.cli._plan import LaunchPlan
 from unisono.cli._processes import Process, end_all
-from unisono.cli._progress import Sight, Stall, Watcher, find_stall
-from unisono.cluster._spec import Task
+from unisono.cli._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
+from unisono.cli._stall_detector import Sight, Stall, Watcher, find_stall
+from unisono.cluster_resolver._spec import Task
 
 #: The code of a shell where a program cannot be started.
 _NOT_STARTED = 126
@@ -38,7 +38,7 @@ class Starter:
 
     take: Callable[[], Process | None]
     start: Callable[[Task], Process]
-    job: Callable[[Plan, Task], dict[str, Any]]
+    job: Callable[[LaunchPlan, Task], dict[str, Any]]
 
 
 class Tasks:
@@ -51,7 +51,7 @@ class Tasks:
         files: reports what cannot be written.
     """
 
-    def __init__(self, plan: Plan, starter: Starter, history: History, files: BestEffort) -> None:
+    def __init__(self, plan: LaunchPlan, starter: Starter, history: History, files: BestEffort) -> None:
         self.plan = plan
         self._history, self._files = history, files
         self._processes: dict[Task, Process] = {}

@@ -13,15 +13,23 @@ from types import FrameType
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono.cli._options import Options, Program
-from unisono.cli._plan import Place, Plan, base_environment, make_plan, shell_lines, start_up_block, tasks_of
+from unisono.cli._console import BackgroundScreen, Screen
+from unisono.cli._options import LaunchOptions, UserProgram
+from unisono.cli._plan import (
+    LaunchPlan,
+    RunPaths,
+    base_environment,
+    make_plan,
+    shell_lines,
+    start_up_block,
+    tasks_of,
+)
 from unisono.cli._processes import free_ports
-from unisono.cli._screen import BackgroundScreen, Screen
 from unisono.cli._supervisor import Launch, Outcome, Supervisor
-from unisono.cluster._spec import Task
+from unisono.cluster_resolver._spec import Task
 
 
-def run_program(options: Options, program: Program, log_dir: Path | None) -> int:
+def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> int:
     """Launch a program; return the launcher's exit code.
 
     Raises:
@@ -51,10 +59,10 @@ def run_program(options: Options, program: Program, log_dir: Path | None) -> int
     return outcome.code
 
 
-def dry_run(options: Options, program: Program, log_dir: Path | None) -> str:
+def dry_run(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> str:
     """Return each task's variables and command, as lines for a shell; starts nothing."""
     check_program(program)
-    place = Place((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
+    place = RunPaths((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
     workers = options.worker_range[1]
     tasks = tasks_of(options, workers)
     plan = make_plan(options, 0, workers, free_ports(len(tasks)), place, visible_gpus(environ()))
@@ -62,7 +70,7 @@ def dry_run(options: Options, program: Program, log_dir: Path | None) -> str:
     return shell_lines(plan, base, environ(), program)
 
 
-def check_program(program: Program) -> None:
+def check_program(program: UserProgram) -> None:
     """Check that a script is there.
 
     Raises:
@@ -76,14 +84,14 @@ def check_program(program: Program) -> None:
         )
 
 
-def make_place(log_dir: Path | None) -> Place:
+def make_place(log_dir: Path | None) -> RunPaths:
     """Return the directory of a launch, made if need be; a new temporary one by default.
 
     Raises:
         InvalidArgumentError: when it cannot be made.
     """
     if log_dir is None:
-        return Place(Path(tempfile.mkdtemp(prefix="unisono-")))
+        return RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,7 +99,7 @@ def make_place(log_dir: Path | None) -> Place:
             f"The log directory must be one that can be made. Received: {str(log_dir)!r} ({error.strerror}). "
             "Write `--log-dir logs`."
         ) from None
-    return Place(log_dir.resolve())
+    return RunPaths(log_dir.resolve())
 
 
 def environ() -> Mapping[str, str]:
@@ -117,11 +125,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _count(options: Options) -> int:
+def _count(options: LaunchOptions) -> int:
     return len(tasks_of(options, options.worker_range[1]))
 
 
-def job_of(plan: Plan, task: Task, program: Program) -> dict[str, Any]:
+def job_of(plan: LaunchPlan, task: Task, program: UserProgram) -> dict[str, Any]:
     """Return what a task is told: who it is, what to run, where to write."""
     return {
         "environ": plan.environment(task),

@@ -13,7 +13,7 @@ _ELASTIC_RESTARTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class UserProgram:
     """What each task runs.
 
     Args:
@@ -21,7 +21,7 @@ class Program:
         args: what the program finds in `sys.argv[1:]`.
         is_module: whether `target` is a module's name.
 
-    >>> Program("train.py", ("--lr", "0.1")).text
+    >>> UserProgram("train.py", ("--lr", "0.1")).text
     'train.py --lr 0.1'
     """
 
@@ -36,7 +36,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """How many tasks run, with what, and what happens when one fails.
 
     Args:
@@ -56,7 +56,7 @@ class Options:
     Raises:
         InvalidArgumentError: when a number cannot be used; the message names the flag.
 
-    >>> Options(workers=4, max_restarts=1).spare_count(4), Options(workers=4).spare_count(4)
+    >>> LaunchOptions(workers=4, max_restarts=1).spare_count(4), LaunchOptions(workers=4).spare_count(4)
     (4, 0)
     """
 

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono.cli._options import Options, Program
-from unisono.cluster._spec import Task, with_port
+from unisono.cli._options import LaunchOptions, UserProgram
+from unisono.cluster_resolver._spec import Task, with_port
 
 HOST = "127.0.0.1"
 
@@ -32,7 +32,7 @@ _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RunPaths:
     """The files of a launch, all below one directory.
 
     Args:
@@ -80,7 +80,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """One generation of tasks.
 
     Args:
@@ -93,8 +93,8 @@ class Plan:
 
     generation: int
     addresses: Mapping[Task, str]
-    place: Place
-    options: Options
+    place: RunPaths
+    options: LaunchOptions
     gpus: tuple[str, ...] = ()
 
     @property
@@ -129,10 +129,10 @@ class Plan:
         return gpu_share(self.gpus, computing.index(task), len(computing)) if task in computing else ()
 
 
-def tasks_of(options: Options, workers: int) -> tuple[Task, ...]:
+def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
     """Return the tasks of a generation with so many workers, the chief first.
 
-    >>> [str(t) for t in tasks_of(Options(workers=2, ps=1, chief=True), 2)]
+    >>> [str(t) for t in tasks_of(LaunchOptions(workers=2, ps=1, chief=True), 2)]
     ['chief:0', 'worker:0', 'worker:1', 'ps:0']
     """
     counts = {"chief": int(options.chief), "worker": workers, "ps": options.ps}
@@ -153,17 +153,17 @@ def gpu_share(gpus: Sequence[str], index: int, tasks: int) -> tuple[str, ...]:
 
 
 def make_plan(
-    options: Options,
+    options: LaunchOptions,
     generation: int,
     workers: int,
     ports: Sequence[int],
-    place: Place,
+    place: RunPaths,
     gpus: tuple[str, ...] = (),
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of a generation; `ports` has one for each of `tasks_of(options, workers)`."""
     tasks = tasks_of(options, workers)
     addresses = {task: with_port(HOST, port) for task, port in zip(tasks, ports, strict=True)}
-    return Plan(generation, addresses, place, options, gpus)
+    return LaunchPlan(generation, addresses, place, options, gpus)
 
 
 def tf_config(addresses: Mapping[Task, str], task: Task) -> str:
@@ -189,7 +189,7 @@ def thread_share(cores: int, tasks: int) -> int:
 
 
 def base_environment(
-    environ: Mapping[str, str], options: Options, tasks: int, cores: int, place: Place
+    environ: Mapping[str, str], options: LaunchOptions, tasks: int, cores: int, place: RunPaths
 ) -> dict[str, str]:
     """Return what every task and every spare of a launch starts with.
 
@@ -221,7 +221,9 @@ def base_environment(
     return ours | kept
 
 
-def shell_lines(plan: Plan, base: Mapping[str, str], inherited: Mapping[str, str], program: Program) -> str:
+def shell_lines(
+    plan: LaunchPlan, base: Mapping[str, str], inherited: Mapping[str, str], program: UserProgram
+) -> str:
     """Return, for each task, lines that start it in a shell of its own.
 
     Files of the launch are left out: without a launcher nobody makes or reads them.
@@ -238,7 +240,7 @@ def shell_lines(plan: Plan, base: Mapping[str, str], inherited: Mapping[str, str
     return "\n\n".join(blocks) + "\n"
 
 
-def start_up_block(plan: Plan, base: Mapping[str, str], program: Program) -> str:
+def start_up_block(plan: LaunchPlan, base: Mapping[str, str], program: UserProgram) -> str:
     """Return what will run where, for people."""
     options = plan.options
     devices = options.devices_per_worker
@@ -267,7 +269,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(cells).rstrip() for cells in wide]
 
 
-def _policy_text(options: Options, tasks: int) -> str:
+def _policy_text(options: LaunchOptions, tasks: int) -> str:
     if not options.restarts:
         return "no restarts: the first failure ends all (--max-restarts allows some)"
     restarts = f"{options.restarts} restart{'s' * (options.restarts != 1)}"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from unisono._errors import ClusterError
-from unisono.cli._decide import shell_code
 from unisono.cli._plan import HOST
+from unisono.cli._restart_policy import shell_code
 
 _HERE = Path(__file__).parent
 #: Below the range from which systems take the ports of outgoing connections.

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono.cli import _decide as decide
-from unisono.cli._files import BestEffort, History, has_room, read_capacity, write_aside
+from unisono.cli import _restart_policy as decide
+from unisono.cli._console import Shows
 from unisono.cli._generation import Starter, Tasks
-from unisono.cli._guard import sweep
-from unisono.cli._options import Options
-from unisono.cli._plan import MARK, Place, Plan, make_plan, tasks_of
+from unisono.cli._options import LaunchOptions
+from unisono.cli._orphan_reaper import sweep
+from unisono.cli._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
 from unisono.cli._processes import Guard, Process, Spares, free_ports
-from unisono.cli._progress import ActiveClock, Sight
-from unisono.cli._screen import Shows
-from unisono.cluster._spec import Task
+from unisono.cli._run_files import BestEffort, History, has_room, read_capacity, write_aside
+from unisono.cli._stall_detector import ActiveClock, Sight
+from unisono.cluster_resolver._spec import Task
 
 #: How long the supervisor sleeps when no process ends, in seconds.
 _PAUSE = 0.05
@@ -50,13 +50,13 @@ class Launch:
         gpus: what CUDA_VISIBLE_DEVICES may name, to be divided among the tasks.
     """
 
-    options: Options
-    place: Place
+    options: LaunchOptions
+    place: RunPaths
     environ: Mapping[str, str]
-    job: Callable[[Plan, Task], dict[str, Any]]
+    job: Callable[[LaunchPlan, Task], dict[str, Any]]
     screen: Shows
     asked: Callable[[], tuple[int, ...]] = tuple
-    describe: Callable[[Plan], str] = dataclasses.field(default=lambda plan: "")
+    describe: Callable[[LaunchPlan], str] = dataclasses.field(default=lambda plan: "")
     gpus: tuple[str, ...] = ()
 
 
@@ -73,7 +73,7 @@ class Outcome:
     """
 
     code: int
-    plan: Plan
+    plan: LaunchPlan
     failure: decide.Failure | None = None
     detail: str = ""
     report: str = ""
@@ -92,7 +92,7 @@ class Supervisor:
         self._files = BestEffort(launch.screen.say, launch.place.root)
         self._history = History(launch.place.history, self._files)
         self._wake = threading.Event()
-        self._record = decide.Record()
+        self._record = decide.GenerationRecord()
         self._clock = ActiveClock()
         self._guard: Guard
         self._spares: Spares
@@ -139,7 +139,7 @@ class Supervisor:
                 return outcome
             generation, workers = generation + 1, outcome.workers
 
-    def _plan(self, generation: int, workers: int) -> Plan:
+    def _plan(self, generation: int, workers: int) -> LaunchPlan:
         count = len(tasks_of(self._options, workers))
         # New ports: what is left of the old generation must not be taken for the new one.
         self._ports = free_ports(count, avoid=self._ports)
@@ -151,7 +151,7 @@ class Supervisor:
         self._raise_fence(plan)
         return plan
 
-    def _raise_fence(self, plan: Plan) -> None:
+    def _raise_fence(self, plan: LaunchPlan) -> None:
         try:
             write_aside(plan.place.fence, f"{plan.generation}\n")
         except OSError as error:
@@ -162,7 +162,7 @@ class Supervisor:
         with self._files.attempt():
             plan.place.finished.unlink(missing_ok=True)
 
-    def _generation(self, plan: Plan) -> Outcome | decide.Restart:
+    def _generation(self, plan: LaunchPlan) -> Outcome | decide.Restart:
         screen = self._launch.screen
         screen.say(self._launch.describe(plan) if plan.generation == 0 else _again(plan))
         starter = Starter(
@@ -179,7 +179,7 @@ class Supervisor:
         if left:
             numbers = " ".join(map(str, sorted(left)))
             self._history.write("swept", detail=numbers)
-            if ending.reason is decide.Reason.DONE:
+            if ending.reason is decide.FailureReason.DONE:
                 screen.say(f"unisono: ended what tasks had left behind: processes {numbers}")
         return self._next(tasks, ending)
 
@@ -206,7 +206,7 @@ class Supervisor:
             self._wake.clear()
             self._launch.screen.flush()
 
-    def _tell_evaluator(self, plan: Plan) -> None:
+    def _tell_evaluator(self, plan: LaunchPlan) -> None:
         finished = plan.place.finished
         if finished.exists():
             return
@@ -288,7 +288,7 @@ class Supervisor:
 
 
 @contextmanager
-def _locked(place: Place, files: BestEffort) -> Iterator[None]:
+def _locked(place: RunPaths, files: BestEffort) -> Iterator[None]:
     """One launcher per directory: two would write each other's fence.
 
     Raises:
@@ -322,18 +322,18 @@ def _all_progress(sights: tuple[Sight, ...]) -> bool:
     return bool(computing) and all(s.changed_at is not None for s in computing)
 
 
-def _again(plan: Plan) -> str:
+def _again(plan: LaunchPlan) -> str:
     return f"unisono: generation {plan.generation} starts with {len(plan.tasks)} tasks"
 
 
-def _ending_text(ending: decide.Ending, plan: Plan) -> str:
+def _ending_text(ending: decide.Ending, plan: LaunchPlan) -> str:
     if ending.first is not None:
         task = ending.first.task
         return f"unisono: {task} {ending.first.detail} (log: {plan.place.log(task)}); the others are ended"
     texts = {
-        decide.Reason.DONE: "unisono: done; servers are ended",
-        decide.Reason.STOPPED: f"unisono: stopping; tasks have {plan.options.grace:g} s to save",
-        decide.Reason.WANTED: "unisono: a task wants to be started again; the others are asked to save",
-        decide.Reason.RESIZE: "unisono: another number of workers is wanted; tasks are asked to save",
+        decide.FailureReason.DONE: "unisono: done; servers are ended",
+        decide.FailureReason.STOPPED: f"unisono: stopping; tasks have {plan.options.grace:g} s to save",
+        decide.FailureReason.WANTED: "unisono: a task asks for a restart; the others are asked to save",
+        decide.FailureReason.RESIZE: "unisono: another number of workers is wanted; tasks are asked to save",
     }
     return texts[ending.reason]

@@ -260,7 +260,7 @@ def _warn_alone() -> None:
     if "jax" not in sys.modules:
         return
     try:
-        from unisono.training._apart import warn_alone
+        from unisono.training._scope_warnings import warn_alone
     except ImportError:  # the program has another `sys.path`
         return
     warn_alone()

@@ -11,13 +11,13 @@ from typing import Any
 
 #: Where each public name lives.
 _HOMES = {
-    "_cardinality": ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY"],
+    "_pipeline._cardinality": ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY"],
     "_dataset": ["Dataset"],
     "_keras_input": ["as_keras_input"],
     "_options": ["Options"],
     "_readers": ["ArrayRecordDataset", "TFRecordDataset", "TextLineDataset"],
     "_sharding": ["AutoShardPolicy"],
-    "_structure": ["DatasetSpec", "TensorSpec"],
+    "_pipeline._structure": ["DatasetSpec", "TensorSpec"],
 }
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -10,8 +10,8 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._values import PerReplica
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import balanced_sizes
-from unisono.data._structure import TensorSpec
 
 #: Stands for the element of a replica whose input has ended, while others' go on.
 ENDED = object()

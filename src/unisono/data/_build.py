@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from unisono.data import _indexed, _streams
-from unisono.data._caching import IndexedCache, StreamCache
-from unisono.data._cardinality import AUTOTUNE, INFINITE
-from unisono.data._interleave import Unbatch
-from unisono.data._plan import LONG, Indexed, Node, walk
-from unisono.data._store import FileStore, MemoryStore
-from unisono.data._structure import Element
+from unisono.data._pipeline import _indexed, _streams
+from unisono.data._pipeline._caching import IndexedCache, StreamCache
+from unisono.data._pipeline._cardinality import AUTOTUNE, INFINITE
+from unisono.data._pipeline._interleave import Unbatch
+from unisono.data._pipeline._plan import LONG, Indexed, Node, walk
+from unisono.data._pipeline._store import FileStore, MemoryStore
+from unisono.data._pipeline._structure import Element
 
 _MOST_THREADS = 16
 _AUTOMATIC_READ_AHEAD = 4

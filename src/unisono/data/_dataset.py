@@ -11,17 +11,18 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataSet, note_iteration
-from unisono.data import _build, _functions, _structure
-from unisono.data._cardinality import INFINITE, UNKNOWN
-from unisono.data._indexed import Range, Slices, Source, Stored
+from unisono.data import _build
 from unisono.data._methods import SAVED, FurtherTransforms
 from unisono.data._options import Options
-from unisono.data._plan import Node, PipelineIterator, describe
-from unisono.data._sampling import Directed, Random, chooser
+from unisono.data._pipeline import _functions, _structure
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._indexed import Range, Slices, Source, Stored
+from unisono.data._pipeline._plan import Node, PipelineIterator, describe
+from unisono.data._pipeline._sampling import Directed, Random, chooser
+from unisono.data._pipeline._store import FileStore
+from unisono.data._pipeline._streams import Generator
+from unisono.data._pipeline._structure import Element
 from unisono.data._signature import as_signature, conform
-from unisono.data._store import FileStore
-from unisono.data._streams import Generator
-from unisono.data._structure import Element
 from unisono.data._transforms import Transforms, node_of
 
 

@@ -24,11 +24,11 @@ from unisono.data._batches import (
     on_devices,
     split_spec,
 )
-from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._dataset import Dataset
 from unisono.data._iterator import DistributedIterator
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
-from unisono.data._structure import TensorSpec
 
 
 def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:

@@ -12,11 +12,11 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._batches import check_batched, check_values, empty
-from unisono.data._cardinality import INFINITE, UNKNOWN
 from unisono.data._dataset import Dataset
-from unisono.data._plan import PipelineIterator
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._plan import PipelineIterator
+from unisono.data._pipeline._structure import Element, map_leaves
 from unisono.data._rewrite import shuffle_seeds
-from unisono.data._structure import Element, map_leaves
 
 
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:

@@ -9,16 +9,16 @@ from typing import Any, Self
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono.data import _build, _functions, _structure
-from unisono.data._indexed import Held
-from unisono.data._padding import padded_spec
-from unisono.data._passing import Counted, IgnoreErrors, Scan, TakeWhile, Unique
-from unisono.data._plan import Indexed, Node
-from unisono.data._sampling import Resample, distribution
-from unisono.data._store import write_all
-from unisono.data._structure import Element
-from unisono.data._transforms import Transforms, node_of
-from unisono.data._windows import (
+from unisono.data import _build
+from unisono.data._pipeline import _functions, _structure
+from unisono.data._pipeline._indexed import Held
+from unisono.data._pipeline._padding import padded_spec
+from unisono.data._pipeline._passing import Counted, IgnoreErrors, Scan, TakeWhile, Unique
+from unisono.data._pipeline._plan import Indexed, Node
+from unisono.data._pipeline._sampling import Resample, distribution
+from unisono.data._pipeline._store import write_all
+from unisono.data._pipeline._structure import Element
+from unisono.data._pipeline._windows import (
     Groups,
     Rebatch,
     StreamWindows,
@@ -27,6 +27,7 @@ from unisono.data._windows import (
     check_buckets,
     padded_to,
 )
+from unisono.data._transforms import Transforms, node_of
 
 #: The name of the file in the directory that `save` writes.
 SAVED = "elements"

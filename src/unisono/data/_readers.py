@@ -10,14 +10,14 @@ from typing import Any
 
 import grain
 
-from unisono.data import _structure
-from unisono.data._cardinality import UNKNOWN
 from unisono.data._dataset import Dataset
-from unisono.data._indexed import Slices, Source
-from unisono.data._interleave import Interleave
-from unisono.data._plan import Node, Pass
-from unisono.data._streams import Generator
-from unisono.data._structure import Element, TensorSpec
+from unisono.data._pipeline import _structure
+from unisono.data._pipeline._cardinality import UNKNOWN
+from unisono.data._pipeline._indexed import Slices, Source
+from unisono.data._pipeline._interleave import Interleave
+from unisono.data._pipeline._plan import Node, Pass
+from unisono.data._pipeline._streams import Generator
+from unisono.data._pipeline._structure import Element, TensorSpec
 from unisono.data._transforms import node_of
 
 Filenames = Any

@@ -10,13 +10,13 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._dataset import Dataset
-from unisono.data._indexed import Batch, Shuffle, Slices, Source, Strided
-from unisono.data._interleave import Interleave
-from unisono.data._plan import Node, Pass, walk
-from unisono.data._sampling import Random, Resample
+from unisono.data._pipeline._indexed import Batch, Shuffle, Slices, Source, Strided
+from unisono.data._pipeline._interleave import Interleave
+from unisono.data._pipeline._plan import Node, Pass, walk
+from unisono.data._pipeline._sampling import Random, Resample
+from unisono.data._pipeline._streams import StreamBatch, StreamShuffle, StreamStrided
+from unisono.data._pipeline._structure import Element, leading_size
 from unisono.data._sharding import balanced_sizes, split_points
-from unisono.data._streams import StreamBatch, StreamShuffle, StreamStrided
-from unisono.data._structure import Element, leading_size
 
 #: Nodes whose elements or order are random.
 _SEEDED = (Shuffle, StreamShuffle, Random, Resample)

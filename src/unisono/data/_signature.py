@@ -8,7 +8,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.data._structure import Element, Path, TensorSpec, as_element, map_leaves, name_of, rebuild
+from unisono.data._pipeline._structure import (
+    Element,
+    Path,
+    TensorSpec,
+    as_element,
+    map_leaves,
+    name_of,
+    rebuild,
+)
 
 
 @runtime_checkable

@@ -10,13 +10,14 @@ import grain
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.data import _build, _functions
-from unisono.data._cardinality import AUTOTUNE, INFINITE, SHARD_HINT, UNKNOWN
-from unisono.data._indexed import Range
-from unisono.data._interleave import Interleave
-from unisono.data._plan import Node
-from unisono.data._streams import Filter
-from unisono.data._structure import Element
+from unisono.data import _build
+from unisono.data._pipeline import _functions
+from unisono.data._pipeline._cardinality import AUTOTUNE, INFINITE, SHARD_HINT, UNKNOWN
+from unisono.data._pipeline._indexed import Range
+from unisono.data._pipeline._interleave import Interleave
+from unisono.data._pipeline._plan import Node
+from unisono.data._pipeline._streams import Filter
+from unisono.data._pipeline._structure import Element
 
 _CYCLE_LENGTH = 4
 

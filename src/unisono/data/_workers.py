@@ -22,6 +22,8 @@ from unisono._mesh import ReplicaMesh
 from unisono._values import PerReplica
 from unisono.data._batches import ENDED, as_array, check_values
 from unisono.data._dataset import Dataset
+from unisono.data._pipeline._streams import Generator
+from unisono.data._pipeline._structure import Element, TensorSpec, map_leaves
 from unisono.data._rewrite import (
     file_sharded,
     hint_sharded,
@@ -30,8 +32,6 @@ from unisono.data._rewrite import (
     with_common_seed,
 )
 from unisono.data._sharding import AutoShardPolicy
-from unisono.data._streams import Generator
-from unisono.data._structure import Element, TensorSpec, map_leaves
 
 
 def elements_of_workers(

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unisono.data._cardinality import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from unisono.data._dataset import Dataset
 from unisono.data._options import DistributeOptions
+from unisono.data._pipeline._cardinality import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    SHARD_HINT,
+    UNKNOWN_CARDINALITY,
+)
 from unisono.data._sharding import AutoShardPolicy
 
 Counter = Dataset.counter

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._values import PerReplica
-from unisono.cluster._beat import Heartbeat
-from unisono.cluster._pending import PENDING
+from unisono.cluster.liveness._heartbeat_file import Heartbeat
+from unisono.cluster.liveness._in_flight import IN_FLIGHT
 from unisono.data._batches import check_values
-from unisono.step._call import Call, Result
+from unisono.step._call_signature import Call, Result
 from unisono.step._explain import explain
-from unisono.step._functional import Plan, Replicated, Slot, discarded, discover
+from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
@@ -64,7 +64,7 @@ class RunAhead:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
-        PENDING.started(token)
+        IN_FLIGHT.started(token)
         self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()
@@ -133,7 +133,7 @@ class CompiledStep:
         done = [] if done is None else done
         given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
         # On CPUs the call itself may wait for the other workers.
-        with PENDING.together():
+        with IN_FLIGHT.together():
             if self._careful is None or self._careful > 0:
                 self._start_carefully(given, kept_of_one, done)
             else:
@@ -207,7 +207,7 @@ class Entry:
     def __init__(
         self,
         traced: Callable[..., tuple[Any, list[Any]]],
-        plan: Plan,
+        plan: StatePlan,
         strategy: Any,
         is_shared: bool = True,
     ) -> None:
@@ -399,10 +399,10 @@ class StepCompiler:
         plan = self._discover(fn, call, None)
         return Entry(Replicated(self._strategy, fn, call, plan), plan, self._strategy)
 
-    def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> Plan:
+    def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> StatePlan:
         step = Replicated(self._strategy, fn, call, parent=parent)
         discover(lambda arrays: discarded(step([], arrays)), call.arrays)
-        plan = Plan.from_scopes(step.scopes)
+        plan = StatePlan.from_scopes(step.scopes)
         if parent is None:
             for slot in plan.slots:
                 if slot.is_stacked:

@@ -18,11 +18,11 @@ from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine
 from unisono._errors import ContextError
 from unisono._reads import NOT_IN_A_STEP
 from unisono._values import PerReplica
-from unisono.step._call import Call, Output, regroup
+from unisono.step._call_signature import Call, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
 from unisono.step._program import Frame, Program, Run
 from unisono.step._scope import StateScope, discovering
-from unisono.step._variables import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
+from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Slot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StatePlan:
     """The variables of a step, in the order in which its program takes their values."""
 
     slots: tuple[Slot, ...] = ()
 
     @classmethod
-    def from_scopes(cls, scopes: Sequence[StateScope]) -> Plan:
+    def from_scopes(cls, scopes: Sequence[StateScope]) -> StatePlan:
         """Make the plan of a step from what its replicas touched."""
         seen: dict[int, Any] = {}
         written: set[int] = set()
@@ -58,7 +58,7 @@ class Plan:
         return cls(tuple(_slot(v, k in written, k in by_replica) for k, v in seen.items()))
 
     @classmethod
-    def from_cross_replica(cls, scope: StateScope) -> Plan:
+    def from_cross_replica(cls, scope: StateScope) -> StatePlan:
         """Make the plan of a function that runs outside the replicas."""
         for key in scope.copies:
             scope.seen[key].promote(len(scope.copies[key]))
@@ -108,7 +108,7 @@ class Replicated:
     strategy: Any
     fn: Callable[..., Any]
     call: Call
-    plan: Plan | None = None
+    plan: StatePlan | None = None
     parent: StateScope | None = None
     scopes: list[StateScope] = dataclasses.field(default_factory=list)
 

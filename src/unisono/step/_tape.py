@@ -20,9 +20,9 @@ from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, TapeError
 from unisono.step._differentiate import gradient_of
 from unisono.step._engines import TurnEngine
-from unisono.step._fetching import function_in_python
 from unisono.step._program import Frame, Program, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
+from unisono.step.functions._fetching import function_in_python
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class GradientTape:
         positions = tuple(self._position(s) for s in leaves if not isinstance(s, keras.Variable))
         values = tuple(self._value_of(frame, v) for v in variables)
         request = _Request(target, output_gradients, values)
-        plan = _Plan(self._number, self._entered_at, tuple(variables), positions)
+        plan = _GradientPlan(self._number, self._entered_at, tuple(variables), positions)
         found = frame.meet(request, lambda number, requests: plan.solve(frame.run, number, requests))
         of_variables, of_tensors = iter(found[0]), iter(found[1])
         grads = [next(of_variables) if isinstance(s, keras.Variable) else next(of_tensors) for s in leaves]
@@ -168,7 +168,7 @@ class GradientTape:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _GradientPlan:
     """Which derivative to take: of which tape, by which variables and watched tensors."""
 
     tape: int

@@ -25,12 +25,12 @@ from unisono.data._distribute import (
 )
 from unisono.data._iterator import DistributedIterator
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, ValueContext
-from unisono.step import _results as results
+from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import check_run_options
-from unisono.training._apart import strategy_made, strategy_used
 from unisono.training._bind import install
+from unisono.training._scope_warnings import strategy_made, strategy_used
 
 require_jax()
 

@@ -17,15 +17,15 @@ import numpy as np
 from unisono._errors import ClusterError, InvalidTypeError
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._values import PerReplica, ReduceOp
-from unisono.checkpoint import _preemption
-from unisono.checkpoint._agreement import AskAll
-from unisono.checkpoint._facts import decode, encode
-from unisono.checkpoint._names import canonical_paths
-from unisono.checkpoint._random import RandomState
-from unisono.cluster import _bootstrap
-from unisono.cluster._resolve import resolve
-from unisono.cluster._resolvers import ClusterResolver, TFConfigClusterResolver
-from unisono.cluster._spec import Timeouts
+from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._rng_state import RandomState
+from unisono.checkpoint._variable_paths import canonical_paths
+from unisono.checkpoint.preemption import _handler
+from unisono.checkpoint.preemption._save_consensus import PeriodicConsensus
+from unisono.cluster import _distributed
+from unisono.cluster_resolver._base import ClusterResolver, TFConfigClusterResolver
+from unisono.cluster_resolver._detect import resolve
+from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._cross_device import (
     CommunicationOptions,
     CrossDeviceOps,
@@ -41,11 +41,22 @@ from unisono.data._workers import (
     values_of_workers,
 )
 from unisono.strategies._base import Strategy
-from unisono.training._alike import StateCheck
-from unisono.training._briefing import briefing
-from unisono.training._callbacks import MOMENTS, SameState, decision_moments, is_chief_only, shared_decisions
-from unisono.training._companion import flat_callbacks
-from unisono.training._compared import are_within, facts_of, other_callbacks, size_of
+from unisono.strategies.multi_worker_fit._call_comparison import (
+    are_within,
+    facts_of,
+    other_callbacks,
+    size_of,
+)
+from unisono.strategies.multi_worker_fit._chief_callbacks import (
+    DECISION_HOOKS,
+    SameState,
+    decision_hooks,
+    is_chief_only,
+    shared_decisions,
+)
+from unisono.strategies.multi_worker_fit._fit_summary import run_summary
+from unisono.strategies.multi_worker_fit._state_check import StateCheck
+from unisono.training._fit_extension import flat_callbacks
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -81,17 +92,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         _check_type("communication_options", communication_options, CommunicationOptions)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
-        self._membership = _bootstrap.Membership(0, 1)
+        self._membership = _distributed.Membership(0, 1)
         timeouts = timeouts or Timeouts()
         limit = self._options.timeout_seconds or timeouts.collective
         if self._resolver is not None:
-            self._membership = _bootstrap.join(self._resolver, timeouts, limit)
+            self._membership = _distributed.join(self._resolver, timeouts, limit)
         super().__init__(ReplicaMesh(devices_of_all()))
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options, self._mesh.platform) if spread else CrossDeviceOps()
         if spread:
             _connect(self._mesh)
-            _preemption.make_agreement = lambda resolver: AskAll(_bootstrap.gather_bytes)
+            _handler.make_consensus = lambda resolver: PeriodicConsensus(_distributed.gather_bytes)
         self._begun: set[str] = set()
         # By whose steps they look at, which end with them.
         self._checks: weakref.WeakKeyDictionary[Any, StateCheck] = weakref.WeakKeyDictionary()
@@ -116,17 +127,17 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def explain(self, error: BaseException) -> Exception | None:
         """Return an error that says which worker caused one of JAX; None for other errors."""
-        return _bootstrap.explain(error) if self._mesh.is_spread else None
+        return _distributed.explain(error) if self._mesh.is_spread else None
 
     def note_step(self, kind: str, batches: Sequence[Any]) -> None:
         """Note that a step begins; where its shapes are new they are compared with another worker's."""
-        attendance = _bootstrap.attendance()
+        attendance = _distributed.attendance()
         if attendance is not None and self._mesh.is_spread:
             attendance.begin(kind, batches)
 
     def _note_call(self, name: str) -> None:
         """Note a call of `fit` or the like: a worker that makes it alone finds out at once."""
-        attendance = _bootstrap.attendance()
+        attendance = _distributed.attendance()
         if attendance is not None:
             attendance.begin_call(name)
 
@@ -135,7 +146,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         """Note that steps were started; now and then the state after them is compared between workers."""
         if self._mesh.is_spread:
-            with _bootstrap.together():
+            with _distributed.together():
                 self._check_of(key).stepped(steps, state)
 
     def _check_of(self, key: Any) -> StateCheck:
@@ -146,7 +157,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _compare(self, variables: Sequence[Any]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         paths = canonical_paths(v.path for v in variables)
-        with _bootstrap.together():
+        with _distributed.together():
             self._check_of(self).compare(paths, [v._value for v in variables])
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
@@ -171,7 +182,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """
         own = np.asarray(value)
         facts = json.dumps([own.dtype.str, own.shape]).encode()
-        parts = [b.split(b"\n", 1) for b in _bootstrap.gather_bytes(facts + b"\n" + own.tobytes())]
+        parts = [b.split(b"\n", 1) for b in _distributed.gather_bytes(facts + b"\n" + own.tobytes())]
         if len({head for head, _ in parts}) > 1:
             raise ClusterError(
                 "All workers must reduce values of one type and shape. Received, by worker: "
@@ -184,7 +195,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Around a collective of a value, where it is one of all workers."""
         parts = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
         shared = self._mesh.is_spread and any(isinstance(part, PerReplica) for part in parts)
-        return _bootstrap.together() if shared else contextlib.nullcontext()
+        return _distributed.together() if shared else contextlib.nullcontext()
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -223,20 +234,20 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._begun.add(what)
         leaves, structure = jax.tree.flatten(values)
         rows = None if batch is None else jax.tree.leaves(batch)
-        found = _bootstrap.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
+        found = _distributed.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
         return None if found is None else jax.tree.unflatten(structure, found)
 
     def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the first worker's values of variables that a custom loop uses for the first time."""
         if not values or not self._mesh.is_spread:
             return values
-        return [jax.numpy.asarray(v) for v in _bootstrap.broadcast_arrays(list(values))]
+        return [jax.numpy.asarray(v) for v in _distributed.broadcast_arrays(list(values))]
 
     def shared_pipeline(self, dataset: Any) -> Any:
         """Divide a `unisono.data.Dataset` by its `AutoShardPolicy`; other input is made by all alike."""
         if not self._mesh.is_spread or not isinstance(dataset, Dataset):
             return dataset
-        return pipeline_of_worker(dataset, self._worker, self.from_chief, _bootstrap.gather_bytes)
+        return pipeline_of_worker(dataset, self._worker, self.from_chief, _distributed.gather_bytes)
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
         """Split the global batches of any iterable over the replicas; see `Strategy.distribute_dataset`."""
@@ -259,14 +270,19 @@ class MultiWorkerMirroredStrategy(Strategy):
             The arguments for this worker, and whether steps may run ahead on all of them.
         """
         callbacks = flat_callbacks(arguments["callbacks"])
-        moments = decision_moments(callbacks)
+        moments = decision_hooks(callbacks)
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
-        own = bytes([ahead, *(m in moments for m in MOMENTS)]) + hashlib.sha256(others).digest()
+        own = bytes([ahead, *(m in moments for m in DECISION_HOOKS)]) + hashlib.sha256(others).digest()
         self._note_call("fit")
-        every = _bootstrap.require_same(facts_of(model, arguments), "A call of `fit`", own + random.digest())
+        every = _distributed.require_same(
+            facts_of(model, arguments), "A call of `fit`", own + random.digest()
+        )
         self._begun.discard("TRAIN")
-        if any(e[len(MOMENTS) + 1 : len(own)] != every[0][len(MOMENTS) + 1 : len(own)] for e in every):
+        if any(
+            e[len(DECISION_HOOKS) + 1 : len(own)] != every[0][len(DECISION_HOOKS) + 1 : len(own)]
+            for e in every
+        ):
             self._compare_callbacks(others)
         if any(e[len(own) :] != every[0][len(own) :] for e in every):
             random.take_over()
@@ -275,15 +291,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         if not self.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
-        moments = {m for i, m in enumerate(MOMENTS, start=1) if any(e[i] for e in every)}
+        moments = {m for i, m in enumerate(DECISION_HOOKS, start=1) if any(e[i] for e in every)}
         callbacks = [SameState(self._compare), *callbacks]
-        changed["callbacks"] = [*callbacks, shared_decisions(_bootstrap.broadcast_bytes, callbacks, moments)]
+        changed["callbacks"] = [
+            *callbacks,
+            shared_decisions(_distributed.broadcast_bytes, callbacks, moments),
+        ]
         yield changed, all(e[0] for e in every)
 
     def _compare_callbacks(self, own: bytes) -> None:
         """Refuse callbacks that other workers have, and not the chief; it may print or measure alone."""
-        if not are_within([json.loads(data) for data in _bootstrap.gather_bytes(own)]):
-            _bootstrap.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
+        if not are_within([json.loads(data) for data in _distributed.gather_bytes(own)]):
+            _distributed.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
 
     def _say(self, arguments: dict[str, Any], callbacks: Sequence[Any]) -> None:
         """Say on the chief's screen what begins, unless `fit` is silent or has said it before."""
@@ -291,7 +310,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             return
         data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
         counts = self.num_replicas_in_sync, self._membership.num_processes
-        text = briefing(arguments, callbacks, data, self._mesh.platform, *counts)
+        text = run_summary(arguments, callbacks, data, self._mesh.platform, *counts)
         if text != self._said:
             print(text, file=sys.stderr, flush=True)
         self._said = text
@@ -316,7 +335,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
             name = original.__name__
             self._note_call(name)
-            _bootstrap.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
+            _distributed.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
         if not self.is_chief:
             arguments["verbose"] = 0
         return {**arguments.pop("kwargs", {}), **arguments}
@@ -329,7 +348,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         Args:
             path: of the file, as the program gives it.
         """
-        attendance = _bootstrap.attendance()
+        attendance = _distributed.attendance()
         if attendance is None or not self._mesh.is_spread:
             return
         if self.is_chief:
@@ -344,7 +363,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             series: the path without the number.
             number: what this worker would choose; taken where the chief saves nothing here.
         """
-        attendance = _bootstrap.attendance()
+        attendance = _distributed.attendance()
         if attendance is None or not self._mesh.is_spread:
             return number
         return attendance.number(series, number, is_first=self.is_chief)
@@ -353,18 +372,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Each worker's elements for its own replicas; all agree at each step on who has how many."""
         if not mesh.is_spread:
             return super()._join_elements(iterator, mesh)
-        return elements_of_workers(iterator, mesh, _bootstrap.are_alike, _bootstrap.gather_bytes)
+        return elements_of_workers(iterator, mesh, _distributed.are_alike, _distributed.gather_bytes)
 
     def _join_rows(self, iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
         """Global batches of the elements of all workers."""
         own = super()._join_rows(iterator, replicas)
-        return joined_batches(own, _bootstrap.gather_bytes) if self._mesh.is_spread else own
+        return joined_batches(own, _distributed.gather_bytes) if self._mesh.is_spread else own
 
     def _join_values(self, values: list[Any]) -> Any:
         """Per-replica values of what each worker has for its own replicas."""
         if not self._mesh.is_spread:
             return super()._join_values(values)
-        return values_of_workers(values, self._mesh, _bootstrap.gather_bytes)
+        return values_of_workers(values, self._mesh, _distributed.gather_bytes)
 
     def from_chief(self, make: Callable[[], bytes]) -> bytes:
         """Return on every worker what `make` gives on the first; its error is raised on all.
@@ -382,7 +401,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 answer = b"+" + make()
             except Exception as caught:
                 error, answer = caught, b"-" + str(caught).encode()
-        answer = _bootstrap.broadcast_bytes(answer)
+        answer = _distributed.broadcast_bytes(answer)
         if error is not None:
             raise error
         if answer[:1] == b"-":
@@ -403,7 +422,7 @@ def _connect(mesh: ReplicaMesh) -> None:
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=spec, check_vma=False
     )
-    with _bootstrap.together():
+    with _distributed.together():
         jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
 
 
@@ -423,9 +442,9 @@ class _EncodedRandomState:
 
     def take_over(self) -> None:
         """Go on from the first worker's."""
-        facts = json.loads(_bootstrap.broadcast_bytes(self._facts))
+        facts = json.loads(_distributed.broadcast_bytes(self._facts))
         names = sorted(self._arrays)
-        values = _bootstrap.broadcast_arrays([self._arrays[n] for n in names])
+        values = _distributed.broadcast_arrays([self._arrays[n] for n in names])
         RandomState().set_state(decode(facts, dict(zip(names, values, strict=True))))
 
 

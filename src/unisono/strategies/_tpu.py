@@ -7,8 +7,8 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._tpu import TPUClusterResolver
-from unisono.cluster._tpu_topology import DeviceAssignment
+from unisono.cluster_resolver._tpu import TPUClusterResolver
+from unisono.cluster_resolver._tpu_topology import DeviceAssignment
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._base import Strategy
 

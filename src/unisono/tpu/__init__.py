@@ -7,7 +7,11 @@ from typing import Any
 
 #: Where each public name lives.
 _HOMES = {
-    "cluster._tpu": ["TPUClusterResolver", "experimental_connect_to_cluster", "initialize_tpu_system"],
+    "cluster_resolver._tpu": [
+        "TPUClusterResolver",
+        "experimental_connect_to_cluster",
+        "initialize_tpu_system",
+    ],
 }
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from unisono._names import no_attribute
-from unisono.cluster._tpu import TPUSystemMetadata, initialize_tpu_system, shutdown_tpu_system
-from unisono.cluster._tpu_topology import DeviceAssignment, DeviceOrderMode, HardwareFeature, Topology
+from unisono.cluster_resolver._tpu import TPUSystemMetadata, initialize_tpu_system, shutdown_tpu_system
+from unisono.cluster_resolver._tpu_topology import (
+    DeviceAssignment,
+    DeviceOrderMode,
+    HardwareFeature,
+    Topology,
+)
 
 __all__ = [
     "DeviceAssignment",

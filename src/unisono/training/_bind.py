@@ -8,13 +8,12 @@ Keras does.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises. `CallbackList.on_train_batch_end` asks whether anybody listens.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
-- `Model.make_train_function` and its two sisters give the functions of `training/_fit.py`.
+- `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
 - `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
 - `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
   `stateless_apply` work on the values of all replicas.
 - `BatchNormalization._moments` makes `synchronized=True` work on JAX.
-
-It also lets JAX lower the derivative of max-pooling on CPUs as `_pooling` does.
+- JAX lowers the derivative of max-pooling on CPUs as `_pooling` does.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ from unisono._pooling import install_fast_pooling
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
-from unisono.step._variables import kind_of, merge_all, merge_rule
-from unisono.training._added import added_losses, check_own_loss
-from unisono.training._ahead import batch_ended, looking_ahead, nobody_looks
-from unisono.training._apart import check_fit
-from unisono.training._companion import accompanied, has_companions
-from unisono.training._fit import TrainerFunction
-from unisono.training._holders import (
+from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
+from unisono.training._binding import (
     assign_here,
     check_variables,
     current_strategy,
     holder_by_scope,
     note_creation,
 )
-from unisono.training._inputs import data_needed, keras_arguments
-from unisono.training._keeping import taken_state, weights_kept
-from unisono.training._losses import aggregate_gradients, replica_loss, synchronized_moments
-from unisono.training._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
-from unisono.training._rows import first_rows, gather_rows, sequential_built
-from unisono.training._saving import written_once
-from unisono.training._step import Task
+from unisono.training._chief_save import written_once
+from unisono.training._fit_extension import around_fit, has_fit_extensions
+from unisono.training._keras_data import data_needed, keras_arguments
+from unisono.training._model_state import taken_state, weights_kept
+from unisono.training._scope_warnings import check_fit
+from unisono.training.replica._added_losses import added_losses, check_own_loss
+from unisono.training.replica._losses import aggregate_gradients, replica_loss, synchronized_moments
+from unisono.training.replica._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
+from unisono.training.replica._rows import first_rows, gather_rows, sequential_built
+from unisono.training.trainer._lookahead import batch_ended, can_run_ahead, with_lookahead
+from unisono.training.trainer._trainer_function import TrainerFunction
+from unisono.training.trainer._trainer_step import TrainerTask
 
 _BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _installed = False
@@ -91,7 +90,11 @@ def install() -> None:
         _wrap(keras.Model, name, written_once(holder_of))
     for module, name in (("saving", "save_model"), ("models", "save_model"), ("saving", "save_weights")):
         _wrap(getattr(keras, module), name, written_once(holder_of))
-    for name, task in (("train", Task.TRAIN), ("test", Task.TEST), ("predict", Task.PREDICT)):
+    for name, task in (
+        ("train", TrainerTask.TRAIN),
+        ("test", TrainerTask.TEST),
+        ("predict", TrainerTask.PREDICT),
+    ):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "_get_jax_state", _get_jax_state)
     _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
@@ -210,17 +213,17 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
     strategy = _BOUND.get(model)
     check_fit(model, strategy)
     spread = strategy if strategy is not None and strategy.mesh.is_spread else None
-    if strategy is None and not has_companions(args, kwargs):
+    if strategy is None and not has_fit_extensions(args, kwargs):
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-    ahead = strategy is not None and strategy.runs_ahead and nobody_looks(model, arguments["callbacks"])
+    ahead = strategy is not None and strategy.runs_ahead and can_run_ahead(model, arguments["callbacks"])
     with contextlib.ExitStack() as around:
         if spread is not None:
             arguments, ahead = around.enter_context(spread.together(model, arguments, ahead))
-        arguments = around.enter_context(accompanied(model, arguments))
-        return original(model, **around.enter_context(looking_ahead(model, arguments, ahead)))
+        arguments = around.enter_context(around_fit(model, arguments))
+        return original(model, **around.enter_context(with_lookahead(model, arguments, ahead)))
 
 
 def _check_not_in_scope(model: Any, name: str) -> None:
@@ -264,7 +267,7 @@ def writes_files(model: Any) -> bool:
     return bool(getattr(holder_of(model), "is_chief", True))
 
 
-def _maker(attribute: str, task: Task) -> Callable[..., Any]:
+def _maker(attribute: str, task: TrainerTask) -> Callable[..., Any]:
     """`make_train_function` and its sisters."""
 
     def make(original: Callable[..., Any], self: Any, force: bool = False) -> Any:

@@ -6,7 +6,10 @@ import os
 import time
 
 import unisono
-from unisono.cluster import _attendance, _bootstrap, _preflight, _reception
+from unisono.cluster.rendezvous import _server
+from unisono.cluster import _distributed
+from unisono.cluster.rendezvous import _client
+from unisono.cluster.liveness import _peer_monitor
 
 #: After what each worker sleeps for how many seconds; another one than at the same point elsewhere.
 DELAYS = [
@@ -15,11 +18,11 @@ DELAYS = [
     {"_connected": 0.5, "meet": 0.5, "leave": 0.5},
 ]
 OWNERS = {
-    _preflight._Guest: ["_connected"],
-    _preflight: ["_read_agreement"],
-    _reception.MeetingServer: ["_part"],
-    _bootstrap: ["meet", "_start_jax", "gather_bytes"],
-    _attendance.Attendance: ["leave"],
+    _client._RendezvousClient: ["_connected"],
+    _client: ["_read_agreement"],
+    _server.RendezvousServer: ["_part"],
+    _distributed: ["meet", "_start_jax", "gather_bytes"],
+    _peer_monitor.PeerMonitor: ["leave"],
 }
 delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import unisono
-from unisono.cluster._presence import Presence
+from unisono.cluster.liveness._status_server import StatusServer
 
 GONE = sys.argv[2:] == ["gone"]
 strategy = unisono.MultiWorkerMirroredStrategy(
@@ -34,7 +34,7 @@ with strategy.scope():
 
 def disappear():
     """Linux drops what comes to a port where nobody takes the calls that wait."""
-    presence = next(thing for thing in gc.get_objects() if isinstance(thing, Presence))
+    presence = next(thing for thing in gc.get_objects() if isinstance(thing, StatusServer))
     presence.close()
     address = ("127.0.0.1", presence.port)
     held = [socket.create_server(address, backlog=0)]

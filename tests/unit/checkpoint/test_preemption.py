@@ -19,7 +19,7 @@ from unisono.checkpoint import (
     TerminationConfig,
     _preemption,
 )
-from unisono.checkpoint._preemption import Alone, Notice, Pace, wants_save
+from unisono.checkpoint.preemption._handler import Alone, PreemptionNotice, StepTiming, wants_save
 from unisono.cluster_resolver import SimpleClusterResolver
 from unisono.experimental import PreemptionWatcher
 
@@ -54,7 +54,7 @@ def test_one_process_agrees_with_itself():
 
 def test_the_first_word_counts():
     clock = Clock()
-    notice = Notice(clock)
+    notice = PreemptionNotice(clock)
     notice.give()
     clock.now += 5
     notice.give()
@@ -63,7 +63,7 @@ def test_the_first_word_counts():
 
 def test_the_pace_forgets_the_step_that_compiled_and_leaves_saves_out_of_steps():
     clock = Clock()
-    pace = Pace(clock)
+    pace = StepTiming(clock)
     assert pace.needed() == 0
     clock.now += 60
     for _ in range(11):

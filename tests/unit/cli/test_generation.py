@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from unisono.cli import _decide as decide
 from unisono.cli import _generation
-from unisono.cli._files import BestEffort, History
+from unisono.cli import _restart_policy as decide
 from unisono.cli._generation import Starter, Tasks
-from unisono.cli._options import Options
-from unisono.cli._plan import Place, make_plan
-from unisono.cli._progress import Sight
-from unisono.cluster._spec import Task
+from unisono.cli._options import LaunchOptions
+from unisono.cli._plan import RunPaths, make_plan
+from unisono.cli._run_files import BestEffort, History
+from unisono.cli._stall_detector import Sight
+from unisono.cluster_resolver._spec import Task
 
 W0, W1 = Task("worker", 0), Task("worker", 1)
 
@@ -49,8 +49,8 @@ class Launch:
     def __init__(self, root):
         for folder in ("errors", "progress"):
             (root / folder).mkdir()
-        self.place = Place(root)
-        plan = make_plan(Options(workers=2), 0, 2, [1, 2], self.place)
+        self.place = RunPaths(root)
+        plan = make_plan(LaunchOptions(workers=2), 0, 2, [1, 2], self.place)
         self.processes = {W0: Process(100), W1: Process(101)}
         starter = Starter(lambda: None, self.processes.get, lambda plan, task: {})
         files = BestEffort(pytest.fail, root)
@@ -66,7 +66,7 @@ class Launch:
     def end(self):
         """The launcher asks all to end, because of the failures so far."""
         failures = [t.failure for t in self.tasks.look((), False).tasks if t.failure is not None]
-        self.tasks.end(decide.Ending(decide.Reason.FAILED, 0.0, 3.0, decide.root_cause(failures)))
+        self.tasks.end(decide.Ending(decide.FailureReason.FAILED, 0.0, 3.0, decide.root_cause(failures)))
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_death_that_is_seen_after_the_others_were_asked_to_end_is_a_cause(laun
     launch.processes[W0].end(1)
     state = launch.tasks.look((), False)
     assert launch.failures()[W1].startswith("was killed by SIGKILL")
-    over = decide.watch(state, Options(workers=2), 1.0)
+    over = decide.watch(state, LaunchOptions(workers=2), 1.0)
     assert over.ending.first.task == W1
 
 

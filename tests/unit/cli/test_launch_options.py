@@ -3,7 +3,7 @@
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.cli._options import Options, Program, parse_elastic, parse_spares
+from unisono.cli._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from unisono.cli._options import Options, Program, parse_elastic, parse_spares
 )
 def test_what_cannot_be_used_names_the_flag(arguments, words):
     with pytest.raises(InvalidArgumentError) as caught:
-        Options(**arguments)
+        LaunchOptions(**arguments)
     assert words in str(caught.value)
     assert "Received: " in str(caught.value)
 
@@ -44,13 +44,13 @@ def test_spares_are_a_number_or_auto(text):
 @pytest.mark.parametrize(
     ("options", "restarts", "spares"),
     [
-        (Options(workers=3), 0, 0),
-        (Options(workers=3, max_restarts=2), 2, 3),
-        (Options(workers=3, max_restarts=2, spares=1), 2, 1),
-        (Options(workers=3, max_restarts=2, spares=0), 2, 0),
-        (Options(workers=3, spares=2), 0, 2),
-        (Options(workers=3, elastic=(1, 3)), 10, 3),
-        (Options(workers=3, elastic=(1, 3), max_restarts=0), 0, 0),
+        (LaunchOptions(workers=3), 0, 0),
+        (LaunchOptions(workers=3, max_restarts=2), 2, 3),
+        (LaunchOptions(workers=3, max_restarts=2, spares=1), 2, 1),
+        (LaunchOptions(workers=3, max_restarts=2, spares=0), 2, 0),
+        (LaunchOptions(workers=3, spares=2), 0, 2),
+        (LaunchOptions(workers=3, elastic=(1, 3)), 10, 3),
+        (LaunchOptions(workers=3, elastic=(1, 3), max_restarts=0), 0, 0),
     ],
 )
 def test_restarts_and_spares_by_default(options, restarts, spares):
@@ -58,4 +58,4 @@ def test_restarts_and_spares_by_default(options, restarts, spares):
 
 
 def test_a_program_as_text():
-    assert Program("pkg.train", ("--lr", "1"), is_module=True).text == "-m pkg.train --lr 1"
+    assert UserProgram("pkg.train", ("--lr", "1"), is_module=True).text == "-m pkg.train --lr 1"

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from unisono.cli._launch import visible_gpus
-from unisono.cli._options import Options, Program
-from unisono.cli._plan import Place, base_environment, make_plan, shell_lines, start_up_block, tasks_of
-from unisono.cluster._resolvers import TFConfigClusterResolver
-from unisono.cluster._spec import Task
+from unisono.cli._options import LaunchOptions, UserProgram
+from unisono.cli._plan import RunPaths, base_environment, make_plan, shell_lines, start_up_block, tasks_of
+from unisono.cluster_resolver._base import TFConfigClusterResolver
+from unisono.cluster_resolver._spec import Task
 
-PLACE = Place(Path("/logs"))
+PLACE = RunPaths(Path("/logs"))
 
 
 def plan_of(generation=0, **arguments):
-    options = Options(**arguments)
+    options = LaunchOptions(**arguments)
     workers = options.worker_range[1]
     ports = range(2222, 2222 + len(tasks_of(options, workers)))
     return make_plan(options, generation, workers, list(ports), PLACE)
@@ -60,11 +60,11 @@ def test_devices_are_for_those_that_compute():
 
 
 def test_gpus_are_divided_among_those_that_compute(tmp_path):
-    options = Options(workers=2, ps=1)
+    options = LaunchOptions(workers=2, ps=1)
     plan = make_plan(options, 0, 2, [1, 2, 3], PLACE, gpus=("4", "5", "6", "7"))
     shares = [plan.environment(task)["CUDA_VISIBLE_DEVICES"] for task in plan.tasks]
     assert shares == ["4,5", "6,7", ""]
-    assert "worker:1  127.0.0.1:2  GPU 6,7" in start_up_block(plan, {}, Program("t.py"))
+    assert "worker:1  127.0.0.1:2  GPU 6,7" in start_up_block(plan, {}, UserProgram("t.py"))
     assert "CUDA_VISIBLE_DEVICES" not in plan_of(workers=2).environment(Task("worker", 0))
 
 
@@ -79,9 +79,9 @@ def test_the_gpus_of_a_machine(tmp_path):
 @pytest.mark.parametrize(
     ("options", "tasks", "cores", "threads", "pool"),
     [
-        (Options(workers=2), 2, 8, "4", "4"),
-        (Options(workers=4), 4, 2, "1", "2"),
-        (Options(workers=2, devices_per_worker=4), 2, 2, "1", "8"),
+        (LaunchOptions(workers=2), 2, 8, "4", "4"),
+        (LaunchOptions(workers=4), 4, 2, "1", "2"),
+        (LaunchOptions(workers=2, devices_per_worker=4), 2, 2, "1", "8"),
     ],
 )
 def test_threads_are_divided(options, tasks, cores, threads, pool):
@@ -99,22 +99,22 @@ def test_what_the_user_set_stays_and_other_clusters_do_not():
         "UNISONO_GENERATION": "4",
         "JAX_COMPILATION_CACHE_DIR": "/mine",
     }
-    base = base_environment(environ, Options(workers=2, max_restarts=1), 2, 2, PLACE)
+    base = base_environment(environ, LaunchOptions(workers=2, max_restarts=1), 2, 2, PLACE)
     assert base["OMP_NUM_THREADS"] == "7"
     assert base["JAX_COMPILATION_CACHE_DIR"] == "/mine"
     assert not {"TF_CONFIG", "JAX_PROCESS_ID", "UNISONO_GENERATION"} & set(base)
 
 
 def test_only_restarts_need_a_cache_of_compilations():
-    assert "JAX_COMPILATION_CACHE_DIR" not in base_environment({}, Options(workers=2), 2, 2, PLACE)
-    base = base_environment({}, Options(workers=2, max_restarts=1), 2, 2, PLACE)
+    assert "JAX_COMPILATION_CACHE_DIR" not in base_environment({}, LaunchOptions(workers=2), 2, 2, PLACE)
+    base = base_environment({}, LaunchOptions(workers=2, max_restarts=1), 2, 2, PLACE)
     assert base["JAX_COMPILATION_CACHE_DIR"] == "/logs/compilation_cache"
 
 
 def test_shell_lines_can_be_pasted():
     plan = plan_of(workers=2)
     base = {"OMP_NUM_THREADS": "1", "HOME": "/h"}
-    text = shell_lines(plan, base, {"HOME": "/h"}, Program("my train.py", ("--x", "a b")))
+    text = shell_lines(plan, base, {"HOME": "/h"}, UserProgram("my train.py", ("--x", "a b")))
     blocks = text.split("\n\n")
     assert len(blocks) == 2
     for index, block in enumerate(blocks):
@@ -129,7 +129,7 @@ def test_shell_lines_can_be_pasted():
 
 def test_the_start_up_block_says_what_runs_where():
     plan = plan_of(workers=2, ps=1, devices_per_worker=2, max_restarts=3)
-    text = start_up_block(plan, {"OMP_NUM_THREADS": "4"}, Program("train.py", ("--lr", "1")))
+    text = start_up_block(plan, {"OMP_NUM_THREADS": "4"}, UserProgram("train.py", ("--lr", "1")))
     assert text == (
         "unisono: 3 tasks run train.py --lr 1\n"
         "  worker:0  127.0.0.1:2222  2 virtual devices  worker-0.log  shown here\n"

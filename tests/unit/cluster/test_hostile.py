@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from unisono import ClusterError
-from unisono.cluster import _meeting as m
-from unisono.cluster._preflight import Agreement, _read_agreement
-from unisono.cluster._presence import Peers, Presence
-from unisono.cluster._reception import MeetingServer
-from unisono.cluster._record import Record, answer_problem
-from unisono.cluster._relay import Relay
+from unisono.cluster._coordinator_proxy import CoordinatorProxy
+from unisono.cluster.liveness._status import WorkerStatus, answer_problem
+from unisono.cluster.liveness._status_server import Peers, StatusServer
+from unisono.cluster.rendezvous import _protocol as m
+from unisono.cluster.rendezvous._client import RendezvousResult, _read_agreement
+from unisono.cluster.rendezvous._server import RendezvousServer
 
 #: JSON may hold half of a surrogate pair, which cannot be encoded, and numbers of thousands of digits.
 TEXTS = st.one_of(
@@ -78,7 +78,7 @@ BYTES = st.one_of(
 @example(raw(b'{"kind":"x","secret":"\\ud800"}'))
 def test_bytes_are_a_message_or_a_stranger(data):
     inbox = bytearray(data)
-    with contextlib.suppress(m.StrangerError):
+    with contextlib.suppress(m.UnknownPeerError):
         while inbox and (message := m.take_frame(inbox)) is not None:
             assert isinstance(message["kind"], str)
             # What is received can be sent again, as a part of another message.
@@ -93,7 +93,7 @@ def test_a_greeting_is_a_member_or_a_stranger(messages):
     for message in messages:
         try:
             member = m.read_hello(json.loads(json.dumps(message)), "10.0.0.1")
-        except m.StrangerError as problem:
+        except m.UnknownPeerError as problem:
             str(problem).encode()
             continue
         reception = m.arrive(meeting, member)
@@ -108,7 +108,7 @@ def test_a_greeting_is_a_member_or_a_stranger(messages):
 @settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=5))
 def test_every_question_has_an_answer(questions):
-    record = Record()
+    record = WorkerStatus()
     record.begin(("train", ((8,),)))
     record.saved("a")
     record.numbered("a", 1)
@@ -121,9 +121,9 @@ def test_every_question_has_an_answer(questions):
 def test_an_answer_is_one_or_a_stranger(message):
     for kind in ("state", "word", "step", "saved", "number"):
         assert isinstance(answer_problem(kind, message), str | None)
-    with contextlib.suppress(m.StrangerError):
-        assert isinstance(_read_agreement(message), Agreement)
-    with contextlib.suppress(m.StrangerError):
+    with contextlib.suppress(m.UnknownPeerError):
+        assert isinstance(_read_agreement(message), RendezvousResult)
+    with contextlib.suppress(m.UnknownPeerError):
         assert all(isinstance(line, str) for line in m.lines_of(message, "roster"))
 
 
@@ -145,7 +145,7 @@ SOCKETS = settings(
 
 @pytest.fixture
 def presence(caplog):
-    one = Presence("127.0.0.1", Record(), "secret")
+    one = StatusServer("127.0.0.1", WorkerStatus(), "secret")
     yield one
     one.close()
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
@@ -164,7 +164,7 @@ def test_the_port_of_a_process_goes_on_answering(presence, data):
 
 
 def test_the_port_of_a_process_holds_few_connections(presence, monkeypatch):
-    monkeypatch.setattr("unisono.cluster._presence._CONNECTIONS", 8)
+    monkeypatch.setattr("unisono.cluster.liveness._status_server._CONNECTIONS", 8)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", presence.port), 60))
@@ -179,8 +179,8 @@ def test_the_port_of_a_process_holds_few_connections(presence, monkeypatch):
 
 
 def test_an_answer_that_fails_does_not_end_the_thread(monkeypatch, caplog):
-    record = Record()
-    one = Presence("127.0.0.1", record, "secret")
+    record = WorkerStatus()
+    one = StatusServer("127.0.0.1", record, "secret")
     try:
         answer, failures = record.answer, iter([ValueError("mine")])
 
@@ -207,7 +207,7 @@ def test_process_0_goes_on_waiting(data):
     found = []
 
     def run():
-        with MeetingServer(listener, meeting) as server:
+        with RendezvousServer(listener, meeting) as server:
             try:
                 found.append(server.run({"coordinator": "", "secret": "s"}))
             except ClusterError as error:
@@ -225,13 +225,13 @@ def test_process_0_goes_on_waiting(data):
             continue
     thread.join(60)
     assert not thread.is_alive()
-    assert isinstance(found[0], m.Go | ClusterError)
+    assert isinstance(found[0], m.Proceed | ClusterError)
 
 
 def test_a_relay_holds_few_connections(monkeypatch):
-    monkeypatch.setattr("unisono.cluster._relay._CONNECTIONS", 4)
+    monkeypatch.setattr("unisono.cluster._coordinator_proxy._CONNECTIONS", 4)
     with socket.create_server(("127.0.0.1", 0)) as service, contextlib.ExitStack() as stack:
-        relay = Relay(f"127.0.0.1:{service.getsockname()[1]}")
+        relay = CoordinatorProxy(f"127.0.0.1:{service.getsockname()[1]}")
         host, _, port = relay.address.rpartition(":")
         before = threading.active_count()
         crowd = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(20)]

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from unisono import CommunicationImplementation, CommunicationOptions
-from unisono.cluster import _bootstrap
+from unisono.cluster import _distributed
 from unisono.collectives._cross_device import PackedAllReduce
 
 
@@ -31,7 +31,7 @@ def test_mpi_is_taken_where_it_is_configured(configured, taken):
     before = getattr(jax.config, name)
     try:
         jax.config.update(name, configured)
-        _bootstrap._choose_transport()
+        _distributed._choose_transport()
         assert getattr(jax.config, name) == taken
     finally:
         jax.config.update(name, before)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data import UNKNOWN_CARDINALITY, Dataset
-from unisono.data._order import ShuffledOrder
+from unisono.data._pipeline._order import ShuffledOrder
 
 
 def _epochs(dataset: Dataset, count: int) -> list[list[int]]:

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training._rows import ROW_WISE, depends_on_batch, one_batch_size
-from unisono.training._rowwise import RowUse, row_uses
+from unisono.training.replica._row_analysis import RowUse, row_uses
+from unisono.training.replica._rows import ROW_WISE, depends_on_batch, one_batch_size
 
 L = keras.layers
 VECTOR, SERIES, IMAGE, VOLUME = (6,), (5, 4), (6, 6, 4), (4, 4, 4, 2)

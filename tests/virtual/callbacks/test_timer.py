@@ -47,7 +47,7 @@ class Watch:
 def watch(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(timer, "perf_counter", watch)
-    monkeypatch.setattr(unisono.training._clock, "perf_counter", watch)
+    monkeypatch.setattr(unisono.training.trainer._host_timing, "perf_counter", watch)
     return watch
 
 

@@ -1,4 +1,4 @@
-"""What a strategy of several workers hears of the steps of custom loops; see `cluster/_attendance`."""
+"""What the peer monitor of several workers receives of the steps of custom loops."""
 
 import keras
 import numpy as np

@@ -148,7 +148,7 @@ def model_and_data():
 
 
 def flops_of(step, strategy, batch):
-    from unisono.step._call import Call
+    from unisono.step._call_signature import Call
 
     call = Call.parse((batch,), {})
     entry = strategy._compiler.entry(step, call)

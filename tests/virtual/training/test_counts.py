@@ -62,9 +62,12 @@ def test_the_host_reads_nothing_within_an_epoch():
 
 def collectives(model, x, y):
     strategy = unisono.training._bind.strategy_of(model)
-    task = unisono.training._step.Task.TRAIN
+    task = unisono.training.trainer._trainer_step.Task.TRAIN
     state = jax.device_put(
-        tuple([v.value for v in part] for part in unisono.training._step.variables_of(model, task)),
+        tuple(
+            [v.value for v in part]
+            for part in unisono.training.trainer._trainer_step.variables_of(model, task)
+        ),
         strategy.mesh.replicated,
     )
     (program,) = model.train_function._programs.values()

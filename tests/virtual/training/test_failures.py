@@ -41,7 +41,7 @@ def test_a_model_remembers_the_scope_it_was_made_in():
         model = mlp()
     model.compile("adam", crossentropy())
     model.fit(*small(), verbose=0)
-    assert isinstance(model.train_function, unisono.training._fit.TrainerFunction)
+    assert isinstance(model.train_function, unisono.training.trainer._trainer_function.TrainerFunction)
 
 
 def test_unequal_rows():

@@ -17,7 +17,7 @@ import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
 from unisono.step._compiler import run_ahead_of
-from unisono.training._placing import BatchPlacer, GroupPlacer
+from unisono.training.trainer._batch_placement import BatchPlacer, BatchStager
 
 #: Seconds after which a held step gives up: only a test that fails waits for them.
 GIVE_UP = 20
@@ -129,7 +129,7 @@ class Looks(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("placer", "method", "callbacks"),
-    [(BatchPlacer, "__call__", [Looks()]), (GroupPlacer, "added", [])],
+    [(BatchPlacer, "__call__", [Looks()]), (BatchStager, "added", [])],
     ids=["one by one", "several in one program"],
 )
 def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, callbacks):

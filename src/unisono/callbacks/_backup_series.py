@@ -1,0 +1,118 @@
+"""The numbered backups of a run, written beside training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+from unisono._errors import CheckpointError, CheckpointUnreadableError
+from unisono.callbacks._interval import Written
+from unisono.checkpoint import _commits, _markers
+from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
+from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._writer import BackgroundWriter, settle
+
+_LOG = logging.getLogger("unisono")
+_NAME = "backup"
+
+
+class Backups:
+    """The numbered backups of a directory, written beside training.
+
+    Args:
+        directory: of one run.
+        keep: how many are kept.
+        asynchronous: whether `write` returns before the backup is on the disk.
+        read_only: of several workers, the first writes, for all.
+    """
+
+    def __init__(self, directory: Path, keep: int, asynchronous: bool, read_only: bool = False) -> None:
+        self.directory = directory
+        self.read_only = read_only
+        self.written = 0
+        self.last: Written | None = None
+        self._keep, self._asynchronous = keep, asynchronous
+        self._writer = BackgroundWriter(directory, "unisono-backup")
+        # A `fit` of this program that failed may still be writing.
+        settle(directory)
+        if not read_only:
+            _commits.sweep(directory)
+            self._begin()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being written."""
+        return self._writer.is_busy
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether an evaluator reads them."""
+        return _markers.is_watched(self.directory)
+
+    def newest(self) -> tuple[Path, Snapshot] | None:
+        """The newest one that is as it was written."""
+        found = _commits.newest_good(self.directory, _NAME)
+        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Start to write one."""
+        self._writer.submit(lambda: self._write(snapshot))
+        if not self._asynchronous:
+            self._writer.wait()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        began = time.perf_counter()
+        try:
+            number = _commits.newest_number(self.directory, _NAME) + 1
+            # The first of a run: backups that cannot be read are noticed now and not when they are needed.
+            write_snapshot(self.directory, f"{_NAME}-{number}", snapshot, read_back=not self.written)
+            self.written += 1
+            for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:
+                _commits.delete_commit(path)
+        except CheckpointUnreadableError:
+            raise
+        except CheckpointError as error:
+            # Training is worth more than one backup: the next may find room again.
+            _LOG.warning("A backup could not be written, and training goes on without it. %s", error)
+        size = sum(a.nbytes for a in snapshot.arrays.values())
+        self.last = Written(time.perf_counter() - began, size)
+
+    def wait(self) -> None:
+        """Wait until all are on the disk."""
+        self._writer.wait()
+
+    def _begin(self) -> None:
+        """Training goes on, or begins anew."""
+        mark = _markers.read_mark(self.directory)
+        if mark is not None and mark.discard:
+            self._delete(_commits.commits(self.directory, _NAME))
+        _markers.remove_mark(self.directory)
+
+    def finish(self, delete: bool) -> None:
+        """Training has ended well: delete all, and the directory if nothing else is in it.
+
+        An evaluator still reads the newest; the next `fit` deletes it.
+
+        Args:
+            delete: False keeps them.
+        """
+        if self.read_only or not self.directory.is_dir():
+            return
+        watched = self.is_watched
+        if watched or not delete:
+            _markers.mark_finished(self.directory, discard=delete)
+        if delete:
+            every = _commits.commits(self.directory, _NAME)
+            self._delete(every[:-1] if watched else every)
+            with contextlib.suppress(OSError):
+                self.directory.rmdir()
+
+    def _delete(self, commits: list[tuple[int, Path]]) -> None:
+        for _, path in commits:
+            _commits.delete_commit(path)
+
+    def close(self) -> None:
+        """End the thread; what is being written becomes complete."""
+        self._writer.close()

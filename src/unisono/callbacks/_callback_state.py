@@ -1,0 +1,195 @@
+"""The state of callbacks, as far as it can be kept in a checkpoint.
+
+Only state is restored. What a constructor was given is the program's: a program that is started again with
+`EarlyStopping(patience=50)` instead of 3 goes on with 50.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._errors import CheckpointMismatchError, InvalidTypeError
+from unisono.checkpoint._json_state import encode
+
+_LOG = logging.getLogger("unisono")
+
+#: What Keras sets on every callback, and what belongs to the process.
+_NOT_STATE = {"_model", "model", "params"}
+
+#: What Keras' own callbacks derive from their arguments while they run, and derive again.
+_DERIVED = {
+    keras.callbacks.EarlyStopping: {"min_delta", "monitor_op"},
+    keras.callbacks.ModelCheckpoint: {"min_delta", "monitor_op"},
+    keras.callbacks.ReduceLROnPlateau: {"min_delta", "monitor_op"},
+    keras.callbacks.CSVLogger: {"append_header"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A callback as the program made it.
+
+    Args:
+        attributes: those that a checkpoint can hold.
+        is_new: whether it has never trained; of one that has, attributes differ that are not arguments.
+    """
+
+    attributes: Mapping[str, Any]
+    is_new: bool
+
+    @classmethod
+    def of(cls, callback: Any) -> Made:
+        """Note what a callback is before `fit` begins."""
+        return cls(attributes_of(callback), vars(callback).get("_model") is None)
+
+
+def attributes_of(callback: Any) -> dict[str, Any]:
+    """Return the attributes of a callback that a checkpoint can hold; none of one that has `get_state`.
+
+    Args:
+        callback: any.
+
+    Returns:
+        Copies of those that are numbers, strings, None and arrays, in lists, tuples, sets and dicts; others,
+        such as open files, are left out.
+    """
+    if callable(getattr(callback, "get_state", None)):
+        return {}
+    found = {}
+    for name, value in vars(callback).items():
+        if name in _NOT_STATE or callable(value):
+            continue
+        try:
+            encode(value, {}, name)
+        except InvalidTypeError:
+            _LOG.debug("%s.%s is not kept in checkpoints.", type(callback).__name__, name)
+            continue
+        found[name] = _copied(value)
+    return found
+
+
+def state_of(callback: Any, made: Made) -> dict[str, Any]:
+    """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
+
+    Args:
+        callback: such as `EarlyStopping`, with `wait`, `best` and `best_weights`.
+        made: what it was before `fit` began.
+
+    Returns:
+        The attributes now and before `fit`. Functions of modules are kept by name.
+    """
+    if callable(getattr(callback, "get_state", None)):
+        return {"state": callback.get_state()}
+    paths = {n: _import_path(v) for n, v in vars(callback).items() if n not in _NOT_STATE and callable(v)}
+    return {
+        "attributes": attributes_of(callback),
+        # Keras' callbacks find out late which way their monitor goes, and keep `less` or `greater`.
+        "functions": {name: path for name, path in paths.items() if path is not None},
+        "initial": dict(made.attributes),
+    }
+
+
+def set_state_of(callback: Any, state: Mapping[str, Any], made: Made) -> list[str]:
+    """Put a state from `state_of` back, and leave the arguments as the program has them.
+
+    Args:
+        callback: of the same class.
+        state: from `state_of`; those of earlier versions do not say what was an argument.
+        made: what the callback was before this `fit` began.
+
+    Returns:
+        The arguments that differ from those of the program that saved, as text.
+    """
+    if "state" in state:
+        callback.set_state(state["state"])
+        return []
+    initial, program = state.get("initial", {}), made.attributes
+    derived = _derived_names(callback) if initial else set()
+    arguments = _argument_names(type(callback))
+    found = []
+    for name, value in state["attributes"].items():
+        differs = name in initial and name in program and not _is_same(initial[name], program[name])
+        is_argument = differs and (made.is_new or name.removeprefix("_") in arguments)
+        if is_argument and (name in derived or _is_same(initial[name], value)):
+            found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
+        elif name not in derived:
+            setattr(callback, name, value)
+    for name, (module, function) in state["functions"].items():
+        if name not in derived:
+            setattr(callback, name, getattr(sys.modules[module], function))
+    return found
+
+
+def _derived_names(callback: Any) -> set[str]:
+    return set().union(*(names for kind, names in _DERIVED.items() if isinstance(callback, kind)))
+
+
+def _argument_names(kind: type) -> set[str]:
+    """Names of the arguments of a class' constructor and of those that it inherits."""
+    every = (vars(base)["__init__"] for base in kind.__mro__[:-1] if "__init__" in vars(base))
+    return set().union(*(inspect.signature(init).parameters for init in every))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+        x, y = np.asarray(a), np.asarray(b)
+        return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_is_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _import_path(value: Any) -> tuple[str, str] | None:
+    """Where a function of a loaded module is found again; None for methods, lambdas and the like."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
+
+
+def names_of(callbacks: Sequence[Any]) -> list[str]:
+    """The classes of callbacks, by which a checkpoint recognizes them."""
+    return [f"{type(c).__module__}.{type(c).__qualname__}" for c in callbacks]
+
+
+def check_same(saved: Sequence[str], found: Sequence[str]) -> None:
+    """Raise when the callbacks are others than those whose state was saved.
+
+    Raises:
+        CheckpointMismatchError: it names the first difference.
+    """
+    for i in range(max(len(saved), len(found))):
+        a, b = (names[i] if i < len(names) else "none" for names in (saved, found))
+        if a != b:
+            raise CheckpointMismatchError(
+                "The callbacks must be those whose state was saved, in the same order. Received: "
+                f"{b} at position {i}, where the checkpoint has {a}. Pass the same callbacks, or begin anew "
+                "in another directory."
+            )
+
+
+def _copied(value: Any) -> Any:
+    """A copy that later changes of the callback do not reach."""
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(_copied(v) for v in value)
+    return np.array(value) if isinstance(value, np.ndarray) else value

@@ -1,0 +1,158 @@
+"""Around a model's train function: counts batches, keeps the state, and passes over what was done before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
+from unisono.data._keras_input import Position
+
+#: Methods of a callback that have been called for the batches that are passed over.
+_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class CountedBatches:
+    """An iterator that counts what was taken from it.
+
+    Args:
+        iterator: of batches.
+        on_first: receives the first of them.
+    """
+
+    def __init__(self, iterator: Iterator[Any], on_first: Callable[[Any], None] | None = None) -> None:
+        self._iterator, self._on_first = iterator, on_first
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._iterator)
+        if self.count == 0 and self._on_first is not None:
+            self._on_first(item)
+        self.count += 1
+        return item
+
+
+class CountingTrainFunction:
+    """A `train_function` whose last state can be seen, and which can pass over batches.
+
+    Args:
+        function: Keras' own or a strategy's.
+        steps_per_execution: how many batches it takes at once.
+        position: where the data stands, if that is known.
+        every: after how many batches the state is looked at, where the function runs ahead; 0 for never.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        steps_per_execution: int,
+        position: Position | None,
+        every: int = 0,
+    ) -> None:
+        self._function, self._every = function, every
+        self._together = max(1, steps_per_execution)
+        self._position = position
+        self._iteration = 0
+        #: Batches used of the running iteration over the data.
+        self.used = 0
+        self.state: Any = None
+        self.logs: Any = {}
+        self.batches_in_epoch = 0
+        self.batches = 0
+        #: Batches that are still to be taken without computing anything.
+        self.to_pass = 0
+        #: Fingerprints: the epoch's first batch, that of all, and what the first must be; empty if not known.
+        self.first: list[str] = []
+        self.first_of_run: list[str] | None = None
+        self.expected: list[str] = []
+
+    def begin_epoch(self) -> None:
+        """Count batches from zero."""
+        self.state, self.batches_in_epoch, self.first = None, 0, []
+
+    def _begin_data(self, batch: Any) -> None:
+        self.first = fingerprint(batch)
+        self.first_of_run = self.first if self.first_of_run is None else self.first_of_run
+        if not are_same(self.expected, self.first):
+            warn_of_other_batch("data")
+        self.expected = []
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Keras' convention."""
+        if self.to_pass:
+            return self._pass(state, iterator)
+        on_first = None if self.batches_in_epoch else self._begin_data
+        counted, held = CountedBatches(iterator, on_first), self._num_held()
+        self.logs, self.state = self._function(state, counted)
+        used = counted.count - (self._num_held() - held)
+        self._count(used)
+        self.batches += used
+        return self.logs, self.state
+
+    @property
+    def ahead(self) -> Any | None:
+        """What runs ahead of Keras' loop inside the function."""
+        return getattr(self._function, "ahead", None)
+
+    @ahead.setter
+    def ahead(self, value: Any | None) -> None:
+        if hasattr(self._function, "ahead"):
+            self._function.ahead = value
+        if value is not None:
+            value.until = self._until
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the state is that after the last batch of which callbacks have heard."""
+        return self.ahead is None or self.ahead.is_between
+
+    def _num_held(self) -> int:
+        return 0 if self.ahead is None else self.ahead.num_held
+
+    def _until(self) -> int:
+        """Batches until the next one after which the state is looked at."""
+        return sys.maxsize if not self._every else self._every - self.batches % self._every
+
+    def _count(self, batches: int) -> None:
+        self.batches_in_epoch += batches
+        if self._position is not None and self._position.iterations != self._iteration:
+            self._iteration, self.used = self._position.iterations, 0
+        self.used += batches
+
+    def _pass(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        taken = min(self._together, self.to_pass)
+        for i in range(taken):
+            batch = next(iterator)
+            if i + self.batches_in_epoch == 0:
+                self._begin_data(batch)
+        self.to_pass -= taken
+        self._count(taken)
+        if self.ahead is not None:
+            self.ahead.passed(taken)
+        return self.logs, state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+def mute(callbacks: list[Any]) -> Callable[[], None]:
+    """Keep callbacks from hearing of an epoch's beginning and of batches until the result is called."""
+    for callback in callbacks:
+        for hook in _HOOKS:
+            # On the object, where it hides the method of the class.
+            vars(callback)[hook] = _silent
+
+    def unmute() -> None:
+        for callback in callbacks:
+            for hook in _HOOKS:
+                vars(callback).pop(hook, None)
+
+    return unmute
+
+
+def _silent(*args: Any, **kwargs: Any) -> None:
+    """Take the place of a hook of a batch that was heard of before."""

@@ -1,0 +1,1 @@
+"""Saving before the machine is taken away."""

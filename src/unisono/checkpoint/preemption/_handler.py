@@ -1,0 +1,434 @@
+"""`PreemptionCheckpointHandler`: a custom loop saves before it is ended, and goes on later.
+
+Source of the names:
+https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/PreemptionCheckpointHandler
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono.checkpoint._checkpoint import Checkpoint
+from unisono.checkpoint._manager import CheckpointManager
+from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
+from unisono.cluster_resolver._base import ClusterResolver
+
+_LOG = logging.getLogger("unisono")
+
+#: tf.distribute's code for "saved, start me again".
+RESTART = 42
+_POLL_SECONDS = 1.0
+
+
+def agreement_of_one(resolver: ClusterResolver | None) -> SaveConsensus:
+    """The agreement where processes cannot talk to each other.
+
+    Raises:
+        ClusterError: there are several.
+    """
+    if resolver is not None and resolver.num_processes > 1:
+        raise ClusterError(
+            "The processes of a cluster must meet before they can agree on a step. Received: "
+            f"num_processes={resolver.num_processes} in a process that has met none. "
+            "Create the strategy first."
+        )
+    return LocalConsensus()
+
+
+#: The hook for clusters: from the handler's `cluster_resolver` to the object that agrees. What makes
+#: processes meet puts its own function here. With a grace period an agreement serves twice: after the
+#: agreed step has come, the next `wanted` begins a second one.
+make_consensus: Callable[[ClusterResolver | None], SaveConsensus] = agreement_of_one
+
+
+@dataclasses.dataclass(frozen=True)
+class TerminationConfig:
+    """How a handler hears of the end, and what it does then.
+
+    Args:
+        termination_watcher_fn: asked each second by a thread whether the end is near; without it,
+            SIGTERM says so.
+        exit_fn: called when all is saved; `sys.exit(42)` by default.
+        grace_period: seconds from the word to the end. With more than 0, training is saved at once, goes
+            on, and is saved again before they are over.
+        save_fn: saves instead of the manager; gets the arguments of `save_checkpoint_if_preempted`.
+
+    Raises:
+        InvalidArgumentError: when `grace_period` is no number of seconds.
+        InvalidTypeError: when one of the others cannot be called.
+
+    >>> TerminationConfig(grace_period=30.0).grace_period
+    30.0
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InvalidTypeError(
+                    f"`{name}` must be a function. Received: {name}={value!r}. Write `{name}=lambda: ...`."
+                )
+        period = self.grace_period
+        if period is not None and not (math.isfinite(period) and period >= 0):
+            raise InvalidArgumentError(
+                f"`grace_period` must be a number of seconds, 0 or more. Received: grace_period={period!r}. "
+                "Write what the platform gives you, such as `grace_period=30`."
+            )
+
+
+@dataclasses.dataclass
+class PreemptionNotice:
+    """Word of the end, as a signal handler or a thread leaves it.
+
+    Args:
+        clock: seconds.
+        at: when it came, None before.
+        error: what the thread failed with.
+    """
+
+    clock: Callable[[], float]
+    at: float | None = None
+    error: BaseException | None = None
+
+    def give(self) -> None:
+        """The end is near; the first word counts."""
+        if self.at is None:
+            self.at = self.clock()
+
+
+class StepTiming:
+    """How long a step and a save take, so that the last save is begun in time.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        # The first step compiles, and says nothing of the others.
+        self._steps: collections.deque[float] = collections.deque(maxlen=10)
+        self._save = 0.0
+
+    def step_ended(self) -> None:
+        """A step has ended, and the next begins."""
+        now = self._clock()
+        if self._since is not None:
+            self._steps.append(now - self._since)
+        self._since = now
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around a save."""
+        began = self._clock()
+        yield
+        self._since = self._clock()
+        self._save = max(self._save, self._since - began)
+
+    def needed(self) -> float:
+        """Seconds to agree in one step, to end it and to save; twice, as disks have bad moments."""
+        return 2 * (2 * max(self._steps, default=0.0) + self._save)
+
+
+def wants_save(now: float, noticed_at: float | None, *, saved: bool, grace: float, needed: float) -> bool:
+    """Whether a process wants to save. Pure.
+
+    Args:
+        now: seconds of a clock.
+        noticed_at: when word of the end came, None if it has not.
+        saved: whether it has been saved since then.
+        grace: seconds from the word to the end.
+        needed: seconds that a save must begin before the end.
+
+    >>> wants_save(50.0, 40.0, saved=True, grace=30.0, needed=4.0)
+    False
+    """
+    if noticed_at is None:
+        return False
+    return not saved or now >= noticed_at + grace - needed
+
+
+class SignalWatch:
+    """Hears SIGTERM until it is stopped, and gives the old answer after that.
+
+    Args:
+        notice: where to leave the word.
+
+    Raises:
+        ContextError: outside of the main thread.
+    """
+
+    def __init__(self, notice: PreemptionNotice) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ContextError(
+                "A handler of SIGTERM must be made in the main thread. Received: thread "
+                f"{threading.current_thread().name!r}. Make it there, or pass "
+                "`TerminationConfig(termination_watcher_fn=...)`, which needs no signal."
+            )
+        self._notice = notice
+        self._is_active = True
+        # None for one that was not set from Python, which cannot be set again.
+        self._before = signal.signal(signal.SIGTERM, self._arrived) or signal.SIG_DFL
+
+    def _arrived(self, number: int, frame: Any) -> None:
+        if self._is_active:
+            self._notice.give()
+        elif callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def stop(self) -> None:
+        """Give the old answer from now on."""
+        self._is_active = False
+        # Another thread may collect the garbage, and cannot set signals; and what was set later stays.
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) == self._arrived:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+class PollWatch:
+    """Asks a function each second in a thread, until it says yes or is stopped.
+
+    Args:
+        notice: where to leave the word.
+        is_ending: the function.
+    """
+
+    def __init__(self, notice: PreemptionNotice, is_ending: Callable[[], bool]) -> None:
+        self._notice, self._is_ending = notice, is_ending
+        self._stopped = threading.Event()
+        threading.Thread(target=self._poll, name="unisono-preemption", daemon=True).start()
+
+    def _poll(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if self._is_ending():
+                    self._notice.give()
+                    return
+                self._stopped.wait(_POLL_SECONDS)
+        except Exception as error:
+            self._notice.error = error
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+
+
+class _RunCalls:
+    """The number of steps, as a checkpoint keeps it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def get_state(self) -> int:
+        return self.count
+
+    def set_state(self, state: int) -> None:
+        self.count = int(state)
+
+
+class PreemptionCheckpointHandler:
+    """Saves a custom loop when the machine is about to be taken away, and restores it when it starts again.
+
+    The latest checkpoint is restored on creation. After SIGTERM, the step that runs is ended, everything
+    is saved, and the program ends with code 42, for a supervisor that starts it again. What belongs to a
+    step (a counter, the next batch) belongs into the function that `run` calls: it is saved between calls.
+
+    Args:
+        cluster_resolver: the strategy's `cluster_resolver`; None for one process.
+        checkpoint_or_checkpoint_manager: what to save, and with a manager also where. It must save and
+            restore everything that the loop needs; the number of steps is added to it.
+        checkpoint_dir: where, for a `Checkpoint`.
+        termination_config: how the end is heard of, and what is done then.
+
+    Raises:
+        InvalidArgumentError: when it is not said where to save, or the cluster has parameter servers.
+        ContextError: outside of the main thread, where SIGTERM cannot be watched.
+        CheckpointError: when the checkpoints that are there cannot be restored.
+        ClusterError: when the workers found checkpoints of different steps.
+
+    >>> import tempfile, keras
+    >>> total = keras.Variable(0)
+    >>> with PreemptionCheckpointHandler(None, Checkpoint(total=total), tempfile.mkdtemp()) as handler:
+    ...     for step in range(handler.total_run_calls, 3):
+    ...         _ = handler.run(total.assign_add, step)
+    >>> int(total.value), handler.total_run_calls
+    (3, 3)
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        self._config = termination_config or TerminationConfig()
+        self._grace = self._config.grace_period or 0.0
+        self._manager = _manager_of(checkpoint_or_checkpoint_manager, checkpoint_dir)
+        _refuse_parameter_servers(cluster_resolver)
+        self._is_chief = cluster_resolver is None or cluster_resolver.process_id == 0
+        self._agreement = make_consensus(cluster_resolver)
+        self._notice, self._pace = PreemptionNotice(time.monotonic), StepTiming(time.monotonic)
+        self._saved = False
+        self._calls = _RunCalls()
+        is_ending = self._config.termination_watcher_fn
+        watch = SignalWatch(self._notice) if is_ending is None else PollWatch(self._notice, is_ending)
+        # The watch knows nothing of the handler, which can so be collected.
+        self._stop = weakref.finalize(self, watch.stop)
+        try:
+            self._manager.checkpoint.include(total_run_calls=self._calls)
+            self._manager.restore_or_initialize()
+            self._agreement.begin(self._calls.count)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def total_run_calls(self) -> int:
+        """How many steps were done, in this process and in those before it."""
+        return self._calls.count
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do one step; save after it and end the program if the end is near.
+
+        Args:
+            fn: the step; usually calls `strategy.run`.
+            *args: for `fn`.
+            **kwargs: for `fn`.
+
+        Returns:
+            What `fn` returns.
+
+        Raises:
+            SystemExit: all is saved, and the program should be started again.
+        """
+        result = fn(*args, **kwargs)
+        self.save_checkpoint_if_preempted()
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Say that a step is done; save and end the program if the end is near. Instead of `run`.
+
+        Args:
+            *args: for `save_fn` or else the manager's `save`.
+            **kwargs: likewise.
+
+        Raises:
+            SystemExit: all is saved, and the program should be started again.
+        """
+        self._calls.count += 1
+        self._pace.step_ended()
+        self._check(args, kwargs)
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """A block around a loop, at whose end a word is heard that came after its last step.
+
+        Raises:
+            SystemExit: all is saved, and the program should be started again.
+        """
+        yield
+        self._check((), {}, is_last=True)
+
+    def close(self) -> None:
+        """Stop to watch; SIGTERM is answered as before."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_last: bool = False) -> None:
+        if self._notice.error is not None:
+            error, self._notice.error = self._notice.error, None
+            raise error
+        wanted = wants_save(
+            time.monotonic(),
+            self._notice.at,
+            saved=self._saved,
+            grace=self._grace,
+            needed=self._pace.needed() + self._agreement.delay,
+        )
+        step = self._calls.count
+        agreed = self._agreement.agree(step, wanted, is_last=is_last)
+        if agreed is None or step < agreed:
+            return
+        with self._pace.saving():
+            self._save(args, kwargs)
+        ends = self._saved or not self._grace
+        self._saved = not ends
+        if ends:
+            self._notice.at = None
+            self._agreement.finish()
+            _LOG.warning("Saved after step %d; this process ends, to be started again.", step)
+            (self._config.exit_fn or _exit)()
+
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._config.save_fn is not None:
+            self._config.save_fn(*args, **kwargs)
+        elif self._is_chief:
+            self._manager.save(*args, **kwargs)
+        # Also what `save_fn` began with the manager must be on the disk.
+        self._manager.close()
+
+
+def _exit() -> None:
+    sys.exit(RESTART)
+
+
+def _manager_of(
+    what: Checkpoint | CheckpointManager, directory: str | os.PathLike[str] | None
+) -> CheckpointManager:
+    if isinstance(what, CheckpointManager):
+        if directory is not None and os.path.abspath(directory) != str(what.directory):
+            raise InvalidArgumentError(
+                "`checkpoint_dir` must be left out for a manager, which has its own. Received: "
+                f"checkpoint_dir={os.fspath(directory)!r}, and a manager of {what.directory}."
+            )
+        return what
+    if not isinstance(what, Checkpoint):
+        raise InvalidTypeError(
+            "`checkpoint_or_checkpoint_manager` must be one of them. Received: "
+            f"{type(what).__name__}. Write `unisono.checkpoint.Checkpoint(model=model, optimizer=optimizer)`."
+        )
+    if not directory:
+        raise InvalidArgumentError(
+            "`checkpoint_dir` must name a directory for a `Checkpoint`. Received: "
+            f"checkpoint_dir={directory!r}. Write `checkpoint_dir='checkpoints'`, or pass a manager."
+        )
+    # Two: a damaged one is passed over for the one before.
+    return CheckpointManager(what, directory, max_to_keep=2, checkpoint_name="preemption", asynchronous=False)
+
+
+def _refuse_parameter_servers(resolver: ClusterResolver | None) -> None:
+    if resolver is not None and "ps" in list(resolver.cluster_spec()):
+        raise InvalidArgumentError(
+            "A `PreemptionCheckpointHandler` is for workers that train in step. Received: a cluster with "
+            "parameter servers. Save from the coordinator with a `CheckpointManager`."
+        )

@@ -1,0 +1,51 @@
+"""`PreemptionWatcher`: whether this process was told that its machine is taken away.
+
+Source of the name:
+https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/PreemptionWatcher
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+
+from unisono.checkpoint.preemption._handler import PreemptionNotice, SignalWatch
+from unisono.cluster._distributed import membership
+
+
+class PreemptionWatcher:
+    """Notes SIGTERM from its creation on, for a program that decides itself what to do then.
+
+    The process goes on after SIGTERM, and should save and end soon. It notes the signal of this process; of a
+    worker that has ended, the others receive a `ClusterError`. To save and to end after the same step on all
+    workers, use `PreemptionCheckpointHandler` or `BackupAndRestore(save_before_preemption=True)`.
+
+    Raises:
+        ContextError: outside of the main thread.
+
+    >>> watcher = PreemptionWatcher()
+    >>> watcher.preemption_message is None
+    True
+    >>> watcher.close()
+    """
+
+    def __init__(self) -> None:
+        self._notice = PreemptionNotice(time.monotonic)
+        # The watch does not refer to this object, which can so be collected.
+        self._stop = weakref.finalize(self, SignalWatch(self._notice).stop)
+
+    @property
+    def preemption_message(self) -> str | None:
+        """What was received; None as long as nothing was."""
+        if self._notice.at is None:
+            return None
+        own = membership()
+        who = f"worker {own.process_id}" if own.num_processes > 1 else "this process"
+        return f"{who} received SIGTERM {time.monotonic() - self._notice.at:.0f} s ago"
+
+    def block_until_worker_exit(self) -> None:
+        """Return at once: in TensorFlow, it keeps a coordinator from connecting to workers that end."""
+
+    def close(self) -> None:
+        """Stop watching; SIGTERM is answered as before."""
+        self._stop()

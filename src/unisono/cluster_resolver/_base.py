@@ -1,0 +1,306 @@
+"""Who is in the cluster, and which task this is: the base of all resolvers, and those of TensorFlow.
+
+The only file of `cluster` that touches the process' environment; the others get it from here.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.cluster_resolver._spec import (
+    ClusterSpec,
+    Task,
+    chief_address,
+    process_id,
+    validate_collective,
+    worker_count,
+)
+from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config
+
+
+def process_environ() -> MutableMapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
+class ClusterResolver(abc.ABC):
+    """Reads the description of a cluster from somewhere.
+
+    A resolver of your own gives `cluster_spec`, and sets `task_type` and `task_id` where it knows them.
+
+    >>> class Ours(ClusterResolver):
+    ...     def cluster_spec(self):
+    ...         return ClusterSpec({"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]})
+    >>> resolver = Ours()
+    >>> resolver.task_type, resolver.task_id = "worker", 1
+    >>> resolver.coordinator_address, resolver.num_processes, resolver.process_id
+    ('10.0.0.1:2222', 2, 1)
+    """
+
+    task_type: str | None = None
+    task_id: int | None = None
+    rpc_layer: str | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the addresses of each job's tasks, as they are now."""
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the address of a task, by default this one.
+
+        Args:
+            task_type: the task's job; this task's by default.
+            task_id: the task's index; this task's by default.
+            rpc_layer: the protocol before the address; the resolver's by default.
+
+        Returns:
+            The address; empty where the cluster has one task at most or the task is not known.
+
+        Raises:
+            InvalidArgumentError: when the cluster has no such task.
+        """
+        spec = self.cluster_spec()
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if sum(spec.num_tasks(name) for name in spec) <= 1 or job is None or index is None:
+            return ""
+        return _with_protocol(spec.task_address(job, index), rpc_layer or self.rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """Return how many accelerators this task has; this starts JAX.
+
+        Args:
+            task_type: this task's job, or None.
+            task_id: this task's index, or None.
+            config_proto: accepted for TensorFlow's signature.
+
+        Returns:
+            Kind, such as `"GPU"` -> count; empty without accelerators.
+
+        Raises:
+            InvalidArgumentError: when another task is asked about.
+        """
+        asked = (task_type or self.task_type, self.task_id if task_id is None else task_id)
+        if asked != (self.task_type, self.task_id):
+            raise InvalidArgumentError(
+                "A task knows its own accelerators only. "
+                f"Received: task_type={task_type!r}, task_id={task_id!r}. Ask for "
+                f"task_type={self.task_type!r}, task_id={self.task_id!r}, or state what every task has: "
+                "`SimpleClusterResolver(spec, num_accelerators={'GPU': 8})`."
+            )
+        return _local_accelerators()
+
+    @property
+    def environment(self) -> str:
+        """Where the cluster runs; empty where that is not known."""
+        return ""
+
+    @property
+    def task(self) -> Task | None:
+        """This process, None where its job or its index is not known.
+
+        Raises:
+            InvalidArgumentError: when the job is no name or the index no number.
+        """
+        if self.task_type is None or self.task_id is None:
+            return None
+        return Task(self.task_type, self.task_id)
+
+    @property
+    def coordinator_address(self) -> str | None:
+        """The address of process 0, where the others meet; None without others, as for the evaluator."""
+        spec, task = self._checked()
+        return None if task is None or task.type == "evaluator" else chief_address(spec)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes compute together with this one: chief and workers."""
+        spec, task = self._checked()
+        return 1 if task is None else worker_count(spec, task.type)
+
+    @property
+    def process_id(self) -> int:
+        """This process' number among those: the chief is 0, then come the workers."""
+        spec, task = self._checked()
+        return 0 if task is None else process_id(spec, task)
+
+    def _checked(self) -> tuple[ClusterSpec, Task | None]:
+        """The cluster and this task in it; no task where there is no cluster."""
+        spec, task = self.cluster_spec(), self.task
+        validate_collective(spec, task)
+        return spec, task if spec else None
+
+
+def _with_protocol(address: str, rpc_layer: str | None) -> str:
+    return f"{rpc_layer}://{address}" if rpc_layer and address else address
+
+
+def _local_accelerators() -> dict[str, int]:
+    from unisono._mesh import local_devices
+
+    found = {}
+    for kind in ("gpu", "tpu"):
+        try:
+            found[kind.upper()] = len(local_devices(kind))
+        except RuntimeError:  # JAX's answer where no device of this kind is
+            continue
+    return found
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """The cluster that the environment variable TF_CONFIG describes, read again at each question.
+
+    Args:
+        task_type: this process' job, instead of TF_CONFIG's.
+        task_id: this process' index in its job, instead of TF_CONFIG's.
+        rpc_layer: the protocol, instead of TF_CONFIG's.
+        environment: where the cluster runs, instead of TF_CONFIG's.
+        environ: read this instead of the process' environment.
+
+    Raises:
+        InvalidArgumentError: at each question, when TF_CONFIG cannot be used.
+
+    >>> text = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
+    >>> resolver = TFConfigClusterResolver(environ={"TF_CONFIG": text})
+    >>> resolver.cluster_spec(), resolver.task_type, resolver.task_id, resolver.master()
+    (ClusterSpec({'worker': ['a:2222', 'b:2222']}), 'worker', 1, 'b:2222')
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._given_type, self._given_id = task_type, task_id
+        self._given_layer, self._given_environment = rpc_layer, environment
+        self._environ = environ
+
+    def _read(self) -> TFConfig:
+        environ = process_environ() if self._environ is None else self._environ
+        return read_tf_config(environ.get("TF_CONFIG"), self._given_type, self._given_id)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster; an empty one without TF_CONFIG."""
+        return self._read().cluster
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return TF_CONFIG's `session_master`, or else the address of a task, by default this one."""
+        config = self._read()
+        if config.session_master is not None:
+            return config.session_master
+        return super().master(task_type, task_id, rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        """Where the cluster runs; empty where that is not known."""
+        return self._given_environment or self._read().environment or ""
+
+    # Properties here, attributes in the base: programs may set all three.
+
+    @property
+    def task_type(self) -> str | None:
+        """This process' job."""
+        return self._read().task_type
+
+    @task_type.setter
+    def task_type(self, value: str | None) -> None:
+        self._given_type = value
+
+    @property
+    def task_id(self) -> int | None:
+        """This process' index in its job."""
+        return self._read().task_id
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        self._given_id = value
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol, None where none is given."""
+        return self._read().rpc_layer if self._given_layer is None else self._given_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, value: str | None) -> None:
+        self._given_layer = value
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A cluster that the program states.
+
+    Args:
+        cluster_spec: the cluster.
+        master: what `master()` returns when no task is named.
+        task_type: this process' job.
+        task_id: this process' index in its job.
+        environment: where the cluster runs.
+        num_accelerators: what every task has, kind -> count; nothing by default.
+        rpc_layer: the protocol before addresses.
+
+    Raises:
+        InvalidTypeError: when `cluster_spec` is no `ClusterSpec` or `master` no string.
+
+    >>> spec = ClusterSpec({"worker": ["a:2222", "b:2222"]})
+    >>> SimpleClusterResolver(spec, task_type="worker", task_id=0).num_processes
+    2
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise InvalidTypeError(
+                f"`cluster_spec` must be a `ClusterSpec`. Received: {type(cluster_spec).__name__}. "
+                "Write `SimpleClusterResolver(ClusterSpec({'worker': ['10.0.0.1:2222']}))`."
+            )
+        if not isinstance(master, str):
+            raise InvalidTypeError(
+                f"`master` must be a string. Received: master={master!r}. Write `master='10.0.0.1:2222'`."
+            )
+        self.task_type, self.task_id, self.rpc_layer = task_type, task_id, rpc_layer
+        self._spec, self._master, self._environment = cluster_spec, master, environment
+        self._accelerators = dict(num_accelerators or {})
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster."""
+        return self._spec
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the address of a task, or the `master` given where none is named."""
+        address = self._master
+        if task_type is not None and task_id is not None:
+            address = self._spec.task_address(task_type, task_id)
+        return _with_protocol(address, rpc_layer or self.rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """Return the counts given."""
+        return dict(self._accelerators)
+
+    @property
+    def environment(self) -> str:
+        """Where the cluster runs, as given."""
+        return self._environment

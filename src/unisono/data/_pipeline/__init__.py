@@ -1,0 +1,1 @@
+"""The nodes of a `Dataset`: sources, transformations, their state."""

@@ -1,0 +1,168 @@
+"""`cache()`: what the first pass over a pipeline gave is given again by all others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import grain
+import numpy as np
+
+from unisono.data._pipeline._cardinality import UNKNOWN
+from unisono.data._pipeline._plan import Draw, Indexed, Node, Pass, Remembering, StateIterator, remembering
+from unisono.data._pipeline._store import Store
+from unisono.data._pipeline._structure import Element
+
+
+class Pin:
+    """Which pass over the pipeline the cache holds; None before the first."""
+
+    def __init__(self) -> None:
+        self.draws: list[Draw] | None = None
+        self.run: Pass | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Cache(Remembering):
+    """Holds one pass for ever: the shuffles before it are those of the first pass.
+
+    Args:
+        parent: What is cached.
+        store: Where its elements are kept; a part of them may be there.
+    """
+
+    parent: Node
+    store: Store
+    pin: Pin = dataclasses.field(default_factory=Pin, kw_only=True)
+
+    @property
+    def cardinality(self) -> int:
+        known = self.parent.cardinality
+        return self.store.size if known == UNKNOWN and self.store.size is not None else known
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+    @property
+    def varies(self) -> bool:
+        return False
+
+    @property
+    def inner(self) -> bool:
+        return False
+
+    def peek(self) -> Draw:
+        return (
+            [node.peek() for node in remembering(self.parent)] if self.pin.draws is None else self.pin.draws
+        )
+
+    def begin(self) -> Draw:
+        if self.pin.draws is None:
+            self._hold([node.begin() for node in remembering(self.parent)])
+        return self.pin.draws
+
+    def resume(self, draw: Draw) -> None:
+        if self.pin.draws != draw:
+            for node, below in zip(remembering(self.parent), draw, strict=True):
+                node.resume(below)
+            self.store.clear()
+            self._hold(draw)
+
+    def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
+        # What was kept came from the old inputs.
+        return dataclasses.replace(super().with_inputs(inputs), store=self.store.fresh(), pin=Pin())
+
+    def _hold(self, draws: list[Draw]) -> None:
+        self.pin.draws = draws
+        self.pin.run = self._pass(draws)
+
+    def _pass(self, draws: list[Draw]) -> Pass:
+        return Pass(dict(zip(remembering(self.parent), draws, strict=True)))
+
+    def held(self, run: Pass) -> tuple[Pass, bool]:
+        """Returns the pass over the parent that `run` needs, and whether the store holds that one."""
+        draws = run.draws[self] if self in run.draws else self.begin()
+        if draws == self.pin.draws and self.pin.run is not None:
+            return self.pin.run, True
+        # An iterator that began before another one restored a different pass goes on without the store.
+        return self._pass(draws), False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexedCache(_Cache, Indexed):
+    """Keeps elements by position, in whatever order they are asked for."""
+
+    parent: Indexed
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        held, current = self.held(run)
+        if not current:
+            return self.parent.rows(held, positions)
+        wanted = positions.tolist()
+        kept = {position: self.store.get(position) for position in wanted}
+        missing = [position for position, element in kept.items() if element is None]
+        if missing:
+            for position, element in zip(missing, self.parent.rows(held, np.array(missing)), strict=True):
+                self.store.put(position, element)
+                kept[position] = self.store.get(position) or (element,)
+            self.store.finish(self.cardinality)
+        return [element for position in wanted for element in kept[position] or ()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamCache(_Cache):
+    """Keeps elements in the order of the stream."""
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        held, current = self.held(run)
+        return _CachedIterator(self, held) if current else self.parent.iterate(held)
+
+
+class _CachedIterator(StateIterator):
+    """Reads the store, and the stream where the store ends."""
+
+    def __init__(self, node: StreamCache, held: Pass) -> None:
+        super().__init__()
+        self._node = node
+        self._held = held
+        self._position = 0
+        # The stream is begun where the store lacks an element, and may lag behind `position`.
+        self._stream: grain.DatasetIterator | None = None
+        self._stream_position = 0
+
+    def __next__(self) -> Element:
+        store = self._node.store
+        while True:
+            found = store.get(self._position)
+            if found is not None:
+                self._position += 1
+                return found[0]
+            if store.size is not None and self._position >= store.size:
+                raise StopIteration
+            self._read_one()
+
+    def _read_one(self) -> None:
+        if self._stream is None:
+            self._stream = self._node.parent.iterate(self._held)
+            self._stream_position = 0
+        try:
+            element = next(self._stream)
+        except StopIteration:
+            self._node.store.finish(self._stream_position)
+            self._position = max(self._position, self._stream_position)
+            raise
+        self._node.store.put(self._stream_position, element)
+        self._stream_position += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"position": self._position}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._position = state["position"]
+
+    def close(self) -> None:
+        super().close()
+        if self._stream is not None:
+            self._stream.close()

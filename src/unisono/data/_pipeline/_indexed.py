@@ -1,0 +1,404 @@
+"""Sources whose elements are found by position, and the transformations that keep them so."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.data._pipeline import _cardinality, _padding, _structure
+from unisono.data._pipeline._cardinality import INFINITE
+from unisono.data._pipeline._plan import Counting, Indexed, Pass
+from unisono.data._pipeline._store import Store
+from unisono.data._pipeline._structure import Element
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slices(Indexed):
+    """The rows of arrays.
+
+    Args:
+        arrays: A structure of arrays with equal first dimensions.
+        files: Whether the rows are names of files, which workers can share out among them.
+    """
+
+    arrays: Element
+    files: bool = False
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _structure.leading_size(self.arrays)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.unbatched_spec(_structure.spec_of(self.arrays))
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [_structure.row(self.arrays, position) for position in positions.tolist()]
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return _structure.gather(self.arrays, positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Range(Indexed):
+    """The numbers `start, start + step, ...`."""
+
+    start: int
+    step: int
+    size: int
+    dtype: np.dtype[Any]
+
+    @property
+    def cardinality(self) -> int:
+        return self.size
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.TensorSpec((), self.dtype)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return list(self.stacked(run, positions))
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return (self.start + self.step * positions).astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source(Indexed):
+    """The records of anything that has `len()` and can be indexed.
+
+    Args:
+        open_records: Opens it; called once, when something about the records is asked for.
+    """
+
+    open_records: Callable[[], Sequence[Any]]
+
+    @functools.cached_property
+    def records(self) -> Sequence[Any]:
+        return self.open_records()
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return len(self.records)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [_structure.as_element(self.records[position]) for position in positions.tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Held(Indexed):
+    """Elements in memory.
+
+    Args:
+        elements: At least one.
+    """
+
+    elements: Sequence[Element]
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.elements)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.spec_of(self.elements[0])
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [self.elements[position] for position in positions.tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored(Indexed):
+    """The elements of a file that `save` wrote: first their spec, then themselves."""
+
+    store: Store
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return (self.store.size or 1) - 1
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        (written,) = self.store.get(0) or (None,)
+        return _structure.map_leaves(_structure.spec_from_bytes, written)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        found = [self.store.get(position + 1) for position in positions.tolist()]
+        return [element for part in found for element in part or ()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Map(Indexed):
+    """Each element through a function."""
+
+    parent: Indexed
+    fn: Callable[[Element], Element]
+    calls: int = 0
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @property
+    def threads(self) -> int:
+        return self.calls
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [self.fn(element) for element in self.parent.rows(run, positions)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strided(Indexed):
+    """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative.
+
+    Args:
+        parent: Where they come from.
+        start: First position.
+        step: Distance between positions.
+        limit: How many at most.
+        hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
+    """
+
+    parent: Indexed
+    start: int = 0
+    step: int = 1
+    limit: int = -1
+    hinted: bool = False
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.taken(
+            _cardinality.strided(self.parent.cardinality, self.start, self.step), self.limit
+        )
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return self.parent.rows(run, self.start + self.step * positions)
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return self.parent.stacked(run, self.start + self.step * positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat(Indexed):
+    """All elements `count` times, for ever where it is negative; shuffles before it change each time."""
+
+    parent: Indexed
+    count: int
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.repeated(self.parent.cardinality, self.count)
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [
+            element
+            for part in self._parts(positions)
+            for element in self.parent.rows(*self._within(run, part))
+        ]
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        parts = self._parts(positions)
+        return _structure.concatenated([self.parent.stacked(*self._within(run, part)) for part in parts])
+
+    def _parts(self, positions: np.ndarray) -> list[np.ndarray]:
+        """Splits positions wherever the repetition changes, if repetitions differ at all."""
+        if not self.parent.varies:
+            return [positions]
+        repetitions = positions // self.parent.cardinality
+        return np.split(positions, np.flatnonzero(np.diff(repetitions)) + 1)
+
+    def _within(self, run: Pass, part: np.ndarray) -> tuple[Pass, np.ndarray]:
+        repetition, _ = divmod(int(part[0]), self.parent.cardinality)
+        return run.at(repetition), part % self.parent.cardinality
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concatenate(Indexed):
+    """All elements of a finite data set, then those of another."""
+
+    first: Indexed
+    second: Indexed
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.summed([self.first.cardinality, self.second.cardinality])
+
+    @property
+    def spec(self) -> Element:
+        return self.first.spec
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        size = self.first.cardinality
+        early = positions < size
+        firsts = iter(self.first.rows(run, positions[early]) if early.any() else ())
+        seconds = iter(self.second.rows(run, positions[~early] - size) if not early.all() else ())
+        return [next(firsts if is_early else seconds) for is_early in early.tolist()]
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        size = self.first.cardinality
+        if (positions < size).all():
+            return self.first.stacked(run, positions)
+        if (positions >= size).all():
+            return self.second.stacked(run, positions - size)
+        return super().stacked(run, positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zip(Indexed):
+    """Data sets side by side.
+
+    Args:
+        parents: The data sets.
+        arrange: Puts one element of each into one element.
+    """
+
+    parents: tuple[Indexed, ...]
+    arrange: Callable[[Sequence[Element]], Element]
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.shortest(parent.cardinality for parent in self.parents)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return self.arrange([parent.spec for parent in self.parents])
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        columns = [parent.rows(run, positions) for parent in self.parents]
+        return [self.arrange(parts) for parts in zip(*columns, strict=True)]
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return self.arrange([parent.stacked(run, positions) for parent in self.parents])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shuffle(Counting, Indexed):
+    """The elements in the order of a buffered shuffle; only positions are held in the buffer.
+
+    Args:
+        parent: What is shuffled.
+        buffer_size: Size of the buffer.
+        seed: Decides the order.
+        reshuffle: Whether each iteration and repetition has its own order.
+        seeded: Whether the user gave the seed; otherwise a distribution may replace it by a common one.
+    """
+
+    parent: Indexed
+    buffer_size: int
+    seed: int
+    reshuffle: bool
+    seeded: bool
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+    @property
+    def varies(self) -> bool:
+        return self.reshuffle or self.parent.varies
+
+    def entropy(self, run: Pass) -> tuple[int, ...]:
+        """Returns the numbers that decide the order in a pass."""
+        return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return self.parent.rows(run, self._shuffled(run, positions))
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return self.parent.stacked(run, self._shuffled(run, positions))
+
+    def _shuffled(self, run: Pass, positions: np.ndarray) -> np.ndarray:
+        return run.order(self, self.cardinality, self.buffer_size, self.entropy(run))(positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(Indexed):
+    """Stacks of `batch_size` elements."""
+
+    parent: Indexed
+    batch_size: int
+    drop_remainder: bool
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.batched(self.parent.cardinality, self.batch_size, self.drop_remainder)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.batched_spec(self.parent.spec, self.batch_size if self.drop_remainder else None)
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [self.make(run, self._members(position)) for position in positions.tolist()]
+
+    def make(self, run: Pass, members: np.ndarray) -> Element:
+        """Returns the batch of the elements at `members`."""
+        return self.parent.stacked(run, members)
+
+    def _members(self, position: int) -> np.ndarray:
+        stop = (position + 1) * self.batch_size
+        if self.parent.cardinality != INFINITE:
+            stop = min(stop, self.parent.cardinality)
+        return np.arange(position * self.batch_size, stop)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PaddedBatch(Batch):
+    """Stacks of `batch_size` elements, padded to one shape."""
+
+    shapes: Element
+    values: Element
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        size = self.batch_size if self.drop_remainder else None
+        return _padding.padded_spec(self.parent.spec, size, self.shapes)
+
+    def make(self, run: Pass, members: np.ndarray) -> Element:
+        return _padding.pad(self.parent.rows(run, members), self.shapes, self.values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReadAhead(Indexed):
+    """The same elements, made ahead by threads."""
+
+    parent: Indexed
+    count: int
+    calls: int
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @property
+    def ahead(self) -> int:
+        return self.count
+
+    @property
+    def threads(self) -> int:
+        return self.calls
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return self.parent.rows(run, positions)
+
+    def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        return self.parent.stacked(run, positions)

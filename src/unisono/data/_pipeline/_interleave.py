@@ -1,0 +1,166 @@
+"""`interleave` and `flat_map`: each element becomes a data set, and their elements are given in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import grain
+
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._plan import Counting, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._streams import StreamReadAhead
+from unisono.data._pipeline._structure import Element, unbatched_spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interleave(Counting):
+    """The elements of the data sets that a function makes, a block from each of several in turn.
+
+    Args:
+        parent: Gives the arguments of the function.
+        fn: Returns a node for an element.
+        cycle_length: How many of its data sets are read at the same time.
+        block_length: How many elements in a row come from one.
+        ahead: Elements that a thread reads ahead from each; 0 for no thread.
+    """
+
+    parent: Node
+    fn: Callable[[Element], Node]
+    cycle_length: int
+    block_length: int
+    ahead: int
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.parent.cardinality == 0 else UNKNOWN
+
+    @property
+    def spec(self) -> Element:
+        return first_spec(self)
+
+    @property
+    def varies(self) -> bool:
+        # What the function makes may shuffle.
+        return True
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _InterleaveIterator(self, self.parent.iterate(run), run)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unbatch(Interleave):
+    """The rows of each element. Grain's flat map gives old rows again when it is set to its end."""
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality if self.parent.cardinality in (0, INFINITE) else UNKNOWN
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return unbatched_spec(self.parent.spec)
+
+
+@dataclasses.dataclass
+class _CycleElement:
+    """A data set that is being read.
+
+    Args:
+        number: Which element of the parent it was made from.
+        before: State of the parent before that element.
+        iterator: Reads it.
+    """
+
+    number: int
+    before: dict[str, Any]
+    iterator: grain.DatasetIterator
+
+
+class _InterleaveIterator(StateIterator):
+    """Interleaves in the order of tf.data's kernel, `InterleaveDatasetOp`."""
+
+    def __init__(self, node: Interleave, parent: grain.DatasetIterator, run: Pass) -> None:
+        super().__init__(parent)
+        self._node = node
+        self._source = parent
+        self._run = run.at(run.draws.get(node, 0))
+        self._slots: list[_CycleElement | None] = [None] * node.cycle_length
+        self._cycle = self._block = self._opened = 0
+        self._is_parent_done = False
+
+    def __next__(self) -> Element:
+        while not self._is_parent_done or any(self._slots):
+            slot = self._slots[self._cycle]
+            if slot is None:
+                self._fill()
+                continue
+            try:
+                element = next(slot.iterator)
+            except StopIteration:
+                slot.iterator.close()
+                self._slots[self._cycle] = None
+                self._turn()
+                continue
+            self._block += 1
+            if self._block == self._node.block_length:
+                self._turn()
+            return element
+        raise StopIteration
+
+    def _turn(self) -> None:
+        self._block = 0
+        self._cycle = (self._cycle + 1) % self._node.cycle_length
+
+    def _fill(self) -> None:
+        if self._is_parent_done:
+            self._turn()
+            return
+        before = self._source.get_state()
+        try:
+            element = next(self._source)
+        except StopIteration:
+            self._is_parent_done = True
+            return
+        self._slots[self._cycle] = self._open(self._opened, before, element)
+        self._opened += 1
+
+    def _open(self, number: int, before: dict[str, Any], element: Element) -> _CycleElement:
+        made = self._node.fn(element)
+        if self._node.ahead:
+            made = StreamReadAhead(made, self._node.ahead)
+        # The data set was made just now or is shared by all elements: its shuffles differ by pass and
+        # element.
+        return _CycleElement(number, before, made.iterate(Pass({}, self._run.at(number).path)))
+
+    def get_state(self) -> dict[str, Any]:
+        slots = [
+            None
+            if slot is None
+            else {"number": slot.number, "before": slot.before, "at": slot.iterator.get_state()}
+            for slot in self._slots
+        ]
+        place = [self._cycle, self._block, self._opened, self._is_parent_done]
+        return {"parent": self._source.get_state(), "slots": slots, "place": place}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._close_slots()
+        self._cycle, self._block, self._opened, self._is_parent_done = state["place"]
+        self._slots = [None if slot is None else self._reopen(slot) for slot in state["slots"]]
+        self._source.set_state(state["parent"])
+
+    def _reopen(self, state: dict[str, Any]) -> _CycleElement:
+        self._source.set_state(state["before"])
+        slot = self._open(state["number"], state["before"], next(self._source))
+        slot.iterator.set_state(state["at"])
+        return slot
+
+    def _close_slots(self) -> None:
+        for slot in self._slots:
+            if slot is not None:
+                slot.iterator.close()
+
+    def close(self) -> None:
+        super().close()
+        self._close_slots()

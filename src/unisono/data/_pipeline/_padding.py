@@ -1,0 +1,120 @@
+"""Batches of elements whose shapes differ: each component is padded to one shape. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono.data._pipeline._structure import (
+    Element,
+    Path,
+    TensorSpec,
+    check_no_dataset,
+    combine,
+    name_of,
+    rebuild,
+)
+
+
+def pad(elements: Sequence[Element], shapes: Element = None, values: Element = None) -> Element:
+    """Returns the elements stacked, each component padded at the end to a common shape.
+
+    Args:
+        elements: At least one element; all of one structure.
+        shapes: For each component its shape after padding, None (or -1) where the longest element of this
+            batch decides; None for all components.
+        values: For each component the number or string to pad with, or one for all; None pads with 0 and b"".
+
+    Returns:
+        One element with a batch dimension.
+
+    Raises:
+        InvalidArgumentError: A component has another rank than its shape, or is larger.
+
+    >>> pad([np.array([1, 2]), np.array([3])])
+    array([[1, 2],
+           [3, 0]])
+    """
+    return combine(lambda parts, path: _padded(parts, path, _at(shapes, path), _at(values, path)), elements)
+
+
+def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Path = ()) -> Element:
+    """Returns the spec of padded batches.
+
+    Args:
+        spec: Spec of the elements before they are padded.
+        batch_size: First dimension, None where it varies.
+        shapes: As in `pad`.
+        path: Where `spec` lies in a larger structure.
+
+    Returns:
+        The same structure of `TensorSpec`; padded dimensions without a fixed size are None.
+
+    >>> padded_spec(TensorSpec((3,), "int32"), None, None).shape
+    (None, None)
+    """
+    if isinstance(spec, tuple):
+        parts = [padded_spec(part, batch_size, shapes, (*path, index)) for index, part in enumerate(spec)]
+        return rebuild(spec, parts)
+    if isinstance(spec, dict):
+        return {key: padded_spec(part, batch_size, shapes, (*path, key)) for key, part in spec.items()}
+    if spec is None:
+        return None
+    wanted = _at(shapes, path)
+    if wanted is None and spec.shape is None:
+        return spec
+    sizes = (
+        [None] * len(spec.shape)
+        if wanted is None
+        else [None if size in (None, -1) else size for size in wanted]
+    )
+    return TensorSpec((batch_size, *sizes), spec.dtype)
+
+
+def _at(nested: Element, path: Path) -> Any:
+    # A shape is itself a tuple, so the structure of the elements decides how deep to go; one value serves
+    # all.
+    for key in path:
+        if not isinstance(nested, (tuple, Mapping)):
+            return nested
+        nested = nested[key]
+    return nested
+
+
+def _padded(parts: Sequence[Any], path: Path, wanted: Sequence[int | None] | None, value: Any) -> np.ndarray:
+    check_no_dataset(parts[0], path, "stacked")
+    shapes = [np.shape(part) for part in parts]
+    target = _target(shapes, path, wanted)
+    dtype = np.dtype(object) if isinstance(parts[0], bytes) else parts[0].dtype
+    fill = value if value is not None else (b"" if dtype.hasobject else 0)
+    fill = fill.encode() if isinstance(fill, str) else fill
+    batch = np.full((len(parts), *target), fill, dtype)
+    for number, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+        inside: tuple[Any, ...] = (number, *(slice(size) for size in shape))
+        batch[inside] = part
+    return batch
+
+
+def _target(shapes: list[tuple[int, ...]], path: Path, wanted: Sequence[int | None] | None) -> list[int]:
+    rank = len(shapes[0]) if wanted is None else len(wanted)
+    for number, shape in enumerate(shapes):
+        if len(shape) != rank:
+            raise InvalidArgumentError(
+                "padded_batch() needs components of one rank. "
+                f"Received: {name_of(path)} of shape {shape} in element {number}, where rank {rank} must be. "
+                "Give padded_shapes that rank, or reshape with map()."
+            )
+    longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    if wanted is None:
+        return longest
+    target = [long if size in (None, -1) else int(size) for size, long in zip(wanted, longest, strict=True)]
+    if any(long > size for long, size in zip(longest, target, strict=True)):
+        raise InvalidArgumentError(
+            "No element may be larger than its padded shape. "
+            f"Received: {name_of(path)} of up to {tuple(longest)}, padded_shapes={tuple(wanted)}. "
+            "Write None for a dimension that the longest element decides."
+        )
+    return target

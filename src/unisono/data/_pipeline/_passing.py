@@ -1,0 +1,248 @@
+"""Streams that end early, remember, or pass over elements."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._plan import Indexed, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._streams import ReplayIterator
+from unisono.data._pipeline._structure import Element
+
+_LOG = logging.getLogger("unisono")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Passing(Node):
+    """Some of the elements of one other data set, as they are."""
+
+    parent: Node
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.parent.cardinality == 0 else UNKNOWN
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TakeWhile(_Passing):
+    """The elements before the first for which a predicate does not hold."""
+
+    predicate: Callable[[Element], bool]
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _TakeWhileIterator(self.parent.iterate(run), self.predicate)
+
+
+class _TakeWhileIterator(StateIterator):
+    def __init__(self, parent: grain.DatasetIterator, predicate: Callable[[Element], bool]) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._predicate = predicate
+        self._is_ended = False
+
+    def __next__(self) -> Element:
+        if not self._is_ended:
+            element = next(self._source)
+            if self._predicate(element):
+                return element
+            self._is_ended = True
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._source.get_state(), "is_ended": self._is_ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["parent"])
+        self._is_ended = state["is_ended"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan(_Passing):
+    """What a function makes of each element and of what it remembered of those before.
+
+    Args:
+        parent: Where the elements come from.
+        initial: What it remembers at the beginning.
+        fn: From `(remembered, element)` to `(remembered, output)`.
+    """
+
+    initial: Any
+    fn: Callable[[Any, Element], tuple[Any, Element]]
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return first_spec(self)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return ReplayIterator(self.parent.iterate(run), self._scanned)
+
+    def _scanned(self, source: Iterator[Element]) -> Iterator[Element]:
+        state = self.initial
+        for element in source:
+            state, output = self.fn(state, element)
+            yield output
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unique(_Passing):
+    """The first of equal elements."""
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return ReplayIterator(self.parent.iterate(run), _first_ones)
+
+
+def _first_ones(source: Iterator[Element]) -> Iterator[Element]:
+    seen: set[Any] = set()
+    for element in source:
+        key = element if isinstance(element, bytes) else _bytes_of(element)
+        if key not in seen:
+            seen.add(key)
+            yield element
+
+
+def _bytes_of(element: Element) -> Any:
+    if isinstance(element, (tuple, dict)) or element is None or np.asarray(element).dtype.hasobject:
+        raise InvalidArgumentError(
+            "unique() needs elements of one component of numbers or a string. "
+            f"Received: {element!r:.200}. Choose the component with map() first."
+        )
+    return np.asarray(element).tobytes()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IgnoreErrors(_Passing):
+    """The elements that can be made.
+
+    Args:
+        parent: May raise errors, after which it goes on with the next element.
+        log_warning: Whether each error is logged.
+    """
+
+    log_warning: bool
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        if isinstance(self.parent, Indexed):
+            return _IgnoringPositions(self.parent, run, self.log_warning)
+        return _Ignoring(self.parent.iterate(run), self.log_warning)
+
+
+class _Ignoring(StateIterator):
+    def __init__(self, parent: grain.DatasetIterator, log_warning: bool) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._log_warning = log_warning
+        self._last: Exception | None = None
+
+    def __next__(self) -> Element:
+        while True:
+            try:
+                return next(self._source)
+            except StopIteration:
+                raise
+            except Exception as error:
+                if error is self._last:
+                    # What raises the same error again has ended with it: the rest would be lost in silence.
+                    raise
+                self._last = error
+                _note(error, self._log_warning)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._source.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["parent"])
+
+
+class _IgnoringPositions(StateIterator):
+    """Where elements are found by position, the next one is tried whatever happened to the last."""
+
+    def __init__(self, node: Indexed, run: Pass, log_warning: bool) -> None:
+        super().__init__()
+        self._node = node
+        self._run = run
+        self._log_warning = log_warning
+        self._next = 0
+
+    def __next__(self) -> Element:
+        while self._next != self._node.cardinality:
+            self._next += 1
+            try:
+                return self._node.rows(self._run, np.array([self._next - 1]))[0]
+            except Exception as error:
+                _note(error, self._log_warning)
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next_index": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next = state["next_index"]
+
+
+def _note(error: Exception, log_warning: bool) -> None:
+    level = logging.WARNING if log_warning else logging.DEBUG
+    _LOG.log(level, "ignore_errors() leaves out an element: %s: %s", type(error).__name__, error)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Counted(_Passing):
+    """The same elements, of which there must be as many as the user says."""
+
+    size: int
+
+    @property
+    def cardinality(self) -> int:
+        return self.size
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _CountedIterator(self.parent.iterate(run), self.size)
+
+
+class _CountedIterator(StateIterator):
+    def __init__(self, parent: grain.DatasetIterator, size: int) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._size = size
+        self._given = 0
+
+    def __next__(self) -> Element:
+        try:
+            element = next(self._source)
+        except StopIteration:
+            if self._size == INFINITE or self._given < self._size:
+                raise self._error("no more") from None
+            raise
+        self._given += 1
+        if self._size != INFINITE and self._given > self._size:
+            raise self._error("more")
+        return element
+
+    def _error(self, how: str) -> InvalidArgumentError:
+        given = min(self._given, self._size) if self._size >= 0 else self._given
+        return InvalidArgumentError(
+            f"There must be as many elements as assert_cardinality({self._size}) says. "
+            f"Received: {how} than {given}. Correct the number, or the data."
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._source.get_state(), "given": self._given}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["parent"])
+        self._given = state["given"]

@@ -1,0 +1,211 @@
+"""Where `cache()` keeps elements: in memory, or in one file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import abc
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import IO
+
+from unisono.data._pipeline import _records
+from unisono.data._pipeline._structure import Element, frozen
+
+
+class Store(abc.ABC):
+    """Elements by position; complete once their number is known and all are there."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int | None:
+        """Number of elements, None until complete."""
+
+    @abc.abstractmethod
+    def get(self, position: int) -> tuple[Element] | None:
+        """Returns the element in a tuple of one, or None where it is not there."""
+
+    @abc.abstractmethod
+    def put(self, position: int, element: Element) -> None:
+        """Keeps an element."""
+
+    @abc.abstractmethod
+    def finish(self, size: int) -> None:
+        """Makes the store complete, if `size` elements are there."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Forgets all elements, except those of a complete file."""
+
+    @abc.abstractmethod
+    def fresh(self) -> Store:
+        """Returns an empty store of the same kind, for the same file if it has one."""
+
+
+class MemoryStore(Store):
+    """Keeps elements in memory.
+
+    >>> store = MemoryStore()
+    >>> store.put(0, "a")
+    >>> store.finish(1)
+    >>> store.get(0), store.size
+    (('a',), 1)
+    """
+
+    def __init__(self) -> None:
+        self._elements: dict[int, tuple[Element]] = {}
+        self._size: int | None = None
+
+    @property
+    def size(self) -> int | None:
+        return self._size
+
+    def get(self, position: int) -> tuple[Element] | None:
+        return self._elements.get(position)
+
+    def put(self, position: int, element: Element) -> None:
+        self._elements[position] = (frozen(element),)
+
+    def finish(self, size: int) -> None:
+        if len(self._elements) == size:
+            self._size = size
+
+    def clear(self) -> None:
+        self._elements = {}
+        self._size = None
+
+    def fresh(self) -> Store:
+        return MemoryStore()
+
+
+class FileStore(Store):
+    """Keeps elements in one file, which is written aside, synced and renamed when complete.
+
+    Args:
+        path: The file. Where it exists it is read, and the pipeline before the cache never runs.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Reader threads share the position in the file.
+        self._lock = threading.Lock()
+        self._part: _Part | None = None
+        self._whole: _Whole | None = None
+
+    @property
+    def size(self) -> int | None:
+        with self._lock:
+            whole = self._open_whole()
+            return None if whole is None else len(whole.offsets)
+
+    def get(self, position: int) -> tuple[Element] | None:
+        with self._lock:
+            source = self._open_whole() or self._part
+            return None if source is None else source.get(position)
+
+    def put(self, position: int, element: Element) -> None:
+        with self._lock:
+            if self._open_whole() is None:
+                self._open_part().put(position, element)
+
+    def finish(self, size: int) -> None:
+        with self._lock:
+            if self._open_whole() is None and len(self._open_part().offsets) == size:
+                self._open_part().publish(self._path)
+                self._part = None
+
+    def clear(self) -> None:
+        with self._lock:
+            if self._part is not None:
+                self._part.discard()
+                self._part = None
+
+    def fresh(self) -> Store:
+        return FileStore(self._path)
+
+    def _open_part(self) -> _Part:
+        if self._part is None:
+            self._part = _Part(self._path)
+        return self._part
+
+    def _open_whole(self) -> _Whole | None:
+        # Not looked for once writing has begun: another process may have stored another order.
+        if self._whole is None and self._part is None and os.path.exists(self._path):
+            self._whole = _Whole(self._path)
+        return self._whole
+
+
+def write_all(path: str, elements: Iterable[Element]) -> None:
+    """Writes elements into one file, aside first; a file that exists is replaced.
+
+    Args:
+        path: The file.
+        elements: In order.
+    """
+    part = _Part(path)
+    try:
+        for position, element in enumerate(elements):
+            part.put(position, element)
+        part.publish(path)
+    finally:
+        part.discard()
+
+
+class _Whole:
+    """A complete file, open for reading."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115  (closed with this object)
+        self._close = weakref.finalize(self, self._file.close)
+        self.offsets = _records.read_offsets(self._file, path)
+
+    def get(self, position: int) -> tuple[Element] | None:
+        if position >= len(self.offsets):
+            return None
+        return (_records.read(self._file, int(self.offsets[position])),)
+
+
+class _Part:
+    """A file in the making, removed unless published."""
+
+    def __init__(self, path: str) -> None:
+        folder, name = os.path.split(os.path.abspath(path))
+        os.makedirs(folder, exist_ok=True)
+        handle, self._name = tempfile.mkstemp(prefix=f"{name}.", suffix=".part", dir=folder)
+        self._file = os.fdopen(handle, "w+b")
+        self.discard = weakref.finalize(self, _close_and_remove, self._file, self._name)
+        self.offsets: dict[int, int] = {}
+        _records.begin(self._file)
+
+    def get(self, position: int) -> tuple[Element] | None:
+        if position not in self.offsets:
+            return None
+        return (_records.read(self._file, self.offsets[position]),)
+
+    def put(self, position: int, element: Element) -> None:
+        if position not in self.offsets:
+            self.offsets[position] = _records.append(self._file, element)
+
+    def publish(self, path: str) -> None:
+        _records.end(self._file, [self.offsets[position] for position in range(len(self.offsets))])
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._name, path)
+        self.discard.detach()
+        _sync_folder(os.path.dirname(os.path.abspath(path)))
+
+
+def _close_and_remove(file: IO[bytes], name: str) -> None:
+    file.close()
+    os.unlink(name)
+
+
+def _sync_folder(folder: str) -> None:
+    # The rename itself is durable only once the folder is; a folder cannot be opened on Windows.
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

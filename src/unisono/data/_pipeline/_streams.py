@@ -1,0 +1,447 @@
+"""Sources and transformations that give their elements one after the other.
+
+Where Grain has the transformation, its iterator is used; the others are here. The state of each is exact: an
+iterator that is restored goes on with the very next element, re-reading its input where it must.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import grain
+
+from unisono.data._pipeline import _cardinality, _order, _padding, _structure
+from unisono.data._pipeline._cardinality import UNKNOWN
+from unisono.data._pipeline._plan import Counting, Node, Pass, StateIterator, Stream, first_spec
+from unisono.data._pipeline._structure import Element
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generator(Node):
+    """What a function that returns an iterable gives; called again for each pass.
+
+    Args:
+        make: Returns a new iterable.
+        signature: Spec of the elements, None where it is not known.
+    """
+
+    make: Callable[[], Iterable[Element]]
+    signature: Element = None
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return first_spec(self) if self.signature is None else self.signature
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _GeneratorIterator(self.make)
+
+
+class _GeneratorIterator(StateIterator):
+    def __init__(self, make: Callable[[], Iterable[Element]]) -> None:
+        super().__init__()
+        self._make = make
+        self._count = 0
+        self._elements: Iterator[Element] | None = None
+        self._failed: list[Exception] = []
+
+    def __next__(self) -> Element:
+        if self._elements is None:
+            # A generator cannot be set back: a restored one is run again up to its place.
+            self._elements = itertools.islice(self._make(), self._count, None)
+        element = _next_of(self._elements, self._failed)
+        self._count += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self._count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._count = state["count"]
+        self._elements = None
+        self._failed.clear()
+
+
+def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
+    """The next element of a generator; the error that ended it is raised each time, not once."""
+    if failed:
+        raise failed[0]
+    try:
+        return next(elements)
+    except StopIteration:
+        raise
+    except Exception as error:
+        failed.append(error)
+        raise
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OneParent(Node):
+    """A stream made of one other; cardinality and spec are kept unless a subclass says otherwise."""
+
+    parent: Node
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamMap(_OneParent):
+    """Each element through a function, several at once if `calls` is above 1."""
+
+    fn: Callable[[Element], Element]
+    calls: int = 0
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return first_spec(self)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        if self.calls > 1:
+            return _ParallelMapIterator(self.parent.iterate(run), self.fn, self.calls)
+        return iter(Stream(self.parent, run).map(self.fn))
+
+
+class _ParallelMapIterator(StateIterator):
+    """Maps in threads, in order. Grain maps a stream in one thread only."""
+
+    def __init__(self, parent: grain.DatasetIterator, fn: Callable[[Element], Element], calls: int) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._fn = fn
+        self._calls = calls
+        self._pool: futures.ThreadPoolExecutor | None = None
+        # Each call in flight, with the state that its element was read in.
+        self._flying: deque[tuple[dict[str, Any], futures.Future[Element]]] = deque()
+
+    def __next__(self) -> Element:
+        if self._pool is None:
+            self._pool = futures.ThreadPoolExecutor(self._calls, thread_name_prefix="unisono-map")
+        while len(self._flying) < self._calls:
+            state = self._source.get_state()
+            try:
+                element = next(self._source)
+            except StopIteration:
+                break
+            self._flying.append((state, self._pool.submit(self._fn, element)))
+        if not self._flying:
+            raise StopIteration
+        return self._flying.popleft()[1].result()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._flying[0][0] if self._flying else self._source.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._flying.clear()
+        self._source.set_state(state["parent"])
+
+    def close(self) -> None:
+        super().close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Filter(_OneParent):
+    """The elements for which a predicate holds."""
+
+    predicate: Callable[[Element], bool]
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.parent.cardinality == 0 else UNKNOWN
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return iter(Stream(self.parent, run).filter(self.predicate))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamBatch(_OneParent):
+    """Stacks of `batch_size` elements."""
+
+    batch_size: int
+    drop_remainder: bool
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.batched(self.parent.cardinality, self.batch_size, self.drop_remainder)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.batched_spec(self.parent.spec, self.batch_size if self.drop_remainder else None)
+
+    def make(self, elements: Sequence[Element]) -> Element:
+        """Returns a batch of elements."""
+        return _structure.stack(elements)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        stream = Stream(self.parent, run)
+        return iter(stream.batch(self.batch_size, drop_remainder=self.drop_remainder, batch_fn=self.make))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamPaddedBatch(StreamBatch):
+    """Stacks of `batch_size` elements, padded to one shape."""
+
+    shapes: Element
+    values: Element
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        size = self.batch_size if self.drop_remainder else None
+        return _padding.padded_spec(self.parent.spec, size, self.shapes)
+
+    def make(self, elements: Sequence[Element]) -> Element:
+        return _padding.pad(elements, self.shapes, self.values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Take(_OneParent):
+    """The first `count` elements, at least one."""
+
+    count: int
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.taken(self.parent.cardinality, self.count)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return iter(grain.experimental.LimitIterDataset(Stream(self.parent, run), self.count))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamStrided(_OneParent):
+    """The elements at `start, start + step, ...`; `hinted` as in `Strided`."""
+
+    start: int = 0
+    step: int = 1
+    hinted: bool = False
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.strided(self.parent.cardinality, self.start, self.step)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _StridedIterator(self.parent.iterate(run), self.start, self.step)
+
+
+class _StridedIterator(StateIterator):
+    def __init__(self, parent: grain.DatasetIterator, start: int, step: int) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._start = start
+        self._step = step
+        self._index = 0
+
+    def __next__(self) -> Element:
+        while True:
+            element = next(self._source)
+            since_start = self._index - self._start
+            self._index += 1
+            if since_start >= 0 and since_start % self._step == 0:
+                return element
+
+    def get_state(self) -> dict[str, Any]:
+        return {"index": self._index, "parent": self._source.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._index = state["index"]
+        self._source.set_state(state["parent"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamShuffle(Counting, _OneParent):
+    """The elements in the order of a buffered shuffle; fields as in `Shuffle`."""
+
+    buffer_size: int
+    seed: int
+    reshuffle: bool
+    seeded: bool
+
+    @property
+    def varies(self) -> bool:
+        return self.reshuffle or self.parent.varies
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # Grain shuffles a stream window by window; this is tf.data's shuffle, where the buffer slides.
+        entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+        return ReplayIterator(
+            self.parent.iterate(run), lambda source: _order.shuffled(source, self.buffer_size, entropy)
+        )
+
+
+class ReplayIterator(StateIterator):
+    """What a generator function makes of an iterator's elements, and may keep some of.
+
+    It may hold elements from anywhere since the beginning: when a state is restored they are read again,
+    so that the state stays small.
+
+    Args:
+        parent: Gives the elements.
+        make: From the elements to those that are given; always the same for the same elements.
+    """
+
+    def __init__(
+        self, parent: grain.DatasetIterator, make: Callable[[Iterator[Element]], Iterator[Element]]
+    ) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._make = make
+        self._begin = parent.get_state()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._emitted = 0
+        self._failed: list[Exception] = []
+        self._elements = self._make(self._source)
+
+    def __next__(self) -> Element:
+        element = _next_of(self._elements, self._failed)
+        self._emitted += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        return {"begin": self._begin, "emitted": self._emitted}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._begin = state["begin"]
+        self._source.set_state(self._begin)
+        self._restart()
+        for _ in range(state["emitted"]):
+            next(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamRepeat(_OneParent):
+    """All elements `count` times, for ever where it is negative; shuffles before it change each time."""
+
+    count: int
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.repeated(self.parent.cardinality, self.count)
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _SequenceIterator(lambda part: self._part(run, part), endless=self.count < 0)
+
+    def _part(self, run: Pass, part: int) -> grain.DatasetIterator | None:
+        return None if 0 <= self.count <= part else self.parent.iterate(run.at(part))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamConcatenate(Node):
+    """All elements of one data set, then those of another."""
+
+    first: Node
+    second: Node
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.summed([self.first.cardinality, self.second.cardinality])
+
+    @property
+    def spec(self) -> Element:
+        return self.first.spec
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        parts = (self.first, self.second)
+        return _SequenceIterator(lambda part: parts[part].iterate(run) if part < 2 else None, endless=False)
+
+
+class _SequenceIterator(StateIterator):
+    """Goes through one iterator after the other.
+
+    Args:
+        make: Returns the iterator with a number, or None after the last.
+        endless: Whether there is no last one; then an empty one ends it all.
+    """
+
+    def __init__(self, make: Callable[[int], grain.DatasetIterator | None], endless: bool) -> None:
+        super().__init__()
+        self._make = make
+        self._endless = endless
+        self._enter(0)
+
+    def _enter(self, part: int) -> None:
+        self._part = part
+        self._is_empty = True
+        self._current = self._make(part)
+
+    def __next__(self) -> Element:
+        while self._current is not None:
+            try:
+                element = next(self._current)
+            except StopIteration:
+                if self._endless and self._is_empty:
+                    raise
+                self._current.close()
+                self._enter(self._part + 1)
+            else:
+                self._is_empty = False
+                return element
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        current = None if self._current is None else self._current.get_state()
+        return {"part": self._part, "is_empty": self._is_empty, "current": current}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.close_current()
+        self._enter(state["part"])
+        self._is_empty = state["is_empty"]
+        if self._current is not None:
+            self._current.set_state(state["current"])
+
+    def close_current(self) -> None:
+        """Ends the iterator in use."""
+        if self._current is not None:
+            self._current.close()
+
+    def close(self) -> None:
+        super().close()
+        self.close_current()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamZip(Node):
+    """Data sets side by side; fields as in `Zip`."""
+
+    parents: tuple[Node, ...]
+    arrange: Callable[[Sequence[Element]], Element]
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        return _cardinality.shortest(parent.cardinality for parent in self.parents)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return self.arrange([parent.spec for parent in self.parents])
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        streams = [Stream(parent, run) for parent in self.parents]
+        return iter(grain.experimental.ZipIterDataset(streams, strict=False).map(self.arrange))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamReadAhead(_OneParent):
+    """The same elements, read ahead by a thread."""
+
+    count: int
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        stream = Stream(self.parent, run)
+        return iter(grain.experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=self.count))

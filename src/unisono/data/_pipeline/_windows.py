@@ -1,0 +1,319 @@
+"""Elements that are joined anew: windows, groups with a common key, and batches of other sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono.data._pipeline import _cardinality, _structure
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
+from unisono.data._pipeline._indexed import Held
+from unisono.data._pipeline._plan import Counting, Indexed, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._streams import ReplayIterator
+from unisono.data._pipeline._structure import Element, TensorSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WindowNode(Node):
+    """Windows of successive elements, each component a data set of its own.
+
+    Args:
+        parent: Where the elements come from.
+        wrap: Makes a data set of a node.
+        size: Elements of a window.
+        shift: How far the next window begins after this one.
+        stride: Distance between the elements of a window.
+        drop_remainder: Whether windows with fewer elements are left out.
+    """
+
+    parent: Node
+    wrap: Callable[[Node], Any]
+    size: int
+    shift: int
+    stride: int
+    drop_remainder: bool
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        size = self.parent.cardinality
+        if size < 0:
+            return size
+        if self.drop_remainder:
+            size = max(0, size - (self.size - 1) * self.stride)
+        return _cardinality.strided(size, 0, self.shift)
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return _structure.map_leaves(_structure.DatasetSpec, self.parent.spec)
+
+    def made(self, elements: Sequence[Element]) -> Element:
+        """Returns a window of elements."""
+        return _structure.combine(lambda parts, path: self._component(list(parts)), elements)
+
+    def _component(self, parts: list[Any]) -> Any:
+        return self.wrap(Held(parts))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows(_WindowNode, Indexed):
+    """Windows over elements that are found by position."""
+
+    parent: Indexed
+
+    def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        return [self.made(self.parent.rows(run, self._members(p))) for p in positions.tolist()]
+
+    def _members(self, position: int) -> np.ndarray:
+        first = position * self.shift
+        stop = first + self.size * self.stride
+        if self.parent.cardinality != INFINITE:
+            stop = min(stop, self.parent.cardinality)
+        return np.arange(first, stop, self.stride)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamWindows(_WindowNode):
+    """Windows over a stream."""
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _WindowIterator(self, self.parent.iterate(run))
+
+
+class _WindowIterator(StateIterator):
+    """Holds the elements of a window; its state is that of the source before the first of them."""
+
+    def __init__(self, node: StreamWindows, parent: grain.DatasetIterator) -> None:
+        super().__init__(parent)
+        self._node = node
+        self._source = parent
+        #: Elements from the beginning of the next window on, each with the state before it.
+        self._held: list[tuple[dict[str, Any], Element]] = []
+        self._to_skip = 0
+
+    def __next__(self) -> Element:
+        node = self._node
+        span = (node.size - 1) * node.stride + 1
+        while len(self._held) < span + self._to_skip and self._read():
+            continue
+        del self._held[: self._to_skip]
+        self._to_skip = 0
+        members = [element for _, element in self._held[: span : node.stride]]
+        if not members or (node.drop_remainder and len(members) < node.size):
+            raise StopIteration
+        self._to_skip = node.shift
+        return node.made(members)
+
+    def _read(self) -> bool:
+        before = self._source.get_state()
+        try:
+            self._held.append((before, next(self._source)))
+        except StopIteration:
+            return False
+        return True
+
+    def get_state(self) -> dict[str, Any]:
+        start = self._held[0][0] if self._held else self._source.get_state()
+        return {"start": start, "to_skip": self._to_skip}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._held = []
+        self._source.set_state(state["start"])
+        self._to_skip = state["to_skip"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups(Counting):
+    """Elements with equal keys, as data sets of which a function makes others.
+
+    Args:
+        parent: Where the elements come from.
+        key_of: Gives the key of an element.
+        reduce: Makes a node of a key and the elements of a window.
+        size_of: Gives for a key how many elements make a window.
+        known_spec: Returns the spec of what the function makes; None to look at its first element.
+    """
+
+    parent: Node
+    key_of: Callable[[Element], int]
+    reduce: Callable[[int, list[Element]], Node]
+    size_of: Callable[[int], int]
+    known_spec: Callable[[], Element] | None = None
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.parent.cardinality == 0 else UNKNOWN
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        return (
+            _structure.map_leaves(_any_size, first_spec(self)) if not self.known_spec else self.known_spec()
+        )
+
+    @property
+    def varies(self) -> bool:
+        # What the function makes may shuffle.
+        return True
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        inside = run.at(run.draws.get(self, 0))
+        return ReplayIterator(self.parent.iterate(run), lambda source: self._joined(source, inside))
+
+    def _joined(self, source: Iterator[Element], run: Pass) -> Iterator[Element]:
+        groups: dict[int, list[Element]] = {}
+        sizes: dict[int, int] = {}
+        numbers = itertools.count()
+        for element in source:
+            key = self.key_of(element)
+            group = groups.setdefault(key, [])
+            group.append(element)
+            if len(group) == 1:
+                sizes[key] = self.size_of(key)
+            if len(group) == sizes[key]:
+                yield from self._made(key, groups.pop(key), run.at(next(numbers)))
+        for key in sorted(groups):
+            yield from self._made(key, groups[key], run.at(next(numbers)))
+
+    def _made(self, key: int, elements: list[Element], run: Pass) -> Iterator[Element]:
+        iterator = self.reduce(key, elements).iterate(Pass({}, run.path))
+        try:
+            yield from iterator
+        finally:
+            iterator.close()
+
+
+def _any_size(spec: TensorSpec) -> TensorSpec:
+    # What is made of a group may differ from that of the first in every dimension.
+    return TensorSpec([None] * len(spec.shape or ()), spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rebatch(Node):
+    """The rows of batches in batches of other sizes, which are given in turn.
+
+    Args:
+        parent: Gives batches.
+        sizes: Of the new batches.
+        drop_remainder: Whether a last, smaller one is dropped.
+    """
+
+    parent: Node
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality if self.parent.cardinality in (0, INFINITE) else UNKNOWN
+
+    @functools.cached_property
+    def spec(self) -> Element:
+        same = self.drop_remainder and len(set(self.sizes)) == 1
+        return _structure.batched_spec(
+            _structure.unbatched_spec(self.parent.spec), self.sizes[0] if same else None
+        )
+
+    def iterate(self, run: Pass) -> grain.DatasetIterator:
+        return _RebatchIterator(self, self.parent.iterate(run))
+
+
+class _RebatchIterator(StateIterator):
+    """Its state is that of the source before the batch in use, and how many of its rows were given."""
+
+    def __init__(self, node: Rebatch, parent: grain.DatasetIterator) -> None:
+        super().__init__(parent)
+        self._node = node
+        self._source = parent
+        self._turn = 0
+        self._used = 0
+        self._before: dict[str, Any] | None = None
+        self._batch: Element = None
+
+    def __next__(self) -> Element:
+        wanted = self._node.sizes[self._turn % len(self._node.sizes)]
+        parts: list[Element] = []
+        while wanted and self._has_rows():
+            stop = min(_structure.leading_size(self._batch), self._used + wanted)
+            parts.append(self._rows(self._used, stop))
+            wanted -= stop - self._used
+            self._used = stop
+        if not parts or (wanted and self._node.drop_remainder):
+            raise StopIteration
+        self._turn += 1
+        return _structure.concatenated(parts)
+
+    def _rows(self, start: int, stop: int) -> Element:
+        return _structure.map_leaves(lambda array: array[start:stop], self._batch)
+
+    def _has_rows(self) -> bool:
+        while self._before is None or self._used >= _structure.leading_size(self._batch):
+            before = self._source.get_state()
+            try:
+                self._batch = next(self._source)
+            except StopIteration:
+                return False
+            self._before, self._used = before, 0
+        return True
+
+    def get_state(self) -> dict[str, Any]:
+        if self._before is None:
+            return {"before": self._source.get_state(), "used": 0, "turn": self._turn, "in_use": False}
+        return {"before": self._before, "used": self._used, "turn": self._turn, "in_use": True}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["before"])
+        self._before, self._turn = None, state["turn"]
+        if state["in_use"]:
+            self._has_rows()
+            self._used = state["used"]
+
+
+def bucket_of(length: int, boundaries: Sequence[int]) -> int:
+    """Returns the number of the bucket that an element of some length belongs to.
+
+    >>> [bucket_of(n, [3, 5]) for n in (2, 3, 4, 5)]
+    [0, 1, 1, 2]
+    """
+    return int(np.searchsorted(np.asarray(boundaries), length, side="right"))
+
+
+def padded_to(spec: Element, shapes: Element, size: int) -> Element:
+    """Returns padded shapes in which every dimension that varies has one size.
+
+    Args:
+        spec: Spec of the elements.
+        shapes: From the user, or None.
+        size: For dimensions that are None.
+    """
+    if shapes is None:
+        if not any(None in (leaf.shape or ()) for _, leaf in _structure.leaves(spec)):
+            raise InvalidArgumentError(
+                "pad_to_bucket_boundary=True pads dimensions whose size varies. "
+                f"Received: elements of {spec!r:.200}. Write padded_shapes=[None], or give the source a "
+                "signature with None for such a dimension."
+            )
+        return _structure.map_leaves(lambda leaf: tuple(size if n is None else n for n in leaf.shape), spec)
+    if isinstance(spec, tuple):
+        return tuple(padded_to(part, shape, size) for part, shape in zip(spec, shapes, strict=True))
+    if isinstance(spec, dict):
+        return {key: padded_to(part, shapes[key], size) for key, part in spec.items()}
+    return tuple(size if n in (None, -1) else n for n in shapes)
+
+
+def check_buckets(boundaries: Sequence[int], sizes: Sequence[int]) -> None:
+    """Checks the arguments of `bucket_by_sequence_length`.
+
+    Raises:
+        InvalidArgumentError: Boundaries do not increase, or there is not one more size than boundaries.
+    """
+    if list(boundaries) != sorted(set(boundaries)) or len(sizes) != len(boundaries) + 1:
+        raise InvalidArgumentError(
+            "bucket_boundaries must increase, and bucket_batch_sizes have one more number. "
+            f"Received: bucket_boundaries={list(boundaries)}, bucket_batch_sizes={list(sizes)}. "
+            "Write bucket_by_sequence_length(len_fn, [16, 32], [64, 32, 16])."
+        )

@@ -1,0 +1,98 @@
+"""What an evaluator has done, in a small file: the next one neither repeats nor forgets it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from unisono.checkpoint._markers import replace_file
+
+_LOG = logging.getLogger("unisono")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One evaluation.
+
+    Args:
+        step: of training.
+        results: what `evaluate` returned.
+        name: of the checkpoint.
+        digest: of the weights: the same checkpoint may be written again after a restart.
+    """
+
+    step: int
+    results: dict[str, Any]
+    name: str
+    digest: str
+
+
+@dataclasses.dataclass
+class EvaluationHistory:
+    """What an evaluator has done.
+
+    Args:
+        evaluations: in their order.
+        known: name -> signature of the checkpoints that are done with.
+        mark: the last end of training that was obeyed.
+        watching: whether the evaluator is at work, or is to go on when it starts again.
+    """
+
+    evaluations: list[Evaluation] = dataclasses.field(default_factory=list)
+    known: dict[str, str] = dataclasses.field(default_factory=dict)
+    mark: str = ""
+    watching: bool = True
+
+    def has(self, step: int, digest: str) -> bool:
+        """Whether these weights were evaluated as those of this step."""
+        return any((e.step, e.digest) == (step, digest) for e in self.evaluations)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Keep only these among the checkpoints that are known: the others are no longer there."""
+        kept = set(names)
+        self.known = {name: value for name, value in self.known.items() if name in kept}
+
+    def to_json(self) -> str:
+        """The record as text."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
+    """Read a record, an empty one where there is none.
+
+    Args:
+        path: of the file.
+        goes_on: whether the process belongs to the run that wrote it, even if that evaluator had ended.
+
+    Returns:
+        The record; without evaluations where those were of an earlier run.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        record = EvaluationHistory(
+            **{**fields, "evaluations": [Evaluation(**e) for e in fields["evaluations"]]}
+        )
+    except FileNotFoundError:
+        return EvaluationHistory()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _LOG.warning("%s cannot be read (%s), and is begun anew.", path, error)
+        return EvaluationHistory()
+    if not (record.watching or goes_on):
+        record.evaluations = []
+    record.watching = True
+    return record
+
+
+def write_record(path: Path, record: EvaluationHistory) -> bool:
+    """Write a record; return whether that was possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, record.to_json())
+    except OSError as error:
+        _LOG.warning("%s cannot be written (%s): a restart evaluates again.", path, error)
+        return False
+    return True

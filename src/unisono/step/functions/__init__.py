@@ -1,0 +1,1 @@
+"""`unisono.function`."""

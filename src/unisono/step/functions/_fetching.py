@@ -1,0 +1,312 @@
+"""Data that a `unisono.function` reads: fetched outside of its trace.
+
+Batches that a function takes with `next` from iterators among its arguments become arguments of its
+program. Whatever else reads data (a loop over a data set, an iterator of a closure, a call of `next`
+in a loop) cannot be a part of one program: the function's body then runs as plain Python.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextvars import ContextVar
+from types import CellType, FrameType
+from typing import Any, NoReturn
+
+import jax
+import keras
+import numpy as np
+
+from unisono._reads import DataIterator, DataSet, current_reader, note_iteration, read_by
+from unisono.step._call_signature import Call, Kind
+from unisono.step._program import Run, current_frame
+
+#: Arguments that can be iterated without being a source of data.
+_NO_DATA = (Sequence, Mapping, Set, type, io.IOBase, np.generic, keras.Variable)
+
+#: A variable of an outer function that has no value yet.
+_EMPTY_CELL = CellType()
+
+#: Functions below a traced function on the stack.
+_BOTTOM = (Run.complete.__code__, Run.operand_at.__code__)
+
+
+class EndOfData(enum.Enum):
+    """Stands for the batch after the last one."""
+
+    END = "end"
+
+
+class Interrupted(BaseException):
+    """Ends a trace that cannot go on; not an `Exception`, so that the function does not catch it."""
+
+
+class DataFailed(Interrupted):
+    """Ends a call whose data raised an error, so that what the function does before that batch is done."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Failed:
+    """Stands for a batch that could not be read."""
+
+    error: Exception
+
+
+class Passed(DataIterator):
+    """An iterator of another library, whose reads would not be seen.
+
+    Args:
+        iterator: any.
+    """
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Passed:
+        note_iteration(self)
+        return self
+
+    def __next__(self) -> Any:
+        reader = current_reader()
+        return next(self.iterator) if reader is None else reader.read(self, lambda: next(self.iterator))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CallSite:
+    """Stands for an iterator in the signature of a call: any iterator of its type may be there."""
+
+    index: int
+    kind: type
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sources:
+    """What a function can read data from among its arguments.
+
+    Args:
+        iterators: each once, in the order of the arguments, as its own self or `Passed`.
+        places: which of them stands for an argument, by the argument's id.
+        key: the types of all sources, and where they are.
+        must_loop: whether one of them is an iterable of another library, whose reads are not seen.
+    """
+
+    iterators: tuple[Any, ...]
+    places: dict[int, _CallSite]
+    key: tuple[tuple[int, type], ...]
+    must_loop: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Sources | None:
+        """Return the sources among the arguments of a call, or None where there is none."""
+        found = [
+            (i, static)
+            for i, (kind, static) in enumerate(zip(call.kinds, call.statics, strict=True))
+            if kind is Kind.STATIC and _is_source(static)
+        ]
+        if not found:
+            return None
+        iterators = {id(s): s for _, s in found if isinstance(s, Iterator)}
+        return cls(
+            tuple(s if isinstance(s, DataIterator) else Passed(s) for s in iterators.values()),
+            {key: _CallSite(i, type(s)) for i, (key, s) in enumerate(iterators.items())},
+            tuple((i, type(s)) for i, s in found),
+            any(not isinstance(s, (Iterator, DataSet)) for _, s in found),
+        )
+
+    def call_with(self, arguments: Any, batches: Sequence[tuple[Any, Any]]) -> Call:
+        """Return a call with batches, whose signature holds for other iterators too.
+
+        Args:
+            arguments: `(args, kwargs)`.
+            batches: pairs of an iterator and what was fetched from it.
+        """
+        return Call.parse((*self._abstracted(arguments), [batch for _, batch in batches]), {})
+
+    def passed(self, arguments: Any) -> Any:
+        """Return `(args, kwargs)` with iterators whose reads are seen."""
+        return self.restored(self._abstracted(arguments))
+
+    def _abstracted(self, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: self.places.get(id(leaf), leaf), tree)
+
+    def restored(self, tree: Any) -> Any:
+        """Return a structure with the iterators in place of what stands for them."""
+        return jax.tree.map(
+            lambda leaf: self.iterators[leaf.index] if isinstance(leaf, _CallSite) else leaf, tree
+        )
+
+    def fetch(self, index: int) -> Any:
+        """Return the next batch of an iterator, `EndOfData.END`, or `Failed`."""
+        try:
+            return next(self.iterators[index], EndOfData.END)
+        except Exception as error:  # raised where the function reads the batch
+            return Failed(error)
+
+
+def _is_source(static: Any) -> bool:
+    if isinstance(static, (DataIterator, DataSet, keras.utils.PyDataset)):
+        return True
+    return isinstance(static, Iterable) and not isinstance(static, _NO_DATA)
+
+
+class Fetched:
+    """The reader of a trace: gives the batches that were fetched, as the program gets them.
+
+    Args:
+        sources: of the function.
+        batches: stand-ins for the batches, in the order in which the function takes them.
+    """
+
+    def __init__(self, sources: Sources | None, batches: Sequence[Any]) -> None:
+        self._iterators = sources.iterators if sources else ()
+        self._batches = batches
+        #: Whether the function reads data as no program can.
+        self.must_loop = False
+        #: Of which iterator the function takes one more batch, if it does.
+        self.needs: int | None = None
+        #: Whether the function was told that its data have ended.
+        self.has_ended = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the trace was ended, even where the function stopped the exception by a bare `except`."""
+        return self.must_loop or self.needs is not None
+
+    def iterate(self, source: Any) -> None:
+        """Refuse: a program has no loop over data.
+
+        Raises:
+            Interrupted: always.
+        """
+        self._refuse()
+
+    def read(self, source: Any, advance: Callable[[], Any]) -> Any:
+        """Return the next batch of those that were fetched.
+
+        Raises:
+            StopIteration: where the data had ended.
+            Interrupted: where more must be fetched, or the body must run as plain Python.
+        """
+        frame = current_frame()
+        index = next((i for i, known in enumerate(self._iterators) if known is source), None)
+        if frame is None or frame.run.program.reader is not self or index is None:
+            # A closure's iterator may be another one at the next call.
+            self._refuse()
+        site = _call_site(sys._getframe(1))
+        if site in frame.reads:
+            self._refuse()
+        number = len(frame.reads)
+        frame.reads.append(site)
+        if number == len(self._batches):
+            self.needs = index
+            raise Interrupted
+        batch = self._batches[number]
+        if batch is EndOfData.END:
+            self.has_ended = True
+            raise StopIteration
+        return batch
+
+    def _refuse(self) -> NoReturn:
+        self.must_loop = True
+        raise Interrupted
+
+
+def _call_site(frame: FrameType | None) -> tuple[tuple[Any, int], ...]:
+    """From where a batch is read: the instruction in each function on the stack."""
+    site = []
+    while frame is not None and frame.f_code not in _BOTTOM:
+        site.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(site)
+
+
+class Replayed:
+    """The reader of a body that runs as plain Python, after a trace has fetched its first batches.
+
+    Args:
+        batches: pairs of an iterator and a batch that was fetched from it.
+    """
+
+    def __init__(self, batches: Sequence[tuple[Any, Any]]) -> None:
+        self._waiting: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        for iterator, batch in batches:
+            self._waiting[id(iterator)].append(batch)
+
+    def iterate(self, source: Any) -> None:
+        """Let it begin."""
+
+    def read(self, source: Any, advance: Callable[[], Any]) -> Any:
+        """Return a batch that was fetched before, then those of the source."""
+        waiting = self._waiting.get(id(source))
+        if not waiting:
+            return advance()
+        batch = waiting.popleft()
+        if batch is EndOfData.END:
+            raise StopIteration
+        if isinstance(batch, Failed):
+            raise batch.error
+        return batch
+
+
+#: The name of the function whose body runs as plain Python, if one does.
+_IN_PYTHON: ContextVar[str | None] = ContextVar("unisono_in_python", default=None)
+
+
+def function_in_python() -> str | None:
+    """The name of the function whose body runs as plain Python here, or None."""
+    return _IN_PYTHON.get()
+
+
+def call_in_python(fn: Callable[[], Any], name: str, batches: Sequence[tuple[Any, Any]]) -> Any:
+    """Run a function's body as plain Python; return what the compiled function would.
+
+    Args:
+        fn: the body.
+        name: of the function.
+        batches: pairs of an iterator and a batch that was fetched from it before.
+    """
+    token = _IN_PYTHON.set(name)
+    try:
+        with read_by(Replayed(batches)) if batches else contextlib.nullcontext():
+            result = fn()
+    finally:
+        _IN_PYTHON.reset(token)
+    return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result)
+
+
+def closes_over_iterator(fn: Callable[..., Any]) -> bool:
+    """Return whether a function's own code names an iterator of another library, such as a generator.
+
+    Its reads are not seen: a program would hold the batches that the trace has read.
+
+    Args:
+        fn: any callable; only of a Python function the names are known.
+
+    >>> numbers = iter([1, 2])
+    >>> closes_over_iterator(lambda: next(numbers)), closes_over_iterator(lambda: 1)
+    (True, False)
+    """
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return False
+    outer, cells = getattr(fn, "__globals__", {}), getattr(fn, "__closure__", None) or ()
+    named = [outer[name] for name in code.co_names if name in outer]
+    named += [cell.cell_contents for cell in cells if cell != _EMPTY_CELL]
+    return any(isinstance(x, Iterator) and not isinstance(x, (DataIterator, *_NO_DATA)) for x in named)
+
+
+def is_traceable(batch: Any) -> bool:
+    """Return whether a program can take a batch: strings and dates it cannot."""
+    return not any(np.asarray(x).dtype.kind in "OSUmM" for x in _host_leaves(batch))
+
+
+def _host_leaves(batch: Any) -> Iterator[Any]:
+    return (x for x in jax.tree.leaves(batch) if isinstance(x, (np.ndarray, np.generic, str, bytes)))

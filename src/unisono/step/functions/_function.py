@@ -1,0 +1,344 @@
+"""`unisono.function`: a whole training step, with `strategy.run` and `reduce` inside, as one program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from unisono._context import current, get_strategy
+from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
+from unisono._values import PerReplica
+from unisono.step._call_signature import Call, Kind
+from unisono.step._compiler import Entry
+from unisono.step._explain import explain
+from unisono.step._functional import StatePlan, discarded, discover
+from unisono.step._program import Frame, Program, Run, current_frame
+from unisono.step._scope import StateScope
+from unisono.step.functions._fetching import (
+    DataFailed,
+    Failed,
+    Fetched,
+    Interrupted,
+    Sources,
+    call_in_python,
+    closes_over_iterator,
+    is_traceable,
+)
+from unisono.step.functions._input_signature import InputSignature
+
+#: Errors of JAX where code needs the value of what is traced, as `range(steps)` does.
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Ended:
+    """In place of a function's result: the data ended, and the function did not expect it."""
+
+    error: Exception
+
+    def as_new(self) -> Exception:
+        """The error for one more call: the first one holds the frames of the trace."""
+        return type(self.error)(*self.error.args)
+
+
+class Function:
+    """A function that is compiled, once per signature, when it is called.
+
+    Batches that it takes with `next` from iterators among its arguments are arguments of its program,
+    fetched at each call. The body of a function that loops over data, or reads them in another way
+    that no program can, runs as plain Python: `strategy.run` and other functions in it are compiled. So does
+    one that has data among its arguments and needs a value, as in `for _ in range(steps)`.
+
+    Args:
+        fn: may read and write Keras variables, create them in its first call, use `GradientTape`,
+            call `strategy.run` and `strategy.reduce`, and read data.
+        signature: what its arguments must be.
+    """
+
+    def __init__(self, fn: Callable[..., Any], signature: InputSignature | None = None) -> None:
+        self._fn = fn
+        self._signature = signature
+        #: By signature: the program, or from which iterator one more batch must be fetched first.
+        self._steps: dict[Hashable, _Compiled | _Ended | int] = {}
+        #: The kinds of data among the arguments with which the body runs as plain Python.
+        self._in_python: set[Hashable] = set()
+        functools.update_wrapper(self, fn)
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        return self._fn
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled."""
+        return sum(isinstance(step, _Compiled) for step in self._steps.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled function; inside another one it becomes a part of that."""
+        if self._signature is not None:
+            args, kwargs = self._signature.apply(args, kwargs), {}
+        if current_frame() is not None:
+            return self._fn(*args, **kwargs)
+        call = Call.parse(args, kwargs)
+        sources = Sources.of(call)
+        kinds = sources.key if sources else ()
+        batches: list[tuple[Any, Any]] = []
+        must_loop = bool(sources and sources.must_loop) or closes_over_iterator(self._fn)
+        if kinds not in self._in_python and not must_loop:
+            try:
+                return self._run((args, kwargs), call, sources, batches)
+            except Interrupted as stopped:
+                # Where the data failed, plain Python does what comes before that batch, and raises the error.
+                if not isinstance(stopped, DataFailed):
+                    self._in_python.add(kinds)
+            except Exception as error:
+                explain(error, self._fn, "`unisono.function`")
+                raise
+        if sources and batches:
+            args, kwargs = sources.passed((args, kwargs))
+        name = getattr(self._fn, "__qualname__", repr(self._fn))
+        return call_in_python(lambda: self._fn(*args, **kwargs), name, batches)
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Bind to an object when used as a method."""
+        return self if instance is None else functools.partial(self.__call__, instance)
+
+    def _run(
+        self, arguments: Any, call: Call, sources: Sources | None, batches: list[tuple[Any, Any]]
+    ) -> Any:
+        """Fetch the batches that the program takes, and run it.
+
+        Args:
+            arguments: `(args, kwargs)`.
+            call: the same, taken apart.
+            sources: the data among them.
+            batches: filled with pairs of an iterator and a batch.
+
+        Raises:
+            Interrupted: when the function reads data as no program can.
+            DataFailed: when the data raised an error.
+        """
+        if sources:
+            call = sources.call_with(arguments, batches)
+        step = self._step(call, sources)
+        while sources and isinstance(step, int):
+            batch = sources.fetch(step)
+            batches.append((sources.iterators[step], batch))
+            if isinstance(batch, Failed):
+                raise DataFailed
+            if not is_traceable(batch):
+                raise Interrupted
+            call = sources.call_with(arguments, batches)
+            step = self._step(call, sources)
+        result = step(call, sources) if isinstance(step, _Compiled) else step
+        if isinstance(result, _Ended):
+            raise result.as_new()
+        return result
+
+    def _step(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+        """What a call needs next: another batch, or a program."""
+        context = current()
+        key = (call.signature, context.strategy if context else None)
+        if key not in self._steps:
+            self._steps[key] = self._build(call, sources)
+        return self._steps[key]
+
+    def _build(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+        trace = _Trace(self._fn, call, sources)
+        try:
+            discover(lambda arrays: discarded(trace(None, [], arrays)), call.arrays)
+        except _NEEDS_VALUE:
+            # With data among the arguments plain Python can do it, but for what a tape has recorded.
+            if sources is None or trace.has_tape:
+                raise
+            raise Interrupted from None
+        except (Exception, Interrupted):
+            if not trace.fetched.is_interrupted:
+                raise
+        if trace.fetched.must_loop:
+            raise Interrupted
+        if trace.fetched.needs is not None:
+            return trace.fetched.needs
+        plan = StatePlan.from_cross_replica(trace.scope)
+        if isinstance(trace.result, _Ended) and not any(slot.written for slot in plan.slots):
+            return trace.result
+        return _Compiled(trace, plan)
+
+
+class _Trace:
+    """Traces a function's body.
+
+    Args:
+        fn: the function.
+        call: its arguments, and batches where it has sources.
+        sources: the data among its arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Any], call: Call, sources: Sources | None) -> None:
+        self._fn, self._call = fn, call
+        #: Given anew for each call, so that the iterators of a past epoch are not kept.
+        self.sources = sources
+        self.fetched = Fetched(None, [])
+        self.scope = StateScope()
+        self.result: Any = None
+        self._frame: Frame | None = None
+
+    @property
+    def has_tape(self) -> bool:
+        """Whether the body has entered a tape."""
+        return self._frame is not None and self._frame.tapes > 0
+
+    def __call__(self, plan: StatePlan | None, values: list[Any], arrays: list[Any]) -> Any:
+        """Return the function's result, or `_Ended`; keeps the state at its end.
+
+        Args:
+            plan: the function's variables, or None where they are not known yet.
+            values: of the plan's variables.
+            arrays: the call's arrays.
+        """
+        args, kwargs = self._call.rebuild(arrays, _per_replica)
+        batches: list[Any] = []
+        if self.sources is not None:
+            args, kwargs, batches = self.sources.restored(args)
+        self.fetched = Fetched(self.sources, batches)
+        pairs = list(zip(plan.slots, values, strict=True)) if plan else []
+        plain = [(s.variable, v) for s, v in pairs if not s.is_stacked]
+        stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
+
+        def body() -> Any:
+            self._frame = current_frame()
+            try:
+                return self._fn(*args, **kwargs)
+            except (StopIteration, OutOfRangeError) as error:
+                if not self.fetched.has_ended:
+                    raise
+                # What the function did before counts, so that its program must be run.
+                return _Ended(error)
+
+        program = Program([body], [lambda: StateScope(plain, stacked)], [lambda _: None], self.fetched)
+        self.result, frame = Run(program).complete(0)
+        self.scope, self._frame = frame.scope, None
+        if plan is not None:
+            plan.check_known(frame.scope)
+        return self.result
+
+    def forget_data(self) -> None:
+        """Drop the data of a call: a program outlives them."""
+        self.sources, self.fetched = None, Fetched(None, [])
+
+
+class _Compiled:
+    """The program of a function for one signature.
+
+    Args:
+        trace: of the function, which has been discovered.
+        plan: its variables.
+    """
+
+    def __init__(self, trace: _Trace, plan: StatePlan) -> None:
+        self._trace, self._plan = trace, plan
+        used = trace.scope.strategies
+        self._entry = Entry(self._traced, plan, _one_strategy(used), is_shared=bool(used))
+        trace.result = None
+
+    def __call__(self, call: Call, sources: Sources | None) -> Any:
+        """Run the program."""
+        self._trace.sources = sources
+        try:
+            return self._entry(call)
+        finally:
+            self._trace.forget_data()
+
+    def _traced(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+        try:
+            result = self._trace(self._plan, values, arrays)
+        except Interrupted:
+            raise ContextError(
+                "A function must take the same batches each time it is traced. Received: one that took "
+                "others the second time. Do not let random numbers or the clock decide about `next`."
+            ) from None
+        finally:
+            self._trace.result = None
+        scope = self._trace.scope
+        written = [s for s in self._plan.slots if s.written]
+        new = [
+            scope.copies[id(s.variable)] if s.is_stacked else scope.state_mapping[id(s.variable)]
+            for s in written
+        ]
+        return result, new
+
+
+def _per_replica(kind: Kind, part: tuple[Any, ...]) -> PerReplica:
+    return PerReplica.from_stacked(part[0]) if kind is Kind.SPLIT else PerReplica(part)
+
+
+def _one_strategy(strategies: set[Any]) -> Any:
+    if len(strategies) > 1:
+        raise MixedStrategyError(
+            "A function may call `run` of one strategy only. Received: "
+            f"{sorted(repr(s) for s in strategies)}. Write one `@unisono.function` for each."
+        )
+    return next(iter(strategies)) if strategies else get_strategy()
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    *,
+    experimental_autograph_options: Any = None,
+    experimental_relax_shapes: bool | None = None,
+    experimental_compile: bool | None = None,
+) -> Any:
+    """Compile a function with all its `strategy.run` and `reduce` calls into one program.
+
+    Like `tf.function`: a program is made for each signature (shapes and types of arrays, values
+    of Python objects), variables may be created in the first call, and Python side effects
+    happen while tracing only. Data are read anew at each call; see `Function`.
+
+    Args:
+        func: the function; without it, a decorator is returned.
+        input_signature: a structure of `unisono.data.TensorSpec`, or of a dataset's `element_spec`, for
+            each positional argument. Numbers and lists become arrays of these types, so that other
+            numbers need no other program; arrays of other shapes and types are errors.
+        autograph: accepted for tf.function's signature, as are all that follow. Python's `if`, `for` and
+            `while` are followed while tracing; on the values of arrays use `keras.ops.cond`, `while_loop`.
+        jit_compile: every function is compiled by XLA.
+        reduce_retracing: a program is made for each shape.
+        experimental_autograph_options: as `autograph`.
+        experimental_relax_shapes: the old name of `reduce_retracing`.
+        experimental_compile: the old name of `jit_compile`.
+
+    Returns:
+        A `Function`.
+
+    Raises:
+        InvalidTypeError: when `func` is not callable, or `input_signature` not a list of specs.
+
+    >>> import numpy as np
+    >>> @function
+    ... def double(x):
+    ...     return x * 2
+    >>> float(double(np.float32(3)))
+    6.0
+    """
+    if func is None:
+        return functools.partial(function, input_signature=input_signature)
+    if not callable(func):
+        raise InvalidTypeError(
+            f"`function` needs a function. Received: {func!r}. Write `@unisono.function` or "
+            "`@unisono.function(input_signature=...)`."
+        )
+    return Function(func, None if input_signature is None else InputSignature(func, input_signature))

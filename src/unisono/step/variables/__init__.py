@@ -1,0 +1,1 @@
+"""Variables of replicas: `unisono.Variable`, merge rules."""

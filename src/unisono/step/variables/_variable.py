@@ -1,0 +1,362 @@
+"""`unisono.Variable`: a Keras variable with tf.distribute's synchronization and aggregation."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._context import STRATEGY_MARK, ReplicaContext, check_holder, current
+from unisono._errors import InvalidArgumentError
+from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
+from unisono.step._program import current_frame
+from unisono.step._scope import StateScope
+from unisono.step.variables._merge_rules import (
+    Merge,
+    VariableAggregation,
+    VariableKind,
+    VariableSynchronization,
+    merge_rule,
+    read_copies,
+    spread_copies,
+)
+from unisono.step.variables._scatter import as_slices, check_scatter, scattered
+
+
+class Variable(keras.Variable, DistributedValues):
+    """A variable that says how the values of several replicas become one.
+
+    An assignment in a replica does what tf.distribute does:
+
+    - `ON_WRITE` (the default) with SUM, MEAN or ONLY_FIRST_REPLICA: the *argument* is reduced
+      over the replicas, then applied to every copy.
+    - `ON_READ`: each replica writes its own copy; the copies are aggregated when cross-replica
+      code reads the variable.
+    - aggregation NONE: each replica writes its own copy, and the copies may differ. Here they
+      are really kept apart (one value per replica, also between steps), and cross-replica code
+      reads the first.
+
+    Args:
+        initial_value: array, number, or a function without arguments that returns one.
+        trainable: whether `trainable_variables` of a layer lists it; False by default for ON_READ.
+        name: letters without `/`.
+        dtype: data type; that of `initial_value` by default.
+        shape: of the variable, which `initial_value` must have; None in it stands for any size. The
+            shape stays as it is: compiled programs depend on it.
+        validate_shape: accepted for tf.Variable's signature.
+        caching_device: accepted for it; each replica has its copy on its device anyway.
+        constraint: a function of the value that optimizers apply after an update.
+        synchronization: a `VariableSynchronization` or its name.
+        aggregation: a `VariableAggregation` or its name.
+
+    Raises:
+        InvalidArgumentError: for synchronization NONE under a strategy, an unknown name, or
+            aggregation MEAN of an integer variable.
+
+    >>> v = Variable(1.0)
+    >>> float(v.assign_add(2.0))
+    3.0
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        *,
+        shape: Sequence[int | None] | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        sync: VariableSynchronization = _parse(VariableSynchronization, synchronization, "synchronization")
+        agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
+        initial = np.asarray(initial_value() if callable(initial_value) else initial_value)
+        _check_shape(shape, initial.shape)
+        dtype = str(jnp.dtype(dtype or jax.dtypes.canonicalize_dtype(initial.dtype)))
+        context = current()
+        strategy = context.strategy if context else None
+        _check_declaration(sync, agg, dtype, strategy)
+        if sync is VariableSynchronization.AUTO:
+            sync = VariableSynchronization.ON_WRITE
+        self._sync, self._agg = sync, agg
+        self.stored_copies: Any = None
+        self.num_copies = strategy.num_replicas_in_sync if strategy else 1
+        on_read = sync is VariableSynchronization.ON_READ
+        super().__init__(
+            # A function, because Keras creates variables with ready values in eager code alone.
+            lambda shape, dtype: jnp.asarray(initial, dtype),
+            shape=initial.shape,
+            dtype=dtype,
+            trainable=not on_read if trainable is None else trainable,
+            aggregation=agg.value,
+            synchronization=sync.value,
+            name=name,
+            **kwargs,
+        )
+        if constraint is not None:
+            self.constraint = constraint
+        if on_read and self.num_copies > 1:
+            shape = (self.num_copies, *initial.shape)
+            self.stored_copies = jnp.broadcast_to(jnp.asarray(initial, dtype), shape)
+
+    @property
+    def kind(self) -> VariableKind:
+        """What the variable's rule depends on."""
+        return VariableKind(self._sync, self._agg, _is_float(self._dtype), owns_copies=True)
+
+    @property
+    def value(self) -> Any:
+        """The value here: this replica's copy in a replica, the aggregated value elsewhere."""
+        copies = self._copies() if _replica() is None else None
+        if copies is None:
+            return super().value
+        if self._sync is VariableSynchronization.ON_READ:
+            return read_copies(self._agg, copies, self.path)
+        return copies[0]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copy of each replica, as `DistributedVariable.values` in tf.distribute."""
+        copies = self._copies()
+        if copies is None:
+            return (super().value,) * self.num_copies
+        return tuple(copies[i] for i in range(copies.shape[0]))
+
+    def read_value(self) -> Any:
+        """The value as an array; tf.Variable's name for `value`."""
+        return self.value
+
+    def assign(self, value: Any) -> Any:
+        """Set the variable; see the class for what a replica's assignment does."""
+        return self._update(value, lambda _, new: new)
+
+    def assign_add(self, value: Any) -> Any:
+        """Add `value`; in a replica, the value aggregated over the replicas is added once."""
+        self._forbid_sum("assign_add")
+        return self._update(value, lambda old, delta: old + delta)
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtract `value`; in a replica, the value aggregated over the replicas, once."""
+        self._forbid_sum("assign_sub")
+        return self._update(value, lambda old, delta: old - delta)
+
+    def _update(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        replica = _replica()
+        if replica is None:
+            return self._assign_everywhere(value, combine)
+        own_copy = merge_rule(self.kind) is Merge.STACK
+        if own_copy or replica.num_replicas_in_sync == 1:
+            return super().assign(combine(super().value, value))
+        if isinstance(value, IndexedSlices):
+            reduced = self._aggregate_rows(value, replica)
+        else:
+            reduced = self._aggregate(self._checked(value), replica)
+        frame = current_frame()
+        new = combine(super().value, reduced)
+        if frame is None:
+            return super().assign(new)
+        with frame.scope.synced():
+            return super().assign(new)
+
+    def _checked(self, value: Any) -> Any:
+        """The argument of an aggregated assignment as an array."""
+        if self._agg is VariableAggregation.SUM and isinstance(value, (bool, int, float)):
+            raise InvalidArgumentError(
+                "A number that is the same on every replica cannot be summed into a SUM variable: it is not "
+                f"clear whether it counts once or once per replica. Received: {value!r} for {self.path}. "
+                "Assign an array computed in the replica, or use aggregation MEAN or ONLY_FIRST_REPLICA."
+            )
+        return jnp.asarray(value, self._dtype)
+
+    def _aggregate(self, value: Any, replica: ReplicaContext) -> Any:
+        if self._agg is VariableAggregation.SUM:
+            return replica.all_reduce(ReduceOp.SUM, value)
+        if self._agg is VariableAggregation.MEAN:
+            return replica.all_reduce(ReduceOp.MEAN, value)
+        is_first = jnp.equal(replica.replica_id_in_sync_group, 0)
+        return replica.all_reduce(ReduceOp.SUM, jnp.where(is_first, value, jnp.zeros_like(value)))
+
+    def _aggregate_rows(self, slices: IndexedSlices, replica: ReplicaContext) -> IndexedSlices:
+        """The rows of all replicas one after the other, or the first replica's."""
+        if self._agg is VariableAggregation.ONLY_FIRST_REPLICA:
+            every = replica.engine.exchange(slices)
+            return IndexedSlices(every.values.values[0], every.indices.values[0])
+        op = ReduceOp.MEAN if self._agg is VariableAggregation.MEAN else ReduceOp.SUM
+        rows: IndexedSlices = replica.all_reduce(op, slices)
+        return rows
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Add rows; in a replica, those of all replicas (their n-th part with aggregation MEAN).
+
+        Args:
+            sparse_delta: `IndexedSlices`.
+            use_locking: accepted for tf.Variable's signature, as `name`; likewise below.
+            name: likewise.
+
+        Raises:
+            UnsupportedError: for ON_READ variables.
+        """
+        return self._scatter("add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Subtract rows; as `scatter_add`."""
+        return self._scatter("sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Multiply by rows; as `scatter_add`."""
+        return self._scatter("mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Divide by rows; as `scatter_add`."""
+        return self._scatter("div", sparse_delta)
+
+    def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Take the smaller of what is there and given rows; not with aggregation SUM or MEAN."""
+        return self._scatter("min", sparse_delta)
+
+    def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Take the larger of what is there and given rows; not with aggregation SUM or MEAN."""
+        return self._scatter("max", sparse_delta)
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Replace rows; not with aggregation SUM or MEAN."""
+        return self._scatter("update", sparse_delta)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Replace rows: `variable[i, indices[i, j]] = values[i, j]`; not with aggregation SUM or MEAN."""
+        return self._scatter("update", sparse_delta, batched=True)
+
+    def _scatter(self, how: str, sparse_delta: Any, batched: bool = False) -> Any:
+        if getattr(self, STRATEGY_MARK, None) is not None:
+            check_scatter(how, self._sync, self._agg, self.path)
+        slices = as_slices(sparse_delta, tuple(self.shape), self._dtype, batched)
+        return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
+
+    def _assign_everywhere(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        if isinstance(value, PerReplica):
+            return self._assign_per_replica(value, combine)
+        copies = self._copies()
+        if copies is None:
+            return super().assign(combine(super().value, value))
+        if self._sync is VariableSynchronization.ON_READ:
+            new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), self._dtype)
+            self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
+        else:
+            new = jax.vmap(lambda copy: jnp.asarray(combine(copy, value), self._dtype))(copies)
+            self._set_copies(new)
+        return self.value
+
+    def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> Any:
+        """Cross-replica assignment of one value per replica."""
+        if merge_rule(self.kind) is not Merge.STACK or self._sync is VariableSynchronization.ON_READ:
+            raise InvalidArgumentError(
+                "A PerReplica can be assigned only to an ON_WRITE variable with aggregation NONE, whose "
+                f"copies may differ. Received: {self.path} with {self._sync} and {self._agg}. Reduce the "
+                "value first: `variable.assign(strategy.reduce('MEAN', value, axis=None))`."
+            )
+        new = jnp.stack([combine(old, v) for old, v in zip(self.values, value.values, strict=True)])
+        self._set_copies(new.astype(self._dtype))
+        return self.value
+
+    def _forbid_sum(self, what: str) -> None:
+        on_read_sum = (VariableSynchronization.ON_READ, VariableAggregation.SUM)
+        if (self._sync, self._agg) == on_read_sum and _replica() is None and self.num_copies > 1:
+            raise InvalidArgumentError(
+                f"`{what}` on an ON_READ variable with aggregation SUM must be called inside a replica: "
+                f"across replicas it has no one meaning. Received: {self.path} in cross-replica context. "
+                f"Write `variable.assign(variable.value + delta)`, or call `{what}` in `strategy.run`."
+            )
+
+    def _copies(self) -> Any:
+        check_holder(self)
+        scope = _scope()
+        return scope.get_copies(self) if scope is not None else self.stored_copies
+
+    def _set_copies(self, copies: Any) -> None:
+        scope = _scope()
+        if scope is None:
+            self.stored_copies = copies
+        else:
+            scope.set_copies(self, copies)
+
+    def promote(self, replicas: int) -> Any:
+        """Keep one copy per replica from now on; return the copies."""
+        if self.stored_copies is None:
+            self.num_copies = replicas
+            self.stored_copies = jnp.broadcast_to(self._value, (replicas, *self.shape))
+        return self.stored_copies
+
+    def __repr__(self) -> str:
+        kind = "SyncOnReadVariable" if self._sync is VariableSynchronization.ON_READ else "MirroredVariable"
+        if self.num_copies == 1:
+            return self._describe(self.name, self.value)
+        names = [self.name] + [f"{self.name}/replica_{i}" for i in range(1, self.num_copies)]
+        copies = zip(names, self.values, strict=True)
+        lines = ",\n".join(f"  {i}: {self._describe(n, v)}" for i, (n, v) in enumerate(copies))
+        return f"{kind}:{{\n{lines}\n}}"
+
+    def _describe(self, name: str, value: Any) -> str:
+        shown = "" if isinstance(value, jax.core.Tracer) else f", numpy={np.asarray(value)}"
+        return f"<unisono.Variable {name!r} shape={self.shape} dtype={self._dtype}{shown}>"
+
+
+def _parse(kind: type[enum.Enum], value: Any, name: str) -> Any:
+    try:
+        return value if isinstance(value, kind) else kind(str(value).lower())
+    except ValueError:
+        raise InvalidArgumentError(
+            f"`{name}` must be one of {[m.name for m in kind]}. Received: {name}={value!r}. "
+            f"Write `unisono.{kind.__name__}.{next(iter(kind)).name}`, for example."
+        ) from None
+
+
+def _check_declaration(
+    synchronization: VariableSynchronization, aggregation: VariableAggregation, dtype: str, strategy: Any
+) -> None:
+    if synchronization is VariableSynchronization.NONE and strategy is not None and not strategy.is_default:
+        raise InvalidArgumentError(
+            "A variable of a strategy must be synchronized on write or on read. Received: "
+            "synchronization=NONE. Write `VariableSynchronization.ON_READ` for one value per replica."
+        )
+    if aggregation is VariableAggregation.MEAN and not _is_float(dtype):
+        raise InvalidArgumentError(
+            "The mean of an integer variable would need rounding, so a MEAN variable must be of a floating "
+            f"type. Received: dtype={dtype}. Use aggregation SUM or ONLY_FIRST_REPLICA, or `dtype='float32'`."
+        )
+
+
+def _check_shape(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> None:
+    if shape is None:
+        return
+    if len(shape) != len(found) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
+        raise InvalidArgumentError(
+            f"`initial_value` must have the shape that is given. Received: shape={tuple(shape)} and a value "
+            f"of shape {found}. Leave `shape` out, or give the value that shape."
+        )
+
+
+def _is_float(dtype: str) -> bool:
+    return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.inexact))
+
+
+def _replica() -> ReplicaContext | None:
+    """The replica that runs this code, if one does; eager default code is none."""
+    context = current()
+    return context.replica if context is not None else None
+
+
+def _scope() -> StateScope | None:
+    frame = current_frame()
+    return frame.scope if frame is not None else None

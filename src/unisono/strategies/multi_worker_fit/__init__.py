@@ -1,0 +1,1 @@
+"""A call of `fit` on several workers: comparison, shared decisions, summary."""

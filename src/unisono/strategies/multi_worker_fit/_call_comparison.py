@@ -1,0 +1,125 @@
+"""What a call of `fit`, `evaluate` or `predict` must have in common on all workers: pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+
+from unisono.checkpoint._variable_paths import canonical_paths
+from unisono.data._keras_input import KerasInput, KerasStream
+from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
+from unisono.strategies.multi_worker_fit._chief_callbacks import is_chief_only
+from unisono.training._fit_extension import FitExtension, flat_callbacks
+
+#: Numbers and options that all workers must give alike, and data of which only the size is compared.
+_OPTIONS = (
+    "batch_size",
+    "epochs",
+    "initial_epoch",
+    "steps",
+    "steps_per_epoch",
+    "validation_batch_size",
+    "validation_steps",
+    "validation_freq",
+    "shuffle",
+    "class_weight",
+    "validation_split",
+)
+#: Arguments of `compile` that are compared, besides the optimizer.
+_COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_DATA = ("x", "y", "sample_weight", "validation_data")
+
+
+def facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be equal on all workers, by name.
+
+    Args:
+        model: whose method is called.
+        arguments: of the call, by name.
+    """
+    facts = {name: described(arguments.get(name)) for name in _OPTIONS}
+    facts |= {name: size_of(arguments.get(name)) for name in _DATA}
+    paths = canonical_paths(v.path for v in model.variables)
+    rows = zip(paths, model.variables, strict=True)
+    facts["model"] = "\n".join(
+        f"{path} {tuple(v.shape)} {v.dtype}{'' if v.trainable else ' not trainable'}" for path, v in rows
+    )
+    # What was built in another way differs above.
+    facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
+    compiled = getattr(getattr(model, "_compile_config", None), "config", {"loss": model.loss})
+    # Outputs have names that Keras counts up, by which a user may give losses.
+    names = {name: i for i, name in enumerate(getattr(model, "output_names", None) or ())}
+    facts |= {name: described(compiled.get(name), names) for name in _COMPILED}
+    facts["precision"] = _precision(model)
+    facts |= {
+        name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
+    }
+    given = flat_callbacks(arguments.get("callbacks"))
+    facts["callbacks"] = "\n".join(_told(c) for c in given if _decides(c))
+    return facts
+
+
+def other_callbacks(callbacks: Sequence[Any]) -> list[str]:
+    """Return the names of callbacks that may be on the chief alone, which decides for all.
+
+    Args:
+        callbacks: of one worker, flat.
+
+    >>> other_callbacks([keras.callbacks.LambdaCallback(), keras.callbacks.EarlyStopping()])
+    ['LambdaCallback']
+    """
+    return [type(c).__name__ for c in callbacks if not _decides(c) and not is_chief_only(c)]
+
+
+def are_within(callbacks: Sequence[Sequence[str]]) -> bool:
+    """Whether the chief has all callbacks that others have.
+
+    Args:
+        callbacks: `other_callbacks` of each worker, the chief first.
+
+    >>> are_within([["Prints", "Times"], ["Times"]]), are_within([["Prints"], ["Times"]])
+    (True, False)
+    """
+    return all(Counter(c) <= Counter(callbacks[0]) for c in callbacks)
+
+
+def _decides(callback: Any) -> bool:
+    """Whether a callback changes on each worker what is trained, or meets the others."""
+    if isinstance(callback, FitExtension):
+        return True
+    is_keras_own = type(callback).__module__.partition(".")[0] == "keras"
+    return (
+        is_keras_own and not is_chief_only(callback) and type(callback) is not keras.callbacks.LambdaCallback
+    )
+
+
+def _told(callback: Any) -> str:
+    common = callback.common if isinstance(callback, FitExtension) else ""
+    return f"{type(callback).__name__} {common}".strip()
+
+
+def _precision(model: Any) -> str:
+    return str(getattr(getattr(model, "dtype_policy", None), "name", None))
+
+
+def size_of(data: Any) -> str:
+    """Return the type of some input, and the shapes or the number of batches where they are known before.
+
+    Args:
+        data: of `fit`, `evaluate` or `predict`.
+    """
+    name = "Dataset" if isinstance(data, (KerasInput, KerasStream)) else type(data).__name__
+    return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
+
+
+def _size_of_leaf(leaf: Any) -> str:
+    if hasattr(leaf, "shape"):
+        return str(tuple(leaf.shape))
+    try:
+        return f"{leaf.num_batches if hasattr(leaf, 'num_batches') else len(leaf)} batches"
+    except (TypeError, NotImplementedError):  # what generators and the like say
+        return "of unknown size"

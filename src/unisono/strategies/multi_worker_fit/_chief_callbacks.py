@@ -1,0 +1,184 @@
+"""Callbacks when several workers train together: who writes and prints, and how decisions are shared."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import keras
+
+from unisono.training._fit_extension import overrides
+
+_LOG = logging.getLogger("unisono")
+
+#: What writes files or sends messages: once is enough, and twice does harm (HDF5 locks, torn lines).
+_CHIEF_ONLY = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+#: Decide from logs alone, which are equal on all workers: they may end an epoch in its middle.
+_DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
+
+
+def is_chief_only(callback: Any) -> bool:
+    """Whether a callback acts on the chief alone: Keras' own that write, and those with `chief_only = True`.
+
+    Args:
+        callback: any.
+
+    >>> is_chief_only(keras.callbacks.CSVLogger("log.csv"))
+    True
+    """
+    return isinstance(callback, _CHIEF_ONLY) or bool(getattr(callback, "chief_only", False))
+
+
+#: What Keras' own do where `fit` or an epoch begins is the same on all workers, or nobody's affair.
+_SAME_ON_ALL = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.History,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.TerminateOnNaN,
+)
+
+#: Where a callback hears of batches, and may stop in the middle of an epoch.
+_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+#: Where a callback may decide something before the first step of an epoch.
+DECISION_HOOKS = ("on_train_begin", "on_epoch_begin")
+
+
+def decision_hooks(callbacks: Sequence[Any]) -> set[str]:
+    """Return those of `DECISION_HOOKS` at which a callback may decide something.
+
+    Args:
+        callbacks: all that a worker was given.
+
+    >>> decision_hooks([keras.callbacks.EarlyStopping()])
+    set()
+    >>> decision_hooks([keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
+    {'on_epoch_begin'}
+    """
+    return {moment for moment in DECISION_HOOKS for callback in callbacks if _decides_at(callback, moment)}
+
+
+def _decides_at(callback: Any, moment: str) -> bool:
+    method = getattr(getattr(callback, moment), "__func__", None)
+    return all(method is not getattr(c, moment) for c in (keras.callbacks.Callback, *_SAME_ON_ALL))
+
+
+def shared_decisions(
+    broadcast: Callable[[bytes], bytes], others: Sequence[Any], moments: Collection[str]
+) -> SharedDecisions:
+    """Return the last callback of a worker.
+
+    Args:
+        broadcast: gives the chief's bytes on every worker.
+        others: the callbacks before it.
+        moments: `decision_hooks` of all workers together.
+    """
+    at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)
+    if any(overrides(c, *_BATCHES) for c in others) and not at_once:
+        return _DeferStops(broadcast, moments)
+    return SharedDecisions(broadcast, moments)
+
+
+class SameState(keras.callbacks.Callback):
+    """The first callback on every worker: before others save what an epoch has left, all compare it.
+
+    Args:
+        compare: raises where the values of variables differ between workers.
+    """
+
+    def __init__(self, compare: Callable[[Sequence[Any]], None]) -> None:
+        super().__init__()
+        self._compare = compare
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare what the optimizer has written, and what it writes with."""
+        model = self.model
+        self._compare(
+            [*model.optimizer.variables, *model.trainable_variables, *model.non_trainable_variables]
+        )
+
+
+class SharedDecisions(keras.callbacks.Callback):
+    """The last callback on every worker: at an epoch's end all take over what the chief has decided.
+
+    Whether to stop, and the learning rate, may come from clocks or files, which differ between
+    workers. A stop in the middle of an epoch waits for its end, where all hear of it.
+
+    Args:
+        broadcast: gives the chief's bytes on every worker.
+        moments: where it is shared besides; the same on all workers.
+    """
+
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
+        super().__init__()
+        self._broadcast = broadcast
+        self._moments = moments
+        self._stops_later = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin at the epoch that a callback of the chief has restored."""
+        if "on_train_begin" in self._moments:
+            epoch = getattr(self.model, "_initial_epoch", None)
+            self._share({"stop": bool(self.model.stop_training), "epoch": epoch})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Forget the epoch before; a scheduler may just have set the learning rate."""
+        self._stops_later = False
+        if "on_epoch_begin" in self._moments:
+            self._share({"stop": bool(self.model.stop_training)})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Take over the chief's decisions."""
+        self._share({"stop": bool(self.model.stop_training or self._stops_later)})
+
+    def _share(self, own: dict[str, Any]) -> None:
+        """Take over the chief's decision and learning rate."""
+        optimizer = self.model.optimizer
+        is_variable = isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+        if is_variable:
+            own["rate"] = float(optimizer.learning_rate)
+        chiefs = json.loads(self._broadcast(json.dumps(own).encode()))
+        self.model.stop_training = chiefs["stop"]
+        if "epoch" in own:
+            self.model._initial_epoch = chiefs["epoch"]
+        if is_variable and own["rate"] != chiefs["rate"]:
+            optimizer.learning_rate = chiefs["rate"]
+
+
+class _DeferStops(SharedDecisions):
+    """Where a callback may stop in the middle of an epoch."""
+
+    def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
+        super().__init__(broadcast, moments)
+        # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
+        # needs no logs.
+        self.async_safe = True
+        self._trained: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Note the model: a batch's hook that asks for `self.model` makes Keras move the whole state."""
+        super().set_model(model)
+        self._trained = model
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Put a stop off to the end of the epoch."""
+        # Perhaps in another thread, beside a step that takes the state over.
+        if self._trained.stop_training:
+            self._trained.stop_training = False
+            if not self._stops_later:
+                _LOG.info("A callback stops training; all workers do so at the end of this epoch.")
+            self._stops_later = True

@@ -1,0 +1,92 @@
+"""Training without the strategy or the workers that the program was given: one warning of each kind."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from unisono._errors import UnisonoError
+from unisono._mesh import jax_runs
+from unisono.cluster_resolver._base import TFConfigClusterResolver
+from unisono.cluster_resolver._spec import worker_count
+
+_LOG = logging.getLogger("unisono")
+
+_unused: weakref.WeakSet[Any] = weakref.WeakSet()
+_said: set[str] = set()
+
+
+def strategy_made(strategy: Any) -> None:
+    """Note a strategy that computes nothing yet."""
+    _unused.add(strategy)
+
+
+def strategy_used(strategy: Any) -> None:
+    """Note that a strategy's scope was entered, or its `run` called."""
+    _unused.discard(strategy)
+
+
+def check_fit(model: Any, strategy: Any | None) -> None:
+    """Warn where `fit` begins without a strategy that was made for it, or without the other workers.
+
+    Args:
+        model: whose `fit`.
+        strategy: that the model was compiled with; None for none.
+    """
+    unused = next(iter(_unused), None) if strategy is None else None
+    if unused is not None:
+        _say(
+            "scope",
+            f"`fit` of {model.name!r} computes without a strategy: the scope of {unused!r} has not been "
+            "entered. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)",
+        )
+    elif strategy is None or not strategy.mesh.is_spread:
+        own = "It has no strategy" if strategy is None else f"{strategy!r} has the devices of one process"
+        warn_alone(f"`fit` of {model.name!r} trains", own)
+
+
+def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them") -> None:
+    """Warn where TF_CONFIG names other workers and JAX computes in this process alone.
+
+    Args:
+        what: what computes.
+        why: the reason, where it is known.
+    """
+    count = workers_named()
+    if count > 1 and not _said and jax_runs() and jax.process_count() == 1:
+        _say(
+            "workers",
+            f"{what} in this process alone, and TF_CONFIG names {count} workers: each runs the whole program "
+            f"by itself. {why}. To train together, write\n"
+            "    strategy = unisono.MultiWorkerMirroredStrategy()\n"
+            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
+        )
+
+
+def workers_named(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many workers should train together with this process; 0 where it is none of them.
+
+    Args:
+        environ: read this instead of the process' environment.
+
+    >>> workers_named({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'})
+    2
+    >>> workers_named({})
+    0
+    """
+    resolver = TFConfigClusterResolver(environ=environ)
+    try:
+        spec, job = resolver.cluster_spec(), resolver.task_type
+        return 0 if job not in ("chief", "worker") or "ps" in spec.jobs else worker_count(spec)
+    except UnisonoError:  # who uses the cluster is told what is wrong with it
+        return 0
+
+
+def _say(kind: str, text: str) -> None:
+    if kind not in _said:
+        _said.add(kind)
+        _LOG.warning(text)

@@ -1,0 +1,1 @@
+"""What Keras' losses, metrics and layers do inside a replica."""

@@ -1,0 +1,315 @@
+"""Keras losses and optimizers as a replica must see them: divided by, and summed over, all replicas.
+
+In a custom loop gradients are *summed* over the replicas, so a loss with a mean reduction
+divides by the number of examples of all replicas (tf.distribute's rule). In `fit` gradients
+are *averaged*, so that regularizers and losses that a user wrote with `mean` come out right
+too; there the same loss is multiplied by the number of replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import Context, ReplicaContext, entered
+from unisono._values import ReduceOp
+from unisono.training.replica._row_analysis import RowUse, row_uses
+from unisono.training.replica._rows import Aside, gather_rows, own_rows, rows_of
+
+_LOG = logging.getLogger("unisono")
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+#: Attribute of a loss, or of its function, that must see one replica's rows only.
+_LOCAL = "_unisono_local_rows"
+
+
+def mark_local(loss: Any) -> None:
+    """Note that a loss must see one replica's rows only.
+
+    Args:
+        loss: a `keras.Loss`, or a function.
+    """
+    setattr(loss, _LOCAL, True)
+
+
+def _is_local(loss: Any) -> bool:
+    return any(getattr(part, _LOCAL, False) for part in (loss, getattr(loss, "fn", None)))
+
+
+def replica_loss(
+    original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: Context
+) -> Any:
+    """Return this replica's share of a Keras loss.
+
+    Values of rows that do not depend on other rows are added up here. Where rows may meet in the
+    loss, as in a contrastive one, each replica computes the loss of all replicas' rows.
+
+    Args:
+        original: Keras' own `Loss.__call__`.
+        loss: the loss object.
+        y_true: targets of this replica.
+        y_pred: predictions of this replica, shape `(rows, ...)`.
+        sample_weight: weights, or None.
+        context: the replica's context.
+
+    Returns:
+        A scalar; the sum over replicas (their mean, where `context.means`) is the loss that one
+        device computes of all rows. With reduction `"none"`, the values of this replica's rows.
+    """
+    replica = context.replica
+    if replica is None:
+        return original(loss, y_true, y_pred, sample_weight)
+    given = (y_true, y_pred, sample_weight)
+    rows = rows_of(given)
+    use = RowUse.APART if rows is None or _is_local(loss) else _row_use(original, loss, given, rows, replica)
+    if rows is not None and use is RowUse.MIXED:
+        return _of_all_rows(original, loss, given, rows, context.means, replica)
+    if loss.reduction in (None, "none"):
+        return original(loss, *given)
+    with _without_reduction(loss):
+        values = original(loss, *given)
+    if values.ndim == 0:
+        return _scalar_share(original, loss, given, use, rows, context)
+    if rows is not None and use is not RowUse.APART:
+        return _of_all_rows(original, loss, given, rows, context.means, replica)
+    share = jnp.sum(values)
+    if loss.reduction in _MEANS:
+        share = share / _divisor(original, loss, *given, values, replica)
+    return share * _parts(context)
+
+
+def _parts(context: Context) -> int:
+    """By what a replica's share of a sum is multiplied: in `fit`, replicas are averaged."""
+    return context.replica.num_replicas_in_sync if context.means and context.replica else 1
+
+
+def _row_use(
+    original: Callable[..., Any], loss: Any, given: Any, rows: int, replica: ReplicaContext
+) -> RowUse:
+    """What a loss without reduction does with rows; `MIXED` also where one replica has none."""
+    total = replica.engine.total(rows)
+    fewest = replica.engine.total(int(rows == 0))
+    few, many = (rows, total) if 0 < rows < total else (max(1, total), 2 * max(1, total))
+
+    def values(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+        with _without_reduction(loss):
+            return original(loss, y_true, y_pred, sample_weight)
+
+    masks = _masks(given[1])
+    arrays = jax.tree.map(jnp.asarray, (*given, masks))
+    try:
+        with entered(None), Aside():
+            uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
+    except Exception as error:
+        # Such as a function that holds arrays of this replica's rows: it cannot see all rows.
+        _LOG.warning(
+            "The loss %r sees one replica's rows at a time: it could not be traced for %d rows (%s: %s).",
+            loss.name, many, type(error).__name__, error,
+        )  # fmt: skip
+        return RowUse.APART
+    scalars = {RowUse.MEAN, RowUse.SUM, RowUse.NONE}
+    return RowUse.MIXED if fewest and scalars & {*uses} else _worst(uses)
+
+
+def _worst(uses: list[RowUse]) -> RowUse:
+    return uses[0] if len(set(uses)) == 1 else RowUse.MIXED
+
+
+def _scalar_share(
+    original: Callable[..., Any], loss: Any, given: Any, use: RowUse, rows: int | None, context: Context
+) -> Any:
+    """The share of a loss that is one number for all rows of a replica."""
+    replica = context.replica
+    if rows is None or replica is None or use not in (RowUse.MEAN, RowUse.SUM, RowUse.NONE):
+        return original(loss, *given)
+    with entered(None):
+        value = original(loss, *given)
+    if use is RowUse.SUM:
+        return value * _parts(context)
+    return value * (_parts(context) * rows / replica.engine.total(rows))
+
+
+def _of_all_rows(
+    original: Callable[..., Any], loss: Any, given: Any, rows: int, means: bool, replica: ReplicaContext
+) -> Any:
+    """The loss of all replicas' rows, which each replica computes: its part of it."""
+    engine = replica.engine
+    gathered = gather_rows((*given, _masks(given[1])), engine, means=means)
+    with entered(None):
+        value = original(loss, *_masked(gathered))
+    if value.ndim == 0:
+        return value if means else value / engine.num_replicas
+    # Without a reduction, a user adds up the values of a replica's rows.
+    return own_rows(value, rows, engine) if value.shape[0] == engine.total(rows) else value
+
+
+def _divisor(
+    original: Callable[..., Any],
+    loss: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    values: Any,
+    replica: ReplicaContext,
+) -> Any:
+    """What Keras would divide by, had it all replicas' rows: examples, or weights."""
+    weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
+    if weights is None and not _masks(y_pred):
+        return max(1, replica.engine.total(values.size))
+    ones = original(_CountingLoss(loss), y_true, y_pred, weights)
+    total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
+    return jnp.where(total == 0, 1, total)
+
+
+class _MaskProbe(keras.Layer):
+    """Asks Keras for the mask of a tensor: a layer is told the mask of what it is called with."""
+
+    supports_masking = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        """Keep the mask for `_masks`."""
+        self.mask = mask
+        return inputs
+
+
+class _MaskCarrier(keras.Layer):
+    """Gives a tensor a mask, as Keras' own layers do."""
+
+    def __init__(self, mask: Any) -> None:
+        super().__init__()
+        self._mask = mask
+
+    def call(self, inputs: Any) -> Any:
+        """Pass a tensor on."""
+        return inputs
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return the mask."""
+        return self._mask
+
+
+def _masks(y_pred: Any) -> dict[int, Any]:
+    """The masks of the tensors of a structure, by their position."""
+    found = {}
+    for position, tensor in enumerate(jax.tree.leaves(y_pred)):
+        probe = _MaskProbe()
+        probe(tensor)
+        if probe.mask is not None:
+            found[position] = probe.mask
+    return found
+
+
+def _masked(given: Any) -> Any:
+    """Targets, predictions with their masks, and weights."""
+    y_true, y_pred, sample_weight, masks = given
+    leaves, structure = jax.tree.flatten(y_pred)
+    for position, mask in masks.items():
+        leaves[position] = _MaskCarrier(mask)(leaves[position])
+    return y_true, jax.tree.unflatten(structure, leaves), sample_weight
+
+
+@contextlib.contextmanager
+def _without_reduction(loss: Any) -> Iterator[None]:
+    """Let a loss return one value per example.
+
+    The user's own object, not a copy: `copy.copy` of a Keras object serializes it, which fails for classes
+    that are not registered and drops arguments that `get_config` leaves out.
+    """
+    reduction = loss.reduction
+    loss.reduction = "none"
+    try:
+        yield
+    finally:
+        loss.reduction = reduction
+
+
+class _CountingLoss(keras.Loss):
+    """A loss of one for each example of another loss, so that weights and masks alone remain."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(reduction="none", dtype=loss.dtype)
+        self._loss = loss
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return ones in the shape of the other loss's values."""
+        return keras.ops.ones_like(self._loss.call(y_true, y_pred))
+
+
+def aggregate_gradients(grads: list[Any], variables: Sequence[Any], context: Context) -> list[Any]:
+    """Return the gradients that an optimizer must apply, equal on all replicas.
+
+    Args:
+        grads: this replica's; None for a variable without one.
+        variables: what they belong to. The gradient of one that `overwrite_with_gradient` marks is
+            its next value: float8's history of largest values.
+        context: the replica's context.
+    """
+    replica = context.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return grads
+    if replica.engine.is_empty:
+        # Of no rows, a mean is NaN.
+        grads = [None if g is None else jnp.zeros_like(g) for g in grads]
+    next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
+    reduced = {i: g for i, g in enumerate(grads) if g is not None and i not in next_values}
+    largest = {i: grads[i] for i in next_values if grads[i] is not None}
+    op = ReduceOp.MEAN if context.means else ReduceOp.SUM
+    found = dict(zip(reduced, replica.all_reduce(op, list(reduced.values())), strict=True))
+    if largest:
+        found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))
+    return [found.get(i) for i in range(len(grads))]
+
+
+def _largest(values: list[Any], replica: ReplicaContext) -> list[Any]:
+    """The largest of all replicas' values, place by place, in one message."""
+    flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
+    best = iter(jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), _ends(values)))
+    return [next(best).reshape(v.shape).astype(v.dtype) for v in values]
+
+
+def _ends(values: list[Any]) -> list[int]:
+    return list(itertools.accumulate(v.size for v in values))[:-1]
+
+
+def synchronized_moments(inputs: Any, axes: list[int], mask: Any, replica: ReplicaContext) -> tuple[Any, Any]:
+    """Return mean and variance of the rows of all replicas, for a synchronized BatchNormalization.
+
+    Two passes, as one device computes them: the squares of differences from the common mean.
+
+    Args:
+        inputs: array of this replica.
+        axes: the axes to reduce, the batch's among them.
+        mask: truth values of shape `inputs.shape[:-1]`, or None.
+        replica: this replica.
+    """
+    axis = tuple(axes)
+    if mask is None:
+        weights = jnp.ones((), inputs.dtype)
+        count: Any = max(1, replica.engine.total(inputs.size // max(1, _kept_size(inputs, axes))))
+        total = replica.all_reduce(ReduceOp.SUM, jnp.sum(inputs, axis=axis))
+    else:
+        weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)
+        sums = jnp.sum(inputs * weights, axis=axis), jnp.sum(weights, axis=axis)
+        total, count = replica.all_reduce(ReduceOp.SUM, sums)
+        count = jnp.maximum(count, 1)
+    mean = total / count
+    shape = [1 if i in axis else n for i, n in enumerate(inputs.shape)]
+    squares = jnp.square(inputs - mean.reshape(shape)) * weights
+    variance = replica.all_reduce(ReduceOp.SUM, jnp.sum(squares, axis=axis)) / count
+    return mean, variance
+
+
+def _kept_size(inputs: Any, axes: list[int]) -> int:
+    """The number of values that remain after a reduction over `axes`."""
+    kept = 1
+    for i, n in enumerate(inputs.shape):
+        kept *= 1 if i in axes else n
+    return kept

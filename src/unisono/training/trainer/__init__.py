@@ -1,0 +1,1 @@
+"""The train, test and predict functions that Keras' loop calls."""

@@ -1,0 +1,167 @@
+"""Host batches onto the devices, fast where the devices are the host's own cores."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._mesh import ReplicaMesh
+from unisono.step._compiler import RUN_AHEAD
+
+#: XLA takes a NumPy buffer over without a copy when it is aligned to this many bytes.
+_ALIGNMENT = 64
+
+#: Larger arrays are copied by JAX; keeping buffers for every step in flight would cost too much.
+_LARGEST = 4 << 20
+
+#: One buffer for every step that may be in flight, the one being filled, and one to spare.
+_SLOTS = RUN_AHEAD + 2
+
+#: Buffers for two programs in flight, and for the one whose batches are being collected.
+_GROUPS = 3
+
+
+class BatchPlacer:
+    """Puts batches onto the devices of a sharding.
+
+    On CPU devices each array is copied into one of a ring of aligned buffers, which XLA reads in
+    place: a third of the time of `jax.device_put`, and a generator that writes into its last
+    batch cannot harm a step in flight. A buffer is written again only after `RUN_AHEAD` later
+    steps were started, so after its own step is done.
+
+    Where devices of several processes compute, every process holds the global batch and places
+    its own devices' part.
+
+    Args:
+        mesh: the devices.
+        sharding: how the arrays lie on them.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, sharding: jax.sharding.NamedSharding) -> None:
+        self._mesh = mesh
+        self._sharding = sharding
+        self._is_cpu = mesh.platform == "cpu"
+        self._rings: dict[Any, itertools.cycle[np.ndarray]] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Return `batch` on the devices; None leaves pass.
+
+        Args:
+            batch: pytree of arrays.
+        """
+        if not self._is_cpu:
+            return self._mesh.put(batch, self._sharding)
+        if self._sharding.num_devices == 1:
+            return batch  # `jax.jit` takes NumPy arrays itself, and to one device it does so fastest
+        leaves, structure = jax.tree.flatten(batch)
+        return jax.tree.unflatten(structure, [self._place(i, x) for i, x in enumerate(leaves)])
+
+    def _place(self, position: int, array: Any) -> Any:
+        if isinstance(array, jax.Array) or not 0 < array.nbytes <= _LARGEST:
+            return self._mesh.put(array, self._sharding)
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        key = (position, array.shape, dtype)
+        if key not in self._rings:
+            buffers = [_aligned(array.shape, dtype) for _ in range(_SLOTS)]
+            self._rings[key] = itertools.cycle(buffers)
+        buffer = next(self._rings[key])
+        np.copyto(buffer, array, casting="unsafe")
+        return jax.make_array_from_callback(array.shape, self._sharding, lambda index: buffer[index])
+
+
+class BatchStager:
+    """Puts several batches onto the devices as one array, split along its second dimension.
+
+    Each batch is copied when it comes, into buffers that lie on their device as they lie in the
+    host's memory. They are written again two programs later: whoever starts programs must wait for
+    the last but one.
+
+    Args:
+        mesh: the devices.
+        batch: the first batch; pytree of NumPy arrays.
+        slots: how many batches there is room for.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, batch: Any, slots: int) -> None:
+        self._mesh = mesh
+        leaves, structure = jax.tree.flatten(batch)
+        self._structure: Any = structure
+        self.slots = slots
+        self.rows = leaves[0].shape[0]
+        shapes = [(slots, -(-self.rows // mesh.num_replicas), *x.shape[1:]) for x in leaves]
+        dtypes = [jax.dtypes.canonicalize_dtype(x.dtype) for x in leaves]
+        self._like = [(x.shape, x.dtype) for x in leaves]
+        rings = [
+            [
+                {r: _aligned(shape, dtype) for r in mesh.local_replicas}
+                for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
+            for _ in range(_GROUPS)
+        ]
+        self._rings = itertools.cycle(rings)
+        self._buffers = rings[0]
+        self._counts: dict[int, Any] = {}
+        self.count = 0
+
+    def begin(self) -> None:
+        """Turn to the next buffers."""
+        self._buffers = next(self._rings)
+        self.count = 0
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has the structure, shapes and types of the first one.
+
+        Args:
+            batch: any.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        return bool(structure == self._structure) and all(
+            isinstance(x, np.ndarray) and (x.shape, x.dtype) == like
+            for x, like in zip(leaves, self._like, strict=True)
+        )
+
+    def added(self, batch: Any) -> Any:
+        """Copy a batch behind the others, filled up where it does not divide; return it.
+
+        Args:
+            batch: one that fits.
+        """
+        for buffers, array in zip(self._buffers, jax.tree.leaves(batch), strict=True):
+            for replica, buffer in buffers.items():
+                rows = buffer.shape[1]
+                part = array[replica * rows : (replica + 1) * rows]
+                buffer[self.count, : len(part)] = part
+                # True rows, as `pad_rows` does it.
+                buffer[self.count, len(part) :] = array[-1]
+        self.count += 1
+        return batch
+
+    def placed(self) -> tuple[Any, Any]:
+        """Return how many batches there are, and the batches on the devices."""
+        if self.count not in self._counts:
+            self._counts[self.count] = self._mesh.put(np.int32(self.count), self._mesh.replicated)
+        return self._counts[self.count], jax.tree.unflatten(
+            self._structure, [self._place(b) for b in self._buffers]
+        )
+
+    def _place(self, buffers: dict[int, np.ndarray]) -> Any:
+        first = next(iter(buffers.values()))
+        rows, replicas = first.shape[1], self._mesh.num_replicas
+        shape = (self.slots, rows * replicas, *first.shape[2:])
+
+        def part(index: Any) -> np.ndarray:
+            return buffers[(index[1].start or 0) // rows]
+
+        return jax.make_array_from_callback(shape, self._mesh.scanned, part)
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An uninitialized array whose memory begins at a multiple of `_ALIGNMENT` bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    aligned: np.ndarray = raw[start : start + size].view(dtype).reshape(shape)
+    return aligned

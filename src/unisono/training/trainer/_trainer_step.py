@@ -1,0 +1,210 @@
+"""A Keras step on one replica or on all, as a pure function of `(state, batch)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, entered
+from unisono._values import ReduceOp
+from unisono.step._engines import SpmdEngine
+from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.training.replica._fused_metrics import (
+    DryRunEngine,
+    FusingEngine,
+    NotAloneError,
+    are_sums,
+    can_join,
+)
+from unisono.training.replica._rows import first_rows, gather_rows
+
+State = tuple[Sequence[Any], ...]
+
+
+class TrainerTask(enum.Enum):
+    """What a step does; the value names the lists of variables in its state, in Keras' order."""
+
+    TRAIN = ("trainable", "non_trainable", "optimizer", "metrics")
+    TEST = ("trainable", "non_trainable", "metrics")
+    PREDICT = ("trainable", "non_trainable")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainerStep:
+    """A Keras step on all replicas, as a pure function of `(state, batch)`.
+
+    Args:
+        model: the model.
+        strategy: whose replicas.
+        task: which of the model's steps.
+    """
+
+    model: Any
+    strategy: Any
+    task: TrainerTask
+
+    def one_device(self, state: State, batch: Any) -> tuple[Any, State]:
+        """Keras' own step, on all rows."""
+        if self.task is TrainerTask.TRAIN:
+            logs, new = self.model.train_step(state, batch)
+        elif self.task is TrainerTask.TEST:
+            logs, new = self.model.test_step(state, batch)
+        else:
+            logs, non_trainable = self.model.predict_step(state, batch)
+            new = (state[0], non_trainable)
+        return logs, new
+
+    def whole(self, state: State, batch: Any) -> tuple[Any, State]:
+        """The step as one replica of one: every device computes the same."""
+        with entered(Context(self.strategy, ReplicaContext(self.strategy, OneReplica()), means=True)):
+            return self.one_device(state, batch)
+
+    def split(self, state: State, batch: Any) -> tuple[Any, State]:
+        """The step of one replica on its part of the rows."""
+        engine = self._engine()
+        if engine.num_replicas == 1:
+            return self.whole(state, batch)
+        rules = self._rules()
+        local = tuple(
+            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
+            for rs, vs in zip(rules, state, strict=True)
+        )
+        logs, new, rules = self._one_replica(engine, rules, local, batch)
+        merged = _merge_state(rules, local, new, engine)
+        if self.task is TrainerTask.PREDICT and self.strategy.mesh.is_spread:
+            # Every process gets all rows, as in tf.distribute.
+            logs = jax.tree.map(lambda x: engine.all_gather(x, 0), logs)
+        return self._merged_logs(logs, merged, engine), merged
+
+    def _one_replica(
+        self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: Any
+    ) -> tuple[Any, State, tuple[list[Merge], ...]]:
+        """One replica's step, and by which rules the rest of its state is merged."""
+        passengers: list[Any] | None = None
+        if self.task is TrainerTask.TRAIN and self.strategy.mesh.is_spread and can_join(self.model):
+            passengers = self._passengers(DryRunEngine(engine), rules[-1], local, batch)
+        if passengers is None:
+            return *self._inside(engine, local, batch), rules
+        joining = FusingEngine(engine, passengers)
+        logs, new = self._inside(joining, local, batch)
+        return logs, (*new[:-1], joining.arrived), (*rules[:-1], [Merge.KEEP] * len(passengers))
+
+    def _passengers(
+        self, engine: DryRunEngine, rules: list[Merge], local: State, batch: Any
+    ) -> list[Any] | None:
+        """The metrics after the step, if they can travel with the gradients; else None."""
+        if any(rule is not Merge.SUM for rule in rules):
+            return None
+        try:
+            _, new = self._inside(engine, local, batch)
+        except NotAloneError:
+            return None
+        metrics = list(new[-1])
+        return metrics if engine.calls == 1 and are_sums(metrics) else None
+
+    def _inside(self, engine: ReplicaEngine, local: State, batch: Any) -> tuple[Any, State]:
+        with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
+            return self.one_device(local, batch)
+
+    def padded(self, true_rows: int, state: State, batch: Any) -> tuple[Any, State]:
+        """The step of one replica on its part of a padded batch of `true_rows` true rows."""
+        engine = self._engine()
+        rules = self._rules()
+        # Metrics see all true rows on every replica: their copies are equal, not parts of a sum.
+        rules = tuple([Merge.KEEP if r is Merge.SUM else r for r in rs] for rs in rules)
+        local = tuple(
+            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
+            for rs, vs in zip(rules, state, strict=True)
+        )
+        context = Context(
+            self.strategy, ReplicaContext(self.strategy, engine), means=True, true_rows=true_rows
+        )
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        with entered(context):
+            logs, new = self.one_device(local, batch)
+        merged = _merge_state(rules, local, new, engine)
+        if self.task is TrainerTask.PREDICT:
+            return first_rows(gather_rows(logs, engine), true_rows), merged
+        merged = self._recount_loss(local, merged, true_rows, rows)
+        return self._merged_logs(logs, merged, engine), merged
+
+    def _engine(self) -> ReplicaEngine:
+        replicas = self.strategy.num_replicas_in_sync
+        return OneReplica() if replicas == 1 else SpmdEngine(replicas, self.strategy.cross_device_ops)
+
+    def _rules(self) -> tuple[list[Merge], ...]:
+        """The rule of every variable, in the order of the state."""
+        return tuple(
+            # Trainable and optimizer variables change by aggregated gradients: copies are equal.
+            [Merge.KEEP] * len(variables)
+            if name in ("trainable", "optimizer")
+            else [_fit_rule(v) for v in variables]
+            for name, variables in zip(self.task.value, variables_of(self.model, self.task), strict=True)
+        )
+
+    def _merged_logs(self, logs: Any, state: State, engine: ReplicaEngine) -> Any:
+        """The logs of all replicas: from the merged metrics, or the replicas' mean for others."""
+        if self.task is TrainerTask.PREDICT:
+            return logs
+        with keras.StatelessScope(zip(self.model.metrics_variables, state[-1], strict=True)):
+            results = self.model.get_metrics_result()
+        if isinstance(logs, dict) and set(logs) == set(results):
+            return results
+        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(_as_float, logs))
+
+    def _recount_loss(self, old: State, new: State, true_rows: int, rows: int) -> State:
+        """Make the loss tracker count true rows, where Keras counted a replica's padded ones."""
+        tracker = {id(v) for v in self.model.metrics[0].variables}
+        metrics = [
+            a + (b - a) * true_rows / rows if id(v) in tracker else b
+            for v, a, b in zip(self.model.metrics_variables, old[-1], new[-1], strict=True)
+        ]
+        return (*new[:-1], metrics)
+
+
+def _fit_rule(variable: Any) -> Merge:
+    rule = merge_rule(kind_of(variable))
+    if rule is not Merge.STACK:
+        return rule
+    # Keras carries one array for each variable: copies that differ become their mean or first.
+    return merge_rule(dataclasses.replace(kind_of(variable), owns_copies=False))
+
+
+def _as_float(value: Any) -> Any:
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
+
+
+def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: ReplicaEngine) -> State:
+    """Merge what the step changed; what it did not is the same object, and stays untouched."""
+    old_flat, new_flat = list(itertools.chain(*old)), list(itertools.chain(*new))
+    rules_flat = list(itertools.chain(*rules))
+    offsets = (Merge.SUM, Merge.SEED)
+    changed = [
+        i
+        for i, (a, b, r) in enumerate(zip(old_flat, new_flat, rules_flat, strict=True))
+        if a is not b or r in offsets
+    ]
+    merged = merge_all([rules_flat[i] for i in changed], [new_flat[i] for i in changed], engine)
+    for i, value in zip(changed, merged, strict=True):
+        new_flat[i] = value
+    values = iter(new_flat)
+    return tuple([next(values) for _ in part] for part in new)
+
+
+def variables_of(model: Any, task: TrainerTask) -> tuple[list[Any], ...]:
+    """The variables behind a step's state."""
+    every = {
+        "trainable": lambda: model.trainable_variables,
+        "non_trainable": lambda: model.non_trainable_variables,
+        "optimizer": lambda: model.optimizer.variables,
+        "metrics": lambda: model.metrics_variables,
+    }
+    return tuple(list(every[name]()) for name in task.value)

@@ -1,0 +1,602 @@
+"""A rendezvous over real sockets: of threads of this process, or small processes without JAX.
+
+What must not take long is waited for, and the time for all to come is far longer than that wait.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.cluster._workers import free_ports
+from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from unisono.cluster.rendezvous import _client, _protocol
+from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
+from unisono.cluster_resolver._spec import Timeouts
+
+FACTS = {"jax": "0.10.2", "program": "abc", "devices": 2, "generation": 3, "float64": False}
+#: Seconds for whatever a test waits for.
+LIMIT = 60.0
+#: The time for all to come, where nothing may take as long.
+LONG = 2 * LIMIT
+
+
+def addresses(count, host="127.0.0.1"):
+    """Free ports, which no two of them share."""
+    return [f"{host}:{port}" for port in free_ports(count, host.strip("[]"))]
+
+
+def port_of(address):
+    return int(address.rpartition(":")[2])
+
+
+class Cluster:
+    """Calls of `rendezvous` in threads."""
+
+    def __init__(self, count, start_up=LONG, host="127.0.0.1", **options):
+        self.addresses = addresses(count, host)
+        self.count = count
+        self.timeouts = Timeouts(start_up=start_up)
+        self.options = {"host_service": True, **options}
+        self.pool = concurrent.futures.ThreadPoolExecutor(16)
+        self.began = time.monotonic()
+
+    def start(self, process, **facts):
+        """A process that begins the rendezvous; its facts are the usual ones but for these."""
+        told = {k: v for k, v in {**FACTS, **facts}.items() if v is not ...}
+        args = (process, self.count, self.addresses, told, self.timeouts)
+        return self.pool.submit(rendezvous, *args, **self.options)
+
+    def connect(self):
+        """A connection to process 0, as soon as it listens."""
+        until = time.monotonic() + LIMIT
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", port_of(self.addresses[0])), LIMIT)
+            except ConnectionRefusedError:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+                continue
+            if sock.getsockname() != sock.getpeername():
+                return sock
+            sock.close()
+
+    def greeting(self, process, token, **facts):
+        told = {**FACTS, "num_processes": self.count, **facts}
+        return _protocol.frame(_protocol.hello(_protocol.Member(process, "hostX", 77, token, told)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.pool.shutdown()
+
+
+def messages(*futures):
+    """The errors that processes raised."""
+    return [str(future.exception(timeout=LIMIT)) for future in futures]
+
+
+def agreements(*futures):
+    return [future.result(timeout=LIMIT) for future in futures]
+
+
+def answer(sock):
+    """All that process 0 says until it closes."""
+    sock.settimeout(LIMIT)
+    inbox, found = bytearray(), []
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(1 << 16):
+            inbox += data
+            while inbox and (message := _protocol.take_frame(inbox)):
+                found.append(message)
+    return found
+
+
+def sockets():
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in links if link.startswith(("socket:", "anon_inode:[eventpoll]")))
+
+
+@pytest.fixture
+def came(monkeypatch):
+    """Waits until so many processes have presented themselves to process 0, or to several of that number."""
+    arrive, arrived = _protocol.arrive, threading.Semaphore(0)
+
+    def noting(meeting, member):
+        reception = arrive(meeting, member)
+        arrived.release()
+        return reception
+
+    def wait(count):
+        for _ in range(count):
+            assert arrived.acquire(timeout=LIMIT)
+
+    monkeypatch.setattr(_protocol, "arrive", noting)
+    return wait
+
+
+@pytest.fixture(autouse=True)
+def no_socket_or_thread_is_left():
+    before = (sockets(), set(threading.enumerate())) if sys.platform == "linux" else ([], set())
+    yield
+    if sys.platform == "linux":
+        if sockets() != before[0]:
+            # An error's traceback may hold, in a circle, a socket of the test's own.
+            gc.collect()
+        assert sockets() == before[0]
+        assert set(threading.enumerate()) <= before[1]
+
+
+# --- all is well
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_all_arrive(count, host):
+    with Cluster(count, host=host) as cluster:
+        found = agreements(*[cluster.start(i) for i in range(count)])
+    coordinator = found[0].coordinator
+    assert coordinator.startswith(f"{host}:")
+    assert coordinator not in cluster.addresses
+    for agreement in found[1:]:
+        assert agreement == RendezvousResult(
+            coordinator, "", (socket.gethostname(),) * count, found[0].secret
+        )
+    ip, _, port = found[0].bind.rpartition(":")
+    assert ip in ("127.0.0.1", "[::1]")
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as sock:
+        sock.bind((ip.strip("[]"), int(port)))
+
+
+def test_the_service_is_somebody_elses():
+    with Cluster(2, host_service=False) as cluster:
+        found = agreements(*[cluster.start(i) for i in range(2)])
+    assert [(a.coordinator, a.bind) for a in found] == [("", ""), ("", "")]
+
+
+def test_only_the_address_of_process_0_is_known():
+    with Cluster(2, start_up=1.0) as cluster:
+        cluster.addresses = cluster.addresses[:1] * 2
+        (text,) = messages(cluster.start(0))
+    assert text.count(cluster.addresses[0]) == 1
+    assert "missing: process 1\n" in text
+
+
+def test_process_0_is_late():
+    with Cluster(3) as cluster:
+        others = [cluster.start(1), cluster.start(2)]
+        time.sleep(1.0)
+        found = agreements(cluster.start(0), *others)
+    assert len({a.coordinator for a in found}) == 1
+
+
+def test_a_second_meeting_at_the_same_port():
+    with Cluster(2) as cluster:
+        for _ in range(3):
+            agreements(cluster.start(0), cluster.start(1))
+
+
+def test_the_meeting_is_over_before_anybody_goes_on():
+    """Who starts JAX at once must not find the meeting at process 0's port."""
+    with Cluster(2) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            sock.sendall(cluster.greeting(1, "t"))
+            assert answer(sock)[-1]["kind"] == "go"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port_of(cluster.addresses[0])), 5).close()
+        agreements(first)
+
+
+def test_a_name_that_is_another_machines(monkeypatch, caplog):
+    """Behind a service's name process 0 listens everywhere, and JAX takes over the port that is forwarded."""
+    resolve = _client._resolve
+    monkeypatch.setattr(
+        _client, "_resolve", lambda host, port: ["192.0.2.7"] if host == "service" else resolve(host, port)
+    )
+    connect = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda a, *args: connect(("127.0.0.1", a[1]), *args))
+    with Cluster(2) as cluster:
+        cluster.addresses[0] = f"service:{port_of(cluster.addresses[0])}"
+        found = agreements(cluster.start(0), cluster.start(1))
+    assert {a.coordinator for a in found} == {cluster.addresses[0]}
+    assert found[0].bind == f"0.0.0.0:{port_of(cluster.addresses[0])}"
+    assert len([r for r in caplog.records if "all interfaces: 'service'" in r.message]) == 1
+
+
+# --- somebody is missing
+
+
+def test_one_is_missing(monkeypatch, caplog, came):
+    with Cluster(3, start_up=2.5) as cluster:
+        futures = [cluster.start(0), cluster.start(1)]
+        came(1)
+        monkeypatch.setattr("unisono.cluster.rendezvous._server._REMIND_SECONDS", 0.0)
+        texts = messages(*futures)
+    assert time.monotonic() - cluster.began > 2.4
+    assert texts[0] == texts[1]
+    where, here = cluster.addresses, f"(host {socket.gethostname()}, pid {os.getpid()})"
+    for words in (
+        "within 2.5 s. Received:",
+        f"here: process 0 at {where[0]} {here}",
+        f"here: process 1 at {where[1]} {here}",
+        f"missing: process 2 at {where[2]}\n",
+        "Timeouts(start_up=6)",
+    ):
+        assert words in texts[0]
+    reminder = f"waits for all to come; missing: process 2 at {where[2]}"
+    assert len([r for r in caplog.records if reminder in r.message]) == 1
+
+
+def test_process_0_waits_longer_than_the_others(monkeypatch):
+    """A process whose time is over names the missing ones itself."""
+    monkeypatch.setattr(_protocol, "GRACE_SECONDS", 0.5)
+    with Cluster(3) as cluster:
+        first = cluster.start(0)
+        patient, cluster.timeouts = cluster.timeouts, Timeouts(start_up=2.0)
+        (text,) = messages(cluster.start(1))
+        assert f"missing: process 2 at {cluster.addresses[2]}" in text
+        assert not first.done()
+        cluster.timeouts = patient
+        agreements(first, cluster.start(1), cluster.start(2))
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", "connection refused"),
+        ("[::1]", "connection refused"),
+        ("no.such.invalid", "name not known"),
+    ],
+)
+def test_process_0_is_missing(host, words):
+    (address,) = addresses(1, "127.0.0.1" if "invalid" in host else host)
+    address = f"{host}:{port_of(address)}"
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"must answer at its address within 1 s") as error:
+        rendezvous(1, 2, [address, "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+    assert f"cannot reach {address}: {words} (" in str(error.value)
+    assert time.monotonic() - began > 0.9
+
+
+@pytest.mark.parametrize(
+    ("sends", "words"),
+    [
+        (b"", "does not answer as process 0"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else answers there: it sent b'HTTP/1.1 400"),
+        (_protocol.frame({"kind": "news", "roster": 5}), "its message has no roster"),
+        (_protocol.frame({"kind": "go"}), "its message has no hosts"),
+    ],
+    ids=["silent", "web", "roster", "go"],
+)
+def test_something_else_listens_at_process_0s_port(monkeypatch, sends, words):
+    if sends:
+        # The last attempt has time to hear it, however busy the machine is.
+        monkeypatch.setattr(_client, "_LEAST_SECONDS", LIMIT)
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    sock = stack.enter_context(server.accept()[0])
+                    sock.sendall(sends)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(ClusterError) as error:
+                rendezvous(1, 2, [address, "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert words in str(error.value)
+
+
+def test_process_0_of_another_version():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], FACTS, Timeouts(), host_service=True)
+            with server.accept()[0] as sock:
+                sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 5) + b"later")
+                (text,) = messages(guest)
+    assert (
+        f"version 9 of the protocol, and this process {_protocol.VERSION}. Install one version of unisono"
+        in text
+    )
+
+
+# --- somebody differs
+
+
+@pytest.mark.parametrize("fact", [*FACTS.keys() - {"generation"}, "new"])
+def test_a_fact_differs(fact):
+    with Cluster(3) as cluster:
+        values = ["other" if i == 1 else FACTS.get(fact, "usual") for i in range(3)]
+        futures = [cluster.start(i, **{fact: values[i]}) for i in range(3)]
+        texts = messages(*futures)
+    assert len(set(texts)) == 1
+    assert f"{fact} is {values[0]!r} on processes 0 and 2, but 'other' on process 1" in texts[0]
+
+
+def test_the_number_of_processes_differs():
+    with Cluster(3) as cluster:
+        first, second = cluster.start(0), cluster.start(1)
+        cluster.count = 4
+        cluster.addresses.append("127.0.0.1:9")
+        texts = messages(first, second, cluster.start(2))
+    assert all("num_processes is 3 on processes 0 and 1, but 4 on process 2" in text for text in texts)
+
+
+def test_a_difference_that_may_be(caplog):
+    with Cluster(2, may_differ={"os"}) as cluster:
+        found = agreements(cluster.start(0, os="a"), cluster.start(1, os="b"))
+    assert found[0].warnings == found[1].warnings
+    assert found[0].warnings[0].startswith("os is 'a' on process 0, but 'b' on process 1")
+    assert [r.levelno for r in caplog.records if "os is" in r.message] == [logging.WARNING]
+
+
+# --- somebody is wrong
+
+
+def test_a_number_twice():
+    with Cluster(3) as cluster:
+        first, twins = cluster.start(0), [cluster.start(1), cluster.start(1)]
+        (refused,), (stays,) = concurrent.futures.wait(twins, LIMIT, concurrent.futures.FIRST_COMPLETED)
+        assert "Received: process 1 twice" in messages(refused)[0]
+        found = agreements(first, stays, cluster.start(2))
+    assert len({a.coordinator for a in found}) == 1
+
+
+def test_a_number_twice_is_told_when_another_is_missing():
+    with Cluster(3, start_up=3.0) as cluster:
+        texts = messages(cluster.start(0), cluster.start(1), cluster.start(1))
+    ours = [text for text in texts if "within 3 s" in text]
+    assert len(ours) == 2
+    assert all("missing: process 2" in text and "Received: process 1 twice" in text for text in ours)
+
+
+@pytest.mark.parametrize("process", [-1, 2, 10**6])
+def test_a_number_out_of_range(process):
+    with Cluster(2) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            sock.sendall(cluster.greeting(process, "t"))
+            (said,) = answer(sock)
+        assert "from 0 to 1 in a cluster of 2" in said["text"]
+        agreements(first, cluster.start(1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        bytes(range(255, 0, -1)) * 1000,
+        struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 0xFFFFFFFF) + b"x" * 100_000,
+        struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 4) + b"\x80\x04N.",
+        _protocol.frame({"kind": "go", "coordinator": "evil:1", "hosts": [], "warnings": []}),
+    ],
+)
+def test_strangers(data, caplog):
+    with Cluster(2) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(data)
+            assert answer(sock) == []
+        agreements(first, cluster.start(1))
+    assert len([r for r in caplog.records if "turned away" in r.message]) == 1
+
+
+def test_strangers_of_another_version_are_told():
+    with Cluster(2) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 100_000) + b"x" * 100_000)
+            (said,) = answer(sock)
+        assert f"it speaks version 9 of the protocol, and this process {_protocol.VERSION}" in said["text"]
+        agreements(first, cluster.start(1))
+
+
+def test_strangers_that_are_slow(monkeypatch, caplog):
+    monkeypatch.setattr("unisono.cluster.rendezvous._server._HELLO_SECONDS", 0.5)
+    with Cluster(2) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as silent, cluster.connect() as slow:
+            with contextlib.suppress(ConnectionError):
+                for byte in cluster.greeting(1, "t")[:60]:
+                    slow.sendall(bytes([byte]))
+                    time.sleep(0.05)
+            assert answer(slow) == answer(silent) == []
+        monkeypatch.setattr("unisono.cluster.rendezvous._server._HELLO_SECONDS", LIMIT)
+        agreements(first, cluster.start(1))
+    assert len([r for r in caplog.records if "did not tell who it is" in r.message]) == 2
+
+
+def test_strangers_do_not_use_up_the_places(monkeypatch):
+    monkeypatch.setattr("unisono.cluster.rendezvous._server._STRANGERS", 8)
+    with Cluster(2) as cluster, contextlib.ExitStack() as stack:
+        first = cluster.start(0)
+        crowd = [stack.enter_context(cluster.connect()) for _ in range(40)]
+        agreements(first, cluster.start(1))
+        assert all(answer(sock) == [] for sock in crowd)
+
+
+def test_a_process_that_does_not_read_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr("unisono.cluster.rendezvous._server._FAREWELL_SECONDS", 0.5)
+    with Cluster(3) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            sock.sendall(cluster.greeting(1, "t"))
+            agreements(first, cluster.start(2))
+
+
+# --- somebody goes
+
+
+def test_who_goes_before_the_verdict_is_named(caplog):
+    with Cluster(3, start_up=3.0) as cluster:
+        first = cluster.start(0)
+        with cluster.connect() as sock:
+            sock.sendall(cluster.greeting(1, "t"))
+            assert sock.recv(1 << 16)
+        texts = messages(first, cluster.start(2))
+    went = f"missing: process 1 at {cluster.addresses[1]}, which came (host hostX, pid 77) and ended"
+    assert all(went in text for text in texts)
+    assert any("Process 1 (host hostX, pid 77) has gone" in r.message for r in caplog.records)
+
+
+def test_who_goes_may_be_replaced():
+    with Cluster(3) as cluster:
+        first = cluster.start(0)
+        for reset in (0, 1):
+            with cluster.connect() as sock:
+                sock.sendall(cluster.greeting(1, f"t{reset}", jax="other"))
+                assert sock.recv(1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        # The facts of those that went are forgotten.
+        agreements(first, cluster.start(1), cluster.start(2))
+
+
+PROGRAM = """
+import json, sys
+from unisono.cluster.rendezvous._client import rendezvous
+from unisono.cluster_resolver._spec import Timeouts
+process, count, addresses, facts, start_up = json.loads(sys.argv[1])
+try:
+    found = rendezvous(process, count, addresses, facts, Timeouts(start_up=start_up), host_service=True)
+    print(found.coordinator)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"jax" in sys.modules and sys.exit("JAX was imported")
+"""
+
+
+def process(*args):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+
+
+def test_real_processes_one_killed_and_replaced():
+    where = addresses(3)
+    started = [process(i, 3, where, FACTS, LONG) for i in (0, 1)]
+    try:
+        time.sleep(1.0)
+        started[1].send_signal(signal.SIGKILL)
+        started[1].communicate()
+        del started[1]
+        started += [process(i, 3, where, FACTS, LONG) for i in (1, 2)]
+        results = [(*p.communicate(timeout=LIMIT), p.returncode) for p in started]
+    finally:
+        for p in started:
+            p.kill()
+            p.communicate()
+    assert [code for *_, code in results] == [0, 0, 0], results
+    assert len({out for out, *_ in results}) == 1
+
+
+# --- generations
+
+
+def test_an_older_process_is_fenced():
+    with Cluster(3) as cluster:
+        first = cluster.start(0, generation=4)
+        time.sleep(0.3)
+        (text,) = messages(cluster.start(1, generation=3))
+        assert "you are of generation 3, the cluster is at 4: end this process" in text
+        assert not first.done()
+        agreements(first, *[cluster.start(i, generation=4) for i in (1, 2)])
+
+
+def test_older_processes_are_fenced_when_a_newer_comes(came):
+    """Also process 0: the newer one waits for the right one, which listens at the same port."""
+    with Cluster(3) as cluster:
+        older = [cluster.start(i, generation=3) for i in (0, 1)]
+        came(1)
+        newer = cluster.start(2, generation=4)
+        for text in messages(*older):
+            assert "you are of generation 3, the cluster is at 4" in text
+        assert not newer.done()
+        found = agreements(newer, *[cluster.start(i, generation=4) for i in (0, 1)])
+    assert len({a.coordinator for a in found}) == 1
+
+
+# --- process 0 cannot listen
+
+
+def test_the_address_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ClusterError, match="must be able to listen") as error:
+            rendezvous(0, 2, [f"127.0.0.1:{port}", "b:2"], FACTS, Timeouts(start_up=0.5), host_service=True)
+    text = str(error.value)
+    assert f"Received: 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE).lower()}" in text
+    assert "another free port" in text
+    assert "TF_CONFIG" in text
+
+
+def test_an_address_in_use_may_become_free(monkeypatch):
+    monkeypatch.setattr(_client, "_BIND_SECONDS", LONG)
+    with Cluster(2) as cluster:
+        with socket.create_server(("127.0.0.1", port_of(cluster.addresses[0]))):
+            first = cluster.start(0)
+            time.sleep(0.3)
+        agreements(first, cluster.start(1))
+
+
+def test_the_address_is_another_machines():
+    with pytest.raises(ClusterError, match=r"has no interface 192\.0\.2\.7") as error:
+        rendezvous(0, 2, ["192.0.2.7:4711", "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+    assert "Process 0 must run on the machine of its address" in str(error.value)
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("process_id", "count", "where", "words"),
+    [
+        (2, 2, ["a:1", "b:2"], "process_id=2 of 2"),
+        (-1, 2, ["a:1", "b:2"], "process_id=-1 of 2"),
+        (0, 0, [], "num_processes=0"),
+        (0, 2, [], "address_of=[]"),
+        (0, 2, "a:1", "address_of='a:1'"),
+        (0, 1, ["a:1", "b:2"], "for 1 processes"),
+        (0, 2, ["a:1", "b"], "'b': it has no port"),
+    ],
+)
+def test_arguments_are_checked(process_id, count, where, words):
+    with pytest.raises(InvalidArgumentError) as error:
+        rendezvous(process_id, count, where, FACTS, Timeouts(), host_service=True)
+    assert words in str(error.value)
+
+
+def test_facts_are_checked_before_anything_is_opened():
+    with pytest.raises(InvalidTypeError, match="'a' is of type list"):
+        rendezvous(1, 2, ["a:1", "b:2"], {"a": [1]}, Timeouts(), host_service=True)
+    with pytest.raises(InvalidArgumentError, match="must fit into"):
+        rendezvous(1, 2, ["a:1", "b:2"], {"a": "x" * (1 << 20)}, Timeouts(), host_service=True)

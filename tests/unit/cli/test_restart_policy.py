@@ -1,0 +1,304 @@
+"""Tables of what is decided, with a clock that is an argument."""
+
+import signal
+
+import pytest
+
+from unisono.cli._options import LaunchOptions
+from unisono.cli._restart_policy import (
+    RESTART_WANTED,
+    End,
+    Ending,
+    Failure,
+    FailureReason,
+    Generation,
+    GenerationRecord,
+    Go,
+    Kill,
+    Over,
+    Quit,
+    Restart,
+    TaskState,
+    after,
+    exit_text,
+    root_cause,
+    waits_for_evaluator,
+    wants_resize,
+    watch,
+    worker_target,
+)
+from unisono.cluster_resolver._spec import Task
+
+OPTIONS = LaunchOptions(workers=2, grace=10.0)
+NOW = 100.0
+
+
+def state(*codes, jobs=None, failures=(), raised=(), **more):
+    tasks = jobs or [Task("worker", i) for i in range(len(codes))]
+    failed = {f.task: f for f in failures}
+    return Generation(
+        tuple(TaskState(t, c, failed.get(t), t.index in raised) for t, c in zip(tasks, codes, strict=True)),
+        **more,
+    )
+
+
+def failure(index, at, code=1, detail="failed"):
+    return Failure(Task("worker", index), at, code, detail)
+
+
+PS = [Task("chief", 0), Task("worker", 0), Task("ps", 0)]
+ENDING = Ending(FailureReason.FAILED, since=100.0, kill_at=103.0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "kill_at"),
+    [
+        (state(1, None, failures=[failure(0, 5.0)]), FailureReason.FAILED, 103.0),
+        (state(None, None, signals=(15,)), FailureReason.STOPPED, 110.0),
+        # The group of processes was stopped as a whole: no task failed.
+        (state(143, None, failures=[failure(0, 5.0, 143)], signals=(15,)), FailureReason.STOPPED, 110.0),
+        (state(RESTART_WANTED, None), FailureReason.WANTED, 110.0),
+        (state(None, None, resize=True), FailureReason.RESIZE, 110.0),
+        (state(0, None, None, jobs=PS), FailureReason.DONE, 110.0),
+    ],
+)
+def test_why_a_generation_is_ended(seen, reason, kill_at):
+    action = watch(seen, OPTIONS, NOW)
+    assert isinstance(action, End)
+    assert (action.ending.reason, action.ending.kill_at) == (reason, kill_at)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        state(None, None),
+        state(0, None),
+        state(None, 0, None, jobs=PS),
+        # Without a chief the workers are waited for, and the servers are not.
+        state(0, None, None, jobs=[Task("worker", 0), Task("worker", 1), Task("ps", 0)]),
+        state(None, 137, ending=ENDING),
+    ],
+)
+def test_a_generation_goes_on(seen):
+    assert isinstance(watch(seen, OPTIONS, NOW), Go)
+
+
+def test_the_first_failure_is_the_cause():
+    seen = state(1, 137, None, failures=[failure(0, 7.0), failure(1, 6.0, 137)])
+    assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 6.0, 137)
+
+
+LOST = "failed: jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [failure(0, 6.0), failure(1, 7.0)],
+        # A killed process is seen to be dead after its peers have noticed.
+        [failure(0, 7.0, 137), failure(1, 6.0, detail=LOST)],
+        [failure(0, 7.0, 139), failure(1, 6.0, 134)],
+        [failure(0, 7.0, 134), failure(1, 6.0, detail=LOST)],
+        [failure(0, 6.0, detail=LOST), failure(1, 7.0, detail=LOST)],
+    ],
+)
+def test_the_cause_of_the_others(failures):
+    assert root_cause(failures) == root_cause(failures[::-1]) == failures[0]
+
+
+def test_the_cause_is_looked_for_again_at_the_end():
+    first = failure(0, 6.0, detail=LOST)
+    ending = Ending(FailureReason.FAILED, 100.0, 103.0, first)
+    seen = state(1, 137, failures=[first, failure(1, 7.0, 137)], ending=ending)
+    assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 7.0, 137)
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised", "now", "action"),
+    [
+        (FailureReason.FAILED, (1,), 100.4, Go),
+        (FailureReason.FAILED, (1,), 100.5, Kill),
+        (FailureReason.FAILED, (), 100.5, Go),
+        (FailureReason.STOPPED, (1,), 100.5, Go),
+    ],
+)
+def test_tasks_that_raised_have_nothing_left_to_do(reason, raised, now, action):
+    ending = Ending(reason, since=100.0, kill_at=103.0)
+    assert isinstance(watch(state(137, None, raised=raised, ending=ending), OPTIONS, now), action)
+
+
+def test_an_exception_counts_before_its_task_has_ended():
+    assert isinstance(watch(state(None, None, failures=[failure(1, 6.0)]), OPTIONS, NOW), End)
+
+
+def test_all_done_is_over_at_once():
+    action = watch(state(0, 0), OPTIONS, NOW)
+    assert isinstance(action, Over)
+    assert action.ending.reason is FailureReason.DONE
+
+
+def test_workers_done_ends_servers():
+    tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
+    assert watch(state(0, 0, None, jobs=tasks), OPTIONS, NOW).ending.reason is FailureReason.DONE
+
+
+EVALUATED = [Task("worker", 0), Task("worker", 1), Task("evaluator", 0)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (state(0, 0, None, jobs=EVALUATED), True),
+        (state(0, None, None, jobs=EVALUATED), False),
+        (state(0, RESTART_WANTED, None, jobs=EVALUATED), False),
+        (state(0, 0, 0, jobs=EVALUATED), False),
+        (state(0, 0), False),
+        (state(0, None, None, None, jobs=[*PS, Task("evaluator", 0)]), True),
+        (state(0, 0, None, jobs=EVALUATED, ending=ENDING), False),
+    ],
+)
+def test_when_the_evaluator_hears_that_training_has_ended(seen, told):
+    assert waits_for_evaluator(seen) is told
+
+
+def test_the_evaluator_is_waited_for():
+    assert isinstance(watch(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), Go)
+    assert watch(state(0, 0, 0, jobs=EVALUATED), OPTIONS, NOW).ending.reason is FailureReason.DONE
+
+
+def test_training_that_has_ended_well_is_not_started_again():
+    failed = Failure(EVALUATED[2], 5.0, 3, "failed")
+    ending = watch(state(0, 0, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    assert ending.trained
+    action = after(GenerationRecord(failures=((NOW, EVALUATED[2]),)), ending, (0, 0, 3), TWO, NOW)
+    assert (action.code, action.detail) == (3, "training had ended well and is not started again")
+    ending = watch(state(0, None, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    assert isinstance(after(GenerationRecord(), ending, (0, 143, 3), TWO, NOW), Restart)
+
+
+@pytest.mark.parametrize(
+    ("now", "signals", "action"),
+    [(102.9, (), Go), (103.0, (), Kill), (102.0, (2,), Go), (102.0, (2, 2), Kill)],
+)
+def test_killed_after_the_grace_or_the_second_signal(now, signals, action):
+    assert isinstance(watch(state(None, 0, ending=ENDING, signals=signals), OPTIONS, now), action)
+
+
+def test_an_ended_generation_is_over():
+    assert watch(state(143, 1, ending=ENDING), OPTIONS, NOW) == Over(ENDING)
+
+
+def ended(reason, **more):
+    return Ending(reason, since=0.0, kill_at=0.0, **more)
+
+
+FAILED = ended(FailureReason.FAILED, first=failure(1, 5.0, 3))
+TWO = LaunchOptions(workers=2, max_restarts=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "failures", "ending", "codes", "action"),
+    [
+        (OPTIONS, [], ended(FailureReason.DONE), (0, 0), Quit(0)),
+        (OPTIONS, [], ended(FailureReason.STOPPED, signal=2), (143, 143), Quit(130)),
+        (OPTIONS, [], ended(FailureReason.STOPPED, signal=15), (143, 0), Quit(143)),
+        (OPTIONS, [], ended(FailureReason.STOPPED, signal=15), (42, 42), Quit(42)),
+        (OPTIONS, [], ended(FailureReason.STOPPED, signal=15), (42, 137), Quit(143)),
+        (OPTIONS, [], ended(FailureReason.STOPPED, signal=2), (42, 42), Quit(130)),
+        (TWO, [], ended(FailureReason.WANTED), (42, 42), Restart(0.0, 2)),
+        (TWO, [NOW], FAILED, (143, 3), Restart(0.0, 2)),
+        (TWO, [NOW, NOW], FAILED, (143, 3), Restart(0.0, 2)),
+        # Older than the window: forgiven.
+        (TWO, [NOW - 601, NOW - 10, NOW], FAILED, (143, 3), Restart(0.0, 2)),
+    ],
+)
+def test_what_follows(options, failures, ending, codes, action):
+    record = GenerationRecord(failures=tuple((at, Task("worker", 1)) for at in failures))
+    assert after(record, ending, codes, options, NOW) == action
+
+
+@pytest.mark.parametrize(
+    ("options", "ending", "code"),
+    [
+        (OPTIONS, FAILED, 3),
+        (LaunchOptions(workers=2, max_restarts=0), ended(FailureReason.WANTED), 42),
+    ],
+)
+def test_without_restarts_the_code_is_that_of_the_first_failure(options, ending, code):
+    record = GenerationRecord(failures=((NOW, Task("worker", 1)),))
+    assert after(record, ending, (143, code), options, NOW).code == code
+
+
+def test_used_up_restarts_end_the_launch():
+    record = GenerationRecord(failures=tuple((NOW - i, Task("worker", i)) for i in range(3)))
+    action = after(record, FAILED, (1, 1), TWO, NOW)
+    assert (action.code, action.detail) == (3, "2 restarts in 10 minutes are used up")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "delay"), [(0, 0.0), (1, 0.5), (2, 1.0), (3, 2.0), (7, 30.0), (99, 30.0)]
+)
+def test_restarts_come_later_each_time(restarts, delay):
+    record = GenerationRecord(restarts=(NOW - 10,) * restarts)
+    options = LaunchOptions(workers=2, max_restarts=100)
+    assert after(record, FAILED, (1, 1), options, NOW) == Restart(delay, 2)
+    assert after(record, ended(FailureReason.RESIZE), (42, 42), options, NOW) == Restart(0.0, 2)
+
+
+ELASTIC = LaunchOptions(workers=4, elastic=(2, 4), cool_down=60.0)
+
+
+def blamed(*indices, at=NOW):
+    return tuple((at, Task("worker", index)) for index in indices)
+
+
+@pytest.mark.parametrize(
+    ("failures", "capacity", "workers"),
+    [
+        ((), None, 4),
+        (blamed(1), None, 4),
+        (blamed(1, 2), None, 4),
+        (blamed(1, 1), None, 3),
+        (blamed(1, 1, 1), None, 3),
+        (blamed(1, 1, 2, 2), None, 2),
+        (blamed(1, 1, at=NOW - 601), None, 4),
+        (((NOW, Task("ps", 0)),) * 2, None, 4),
+        ((), 3, 3),
+        ((), 9, 4),
+        (blamed(1, 1), 2, 2),
+        ((), 1, 1),
+    ],
+)
+def test_how_many_workers(failures, capacity, workers):
+    assert worker_target(GenerationRecord(failures=failures, capacity=capacity), ELASTIC, NOW) == workers
+
+
+def test_a_launch_of_one_size_keeps_it():
+    record = GenerationRecord(failures=blamed(1, 1, 1, 1), capacity=1)
+    assert worker_target(record, LaunchOptions(workers=4, max_restarts=9), NOW) == 4
+
+
+def test_too_few_workers_end_the_launch():
+    action = after(GenerationRecord(failures=blamed(0), capacity=1), FAILED, (1,), ELASTIC, NOW)
+    assert (action.code, action.detail) == (3, "there is room for 1 workers, and at least 2 are needed")
+
+
+@pytest.mark.parametrize(
+    ("failures", "capacity", "workers", "started", "wanted"),
+    [
+        ((), None, 4, 0.0, False),
+        ((), 3, 4, 0.0, True),
+        ((), 3, 4, NOW - 59, False),
+        ((), 1, 4, 0.0, False),
+        (blamed(1, 1), None, 3, 0.0, False),
+        (blamed(1, 1, at=NOW - 601), None, 3, 0.0, True),
+    ],
+)
+def test_when_another_size_is_asked_for(failures, capacity, workers, started, wanted):
+    record = GenerationRecord(failures=failures, capacity=capacity)
+    assert wants_resize(record, ELASTIC, workers, started, NOW) is wanted
+
+
+def test_how_an_end_is_told():
+    assert exit_text(128 + signal.SIGSEGV) == "was killed by SIGSEGV (exit code 139)"
+    assert exit_text(255) == "failed with exit code 255"

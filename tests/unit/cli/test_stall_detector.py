@@ -1,0 +1,83 @@
+"""Which task holds the others up."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from unisono.cli._stall_detector import ActiveClock, Sight, Watcher, find_stall, is_stopped, read_step
+from unisono.cluster_resolver._spec import Task
+
+W0, W1, W2 = (Task("worker", i) for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("sights", "task"),
+    [
+        # Nobody has written yet: the first step compiles.
+        ([Sight(W0), Sight(W1)], None),
+        ([Sight(W0, 5, 95.0), Sight(W1, 5, 95.0)], None),
+        # All wait for the one that is behind.
+        ([Sight(W0, 5, 60.0), Sight(W1, 4, 61.0)], W1),
+        # The same step: the first that was silent.
+        ([Sight(W0, 5, 61.0), Sight(W1, 5, 60.0)], W1),
+        # The others go on: the silent one.
+        ([Sight(W0, 9, 99.0), Sight(W1, 5, 60.0), Sight(W2, 2, 99.0)], W1),
+        # The one that is stopped, though it wrote more.
+        ([Sight(W0, 5, 60.0), Sight(W1, 6, 60.0, stopped_at=95.0)], W1),
+        ([Sight(W0, 5, 60.0), Sight(W1, stopped_at=95.0)], W1),
+        # Stopped for too long, before any step.
+        ([Sight(W0), Sight(W1, stopped_at=60.0)], W1),
+        ([Sight(W0), Sight(W1, stopped_at=95.0)], None),
+    ],
+)
+def test_who_is_to_blame(sights, task):
+    stall = find_stall(sights, timeout=30.0, now=100.0)
+    assert (stall and stall.task) == task
+    assert find_stall(sights, timeout=0.0, now=100.0) is None
+
+
+def test_the_stopped_one_cannot_answer():
+    stall = find_stall([Sight(W0, 5, 60.0), Sight(W1, 5, 60.0, stopped_at=90.0)], 30.0, 100.0)
+    assert stall.stopped
+    assert "is stopped" in stall.detail
+
+
+def test_the_clock_stands_still_while_the_launcher_does():
+    clock = ActiveClock(gap=2.0)
+    assert [clock.read(t) for t in (10.0, 11.0, 500.0, 500.5)] == [0.0, 1.0, 3.0, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "step"), [("7 12.5\n", 7), ("1 1\n2 2\n", 2), ("", -1), ("junk", -1), ("3", 3)]
+)
+def test_the_last_step(tmp_path, text, step):
+    path = tmp_path / "progress"
+    path.write_text(text)
+    assert read_step(path) == step
+
+
+def test_no_file_is_no_step(tmp_path):
+    assert read_step(tmp_path / "none") == -1
+
+
+def test_a_change_is_noticed_when_it_is_seen(tmp_path):
+    path = tmp_path / "p"
+    watcher = Watcher({W0: path})
+    pids = {W0: os.getpid()}
+    assert watcher.look(pids, 1.0) == (Sight(W0),)
+    path.write_text("1 99\n")
+    assert watcher.look(pids, 2.0) == (Sight(W0, 1, 2.0),)
+    assert watcher.look(pids, 3.0) == (Sight(W0, 1, 2.0),)
+    path.write_text("10 99\n")
+    assert watcher.look(pids, 4.0) == (Sight(W0, 10, 4.0),)
+    assert watcher.look({}, 5.0) == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_process_that_is_not_stopped():
+    assert not is_stopped(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert not is_stopped(ended.pid)

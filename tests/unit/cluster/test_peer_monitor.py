@@ -1,0 +1,493 @@
+"""What processes know of each other: records, ports that answer, and what follows. Several in one process."""
+
+import concurrent.futures
+import contextlib
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from unisono import ClusterError
+from unisono.cluster._coordinator_proxy import CoordinatorProxy
+from unisono.cluster.liveness._peer_monitor import PeerMonitor
+from unisono.cluster.liveness._status import WorkerStatus, described
+from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers, StatusServer, own_ip
+from unisono.cluster.rendezvous._protocol import frame
+
+GLOO = "UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:4711"
+
+
+def gloo_error():
+    return jax.errors.JaxRuntimeError(GLOO)
+
+
+# --- the record
+
+
+def test_a_batch_is_new_when_its_shapes_or_its_step_are():
+    record = WorkerStatus()
+    batches = [
+        ("train", ((8, 3),)),
+        ("train", ((8, 3),)),
+        ("train", ((7, 3),)),
+        ("test", ((7, 3),)),
+        ("test", None),
+    ]
+    assert [record.begin(b) for b in batches] == [True, False, True, True, True]
+    assert record.answer({"kind": "step", "number": 3})["step"] == "train on (7, 3)"
+    assert record.answer({"kind": "step", "number": 5})["step"] == "test: the end of the data"
+    answer = {"kind": "step", "reached": False, "step": None, "steps": 5, "leaving": False}
+    assert record.answer({"kind": "step", "number": 6}) == answer
+
+
+@pytest.mark.parametrize("number", [None, "1", -1, 0])
+def test_batches_that_nobody_has(number):
+    record = WorkerStatus()
+    record.begin(("train", ((8,),)))
+    assert record.answer({"kind": "step", "number": number})["step"] is None
+
+
+def test_old_batches_are_forgotten():
+    record = WorkerStatus()
+    for _ in range(300):
+        record.begin(("train", ((8,),)))
+    first = record.answer({"kind": "step", "number": 1})
+    assert (first["reached"], first["step"]) == (True, None)
+    assert record.answer({"kind": "step", "number": 300})["step"] == described(("train", ((8,),)))
+
+
+def test_the_first_word_counts():
+    record = WorkerStatus()
+    for text in ("first", "second"):
+        record.answer({"kind": "word", "text": text})
+    assert record.word == "first"
+
+
+@pytest.mark.parametrize(
+    ("path", "meetings", "done"), [("a", 2, True), ("b", 2, False), ("a", 1, True), ("a", 3, False)]
+)
+def test_a_file_is_saved_after_a_meeting(path, meetings, done):
+    record = WorkerStatus(meetings=2)
+    record.saved("a")
+    assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"] is done
+    record.is_leaving = True
+    assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"]
+
+
+@pytest.mark.parametrize(
+    ("series", "index", "meetings", "done", "number"),
+    [
+        ("a", 0, 2, True, 7),
+        ("a", 1, 2, True, 9),
+        ("a", 2, 2, False, None),
+        ("a", 2, 1, True, None),
+        ("b", 0, 2, False, None),
+        ("a", None, 2, False, None),
+    ],
+)
+def test_a_checkpoint_is_numbered_or_will_not_be(series, index, meetings, done, number):
+    record = WorkerStatus(meetings=2)
+    for given in (7, 9):
+        record.numbered("a", given)
+    question = {"kind": "number", "series": series, "index": index, "meetings": meetings}
+    assert record.answer(question) == {"kind": "number", "done": done, "number": number}
+
+
+# --- ports
+
+
+class Cluster:
+    """Several attendances in one process."""
+
+    def __init__(self, count, limit=60.0, patience=60.0):
+        self.records = [WorkerStatus() for _ in range(count)]
+        self.ports = [StatusServer("127.0.0.1", record, "secret") for record in self.records]
+        addresses = tuple(f"127.0.0.1:{port.port}" for port in self.ports)
+        names = tuple(f"worker {i}" for i in range(count))
+        self.peers = [Peers(i, addresses, names, "secret", patience) for i in range(count)]
+        self.members = [PeerMonitor(r, p, limit) for r, p in zip(self.records, self.peers, strict=True)]
+
+    def take(self, *shapes, kind="train"):
+        """What each worker is told when all take their batches at once."""
+
+        def one(member, shape):
+            try:
+                member.begin(kind, [] if shape is None else [np.zeros(shape)])
+            except ClusterError as error:
+                return str(error)
+            return None
+
+        with concurrent.futures.ThreadPoolExecutor(len(shapes)) as pool:
+            return list(pool.map(one, self.members, shapes))
+
+
+@pytest.fixture
+def cluster():
+    made = []
+
+    def make(count, **options):
+        made.append(Cluster(count, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for port in one.ports:
+            port.close()
+
+
+def test_all_are_asked_at_once(cluster):
+    two = cluster(3)
+    two.records[2].begin(("train", None))
+    found = two.peers[0].ask_all({"kind": "state"}, [1, 2])
+    assert [found[1]["steps"], found[2]["steps"]] == [0, 1]
+    two.ports[1].close()
+    assert isinstance(two.peers[0].ask_all({"kind": "state"}, [1, 2])[1], EndedError)
+
+
+def test_the_first_process_numbers_checkpoints(cluster):
+    two = cluster(2)
+    first, second = two.members
+    assert [first.number("a", 7, is_first=True), first.number("a", 9, is_first=True)] == [7, 9]
+    assert [second.number("a", 1, is_first=False), second.number("a", 2, is_first=False)] == [7, 9]
+    # It goes on without a third, and so does this one.
+    two.records[0].begin(("train", None))
+    assert second.number("a", 3, is_first=False) == 3
+
+
+def test_a_first_process_that_has_ended_numbers_nothing(cluster, caplog):
+    two = cluster(2)
+    two.ports[0].close()
+    assert two.members[1].number("a", 3, is_first=False) == 3
+    assert "The first worker may not have numbered checkpoint 0 of a" in caplog.text
+
+
+def test_strangers_are_not_answered(cluster):
+    two = cluster(2)
+    stranger = Peers(0, two.peers[0].addresses, ("a", "b"), "guess", 0.3)
+    with pytest.raises(AbsentError):
+        stranger.ask(1, {"kind": "state"})
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frame({"kind": "state", "secret": "é"})):
+        with socket.create_connection(("127.0.0.1", two.ports[1].port)) as sock:
+            sock.sendall(nonsense)
+            assert sock.recv(10) == b""
+    assert two.peers[0].ask(1, {"kind": "state"})["steps"] == 0
+
+
+def test_a_closed_connection_is_not_an_end(cluster):
+    """Only a refused connection is: what was lost is asked again."""
+    two = cluster(2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def close_then_answer():
+            for _ in range(3):
+                listener.accept()[0].close()
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1 << 16)
+                sock.sendall(frame(two.records[1].answer({"kind": "state"})))
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            served = pool.submit(close_then_answer)
+            asked = Peers(0, ("", address), ("a", "b"), "s", 60.0).ask(1, {"kind": "state"})
+            served.result(60)
+    assert asked == two.records[1].answer({"kind": "state"})
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", frame({"kind": "state"}), frame({"kind": "\ud800"})]
+)
+def test_another_program_at_the_port_of_a_process(said):
+    with socket.create_server(("127.0.0.1", 0)) as listener, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as sock:
+                        sock.sendall(said)
+
+        pool.submit(serve)
+        with pytest.raises(AbsentError, match="it accepts connections, and does not answer") as info:
+            Peers(0, ("", address), ("a", "b"), "s", 0.3).ask(1, {"kind": "state"})
+        listener.shutdown(socket.SHUT_RDWR)
+    assert not isinstance(info.value, EndedError)
+
+
+def test_a_connection_to_itself_is_nobody(monkeypatch):
+    """A system may give a connection to a free port that very port: then it receives its own question."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        address = own.getsockname()
+        monkeypatch.setattr("unisono.cluster.liveness._status_server.socket.socket", lambda *_: own)
+        peers = Peers(0, ("", f"{address[0]}:{address[1]}"), ("a", "b"), "s", 60.0)
+        assert isinstance(peers.ask_all({"kind": "state"}, [1])[1], EndedError)
+
+
+def test_one_that_listens_and_says_nothing_is_stopped():
+    """The kernel accepts connections for a process that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(AbsentError, match=r"no sign of life within 0.2 s") as info:
+            Peers(0, ("", address), ("a", "b"), "s", 0.2).ask(1, {"kind": "state"})
+    assert not isinstance(info.value, EndedError)
+
+
+def test_the_own_address_is_that_of_the_way_to_the_other():
+    assert own_ip("127.0.0.1:4711") == "127.0.0.1"
+
+
+# --- what follows
+
+
+def test_equal_batches_are_taken(cluster):
+    three = cluster(3)
+    for shape in ((8, 2), (8, 2), (5, 2), None):
+        assert three.take(shape, shape, shape) == [None] * 3
+
+
+def test_only_a_new_shape_is_asked_about(cluster):
+    two = cluster(2)
+    two.take((8, 2), (8, 2))
+    for port in two.ports:
+        port.close()
+    assert two.take((8, 2), (8, 2)) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "shapes", [((8,), (8,), (6,)), ((6,), (8,), (8,)), ((8,), (8,), None), ((1,), (2,), (3,))]
+)
+def test_unequal_batches_end_all(cluster, shapes):
+    three = cluster(3)
+    three.take((8,), (8,), (8,))
+    found = three.take(*shapes)
+    assert any(found)
+    # Who did not look hears of it at the next batch, or from the error of its collective.
+    for member, text in zip(three.members, found, strict=True):
+        told = text or str(member.explained(gloo_error()))
+        assert told.startswith("All workers must take the same steps, on batches of the same shapes.")
+        assert "Received: step 2 is 'train" in told
+        # One that was slow may not have come to this batch when it was asked.
+        assert ", but 'train" in told
+
+
+def test_a_batch_waits_for_the_other_worker(cluster):
+    two = cluster(2)
+    first = threading.Thread(target=two.members[0].begin, args=("train", [np.zeros(3)]))
+    first.start()
+    assert first.is_alive()
+    two.members[1].begin("train", [np.zeros(3)])
+    first.join(60)
+    assert not first.is_alive()
+
+
+def test_a_worker_that_does_not_come_is_named_with_what_it_did_last(cluster):
+    two = cluster(2, limit=0.2)
+    two.records[1].begin(("test", ((4,),)))
+    two.records[1].begin(("test", ((4,),)))
+    two.members[0].record.steps = 2
+    with pytest.raises(
+        ClusterError,
+        match=r"worker 0 of 2 has waited in vain.*worker 1: it has begun 2 steps, the last: test on \(4,\)",
+    ):
+        two.members[0].begin("train", [np.zeros(3)])
+
+
+def test_a_worker_that_has_ended_is_named(cluster):
+    three = cluster(3)
+    three.ports[2].close()
+    told = [str(three.members[i].explained(gloo_error())) for i in range(2)]
+    # The first to notice tells the other.
+    assert all("Received: worker 0 of 3 lost worker 2: its process has ended." in text for text in told)
+    assert all(text.endswith(f"Here: {GLOO}") for text in told)
+    with pytest.raises(ClusterError, match="lost worker 2"):
+        three.members[1].begin("train", [np.zeros(3)])
+
+
+def test_the_next_worker_has_ended(cluster):
+    two = cluster(2)
+    two.ports[1].close()
+    with pytest.raises(ClusterError, match=r"worker 0 of 2 lost worker 1: its process has ended\. The log"):
+        two.members[0].begin("train", [np.zeros(3)])
+
+
+def chained(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("my own"),
+        ValueError("collective"),
+        RuntimeError("Connection reset by peer"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+        ClusterError("Gloo"),
+        chained(RuntimeError("mine"), chained(ClusterError("explained"), gloo_error())),
+    ],
+)
+def test_other_errors_are_left_alone(cluster, error):
+    two = cluster(2)
+    assert two.members[0].explained(error) is None
+    assert not two.members[0].is_broken
+
+
+@pytest.mark.parametrize("error", [ValueError(GLOO), chained(RuntimeError("deleted"), gloo_error())])
+def test_errors_of_others_are_found(cluster, error):
+    two = cluster(2)
+    assert "worker 1: it has begun 0 steps" in str(two.members[0].explained(error))
+    assert two.members[1].is_broken
+
+
+def test_leaving_waits_for_all(cluster):
+    two = cluster(2)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda m: m.leave(60.0), two.members)) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"), [(True, "its process has ended"), (False, "no sign of life within 0.1 s")]
+)
+def test_leaving_without_somebody(cluster, ended, text):
+    two = cluster(2, patience=60.0 if ended else 0.1)
+    two.ports[1].close()
+    with contextlib.ExitStack() as stack:
+        if not ended:  # stopped: the kernel accepts connections for it
+            port = int(two.peers[0].addresses[1].rpartition(":")[2])
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert text in two.members[0].leave(60.0 if ended else 0.1)
+
+
+def test_leaving_waits_for_one_that_runs(cluster, caplog):
+    """The first worker may be writing a model, for longer than `Timeouts.shutdown`."""
+    two = cluster(2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        left = pool.submit(two.members[0].leave, 0.05)
+        while "waits for the others" not in caplog.text:
+            assert not left.done()
+            time.sleep(0.01)
+        two.records[1].is_leaving = True
+        assert left.result(60) is None
+    assert not two.members[0].is_broken
+    assert "worker 1: it has begun 0 steps" in caplog.text
+
+
+def test_leaving_ends_all_where_another_waits_for_this_process(cluster):
+    """A loop whose data end early: both would wait for ever."""
+    two = cluster(2)
+    two.take((8,), (8,))
+    two.records[1].begin(("train", ((8,),)))
+    with two.records[1].pending.together():
+        assert two.members[0].leave(60.0) is None
+    assert [record.word for record in two.records] == [
+        "All workers must take the same steps until all are done. Received: worker 0 of 2 has come to the "
+        "end of its program after 1 steps; worker 1: it has begun 2 steps, the last: train on (8,). Give "
+        "every worker the same number of batches, let all leave a loop after the same step, and call "
+        "`evaluate` and the like on every worker, not on the chief alone."
+    ] * 2
+
+
+def test_leaving_waits_for_steps_that_both_have_begun(cluster, monkeypatch):
+    monkeypatch.setattr("unisono.cluster.liveness._peer_monitor._STUCK", 0.05)
+    two = cluster(2)
+    two.take((8,), (8,))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with two.records[1].pending.together():
+            left = pool.submit(two.members[0].leave, 60.0)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                left.result(0.5)
+        two.records[1].is_leaving = True
+        assert left.result(60) is None
+
+
+def test_a_new_step_is_not_waited_for_where_another_has_come_to_its_end(cluster):
+    two = cluster(2)
+    two.records[1].is_leaving = True
+    with pytest.raises(
+        ClusterError,
+        match=r"Received: worker 0 of 2 begins step 1, train on \(3,\); worker 1 has come to the end of its "
+        r"program after 0 steps\. Give every worker the same number",
+    ):
+        two.members[0].begin("train", [np.zeros(3)])
+    assert two.members[1].is_broken
+
+
+@pytest.mark.parametrize("other", ["step", "end"])
+def test_a_call_on_the_chief_alone_is_an_error_at_once(cluster, other):
+    two = cluster(2)
+    if other == "step":
+        two.records[1].begin(("train", ((8,),)))
+    else:
+        two.records[1].is_leaving = True
+    with pytest.raises(ClusterError, match=r"a call of `evaluate`.*on every worker, not on the chief alone"):
+        two.members[0].begin_call("evaluate")
+
+
+def test_calls_that_differ_are_compared_with_their_arguments_later(cluster):
+    two = cluster(2)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(m.begin_call, n) for m, n in zip(two.members, ("fit", "predict"), strict=True)]
+        assert [call.result(60) for call in calls] == [None, None]
+    assert not any(member.is_broken for member in two.members)
+
+
+def test_a_file_is_waited_for_until_it_is_there(cluster):
+    two = cluster(2)
+    waiting = threading.Thread(target=two.members[1].wait_for_file, args=("m.keras",))
+    waiting.start()
+    assert waiting.is_alive()
+    two.records[0].saved("m.keras")
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_a_file_that_the_first_worker_does_not_write_is_not_waited_for(cluster, caplog):
+    """As in TensorFlow's tutorial, where the others write to places of their own."""
+    two = cluster(2)
+    two.records[0].saved("chief/m.keras")
+    two.records[0].meetings += 1
+    two.members[1].wait_for_file("worker-1/m.keras")
+    assert not caplog.records
+    two.ports[0].close()
+    two.records[1].meetings += 1
+    two.members[1].wait_for_file("m.keras")
+    assert "may not have written m.keras: its process has ended" in caplog.text
+
+
+# --- the way to JAX' service
+
+
+def test_a_relay_passes_on_and_stays_open():
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        relay = CoordinatorProxy(f"127.0.0.1:{service.getsockname()[1]}")
+        host, _, port = relay.address.rpartition(":")
+        near = socket.create_connection((host, int(port)))
+        far, _ = service.accept()
+        near.sendall(b"question")
+        assert far.recv(100) == b"question"
+        far.sendall(b"answer")
+        assert near.recv(100) == b"answer"
+        # The service dies: nothing is heard of it, and what is said to it is lost.
+        far.close()
+        for _ in range(3):
+            near.sendall(b"again")
+        near.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            near.recv(1)
+        near.close()
+        relay.close()
+
+
+def test_a_relay_hangs_up_when_this_process_does():
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        relay = CoordinatorProxy(f"127.0.0.1:{service.getsockname()[1]}")
+        host, _, port = relay.address.rpartition(":")
+        socket.create_connection((host, int(port))).close()
+        far, _ = service.accept()
+        assert far.recv(1) == b""
+        far.close()
+        relay.close()

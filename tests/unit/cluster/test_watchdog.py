@@ -1,0 +1,192 @@
+"""The thread that looks out for the others: real sockets, several processes' ports in one process."""
+
+import itertools
+import socket
+import threading
+
+import pytest
+
+from unisono.cluster.liveness._in_flight import InFlight
+from unisono.cluster.liveness._peer_monitor import PeerMonitor
+from unisono.cluster.liveness._status import WorkerStatus
+from unisono.cluster.liveness._status_server import (
+    AbsentError,
+    EndedError,
+    Peers,
+    StatusServer,
+    UnreachableError,
+)
+from unisono.cluster.liveness._watchdog import PeerWatchdog
+
+#: Between two looks, and for an answer.
+SECONDS = 0.1
+#: For what must come, on a busy machine.
+PATIENCE = 30.0
+
+
+class Token:
+    def __init__(self):
+        self.ready = False
+
+    def is_ready(self):
+        return self.ready
+
+
+class Machine:
+    """Takes part in TCP as one that is there, stopped, or gone."""
+
+    def __init__(self, kind):
+        self._filling = []
+        self.record = WorkerStatus()
+        if kind == "here":
+            self.presence = StatusServer("127.0.0.1", self.record, "x")
+            self.port = self.presence.port
+            return
+        self.presence = None
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=0 if kind == "gone" else 16)
+        self.port = self._listener.getsockname()[1]
+        if kind == "ended":
+            self._listener.close()
+        # Linux answers no further call when nobody takes those that wait: as if nobody were there.
+        while kind == "gone" and not self._is_gone():
+            pass
+
+    def _is_gone(self):
+        sock = socket.socket()
+        sock.settimeout(0.2)
+        try:
+            sock.connect(("127.0.0.1", self.port))
+        except TimeoutError:
+            sock.close()
+            return True
+        self._filling.append(sock)
+        return False
+
+    def close(self):
+        if self.presence is not None:
+            self.presence.close()
+        else:
+            self._listener.close()
+        for sock in self._filling:
+            sock.close()
+
+
+@pytest.fixture
+def watched():
+    """A function that starts a lookout beside machines of some kinds, and gives what it was told."""
+    opened = []
+
+    def start(*kinds):
+        machines = [Machine(kind) for kind in kinds]
+        record = WorkerStatus()
+        addresses = ("127.0.0.1:1", *(f"127.0.0.1:{m.port}" for m in machines))
+        names = tuple(f"worker {i}" for i in range(len(addresses)))
+        attendance = PeerMonitor(record, Peers(0, addresses, names, "x", SECONDS), 5.0)
+        pending, ended, words = InFlight(), threading.Event(), []
+
+        def end(word):
+            words.append(word)
+            ended.set()
+
+        opened.extend([PeerWatchdog(attendance, pending, SECONDS, end), *machines])
+        start.machines = machines
+        return attendance, pending, ended, words
+
+    yield start
+    for thing in opened:
+        thing.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("gone", UnreachableError), ("stopped", AbsentError), ("ended", EndedError)]
+)
+def test_how_a_process_is_absent(watched, kind, error):
+    attendance, *_ = watched(kind)
+    assert type(attendance.absent()[1]) is error
+
+
+@pytest.mark.parametrize("kind", ["program", "message"])
+def test_who_waits_for_a_machine_that_is_gone_ends_and_tells_the_others(watched, kind):
+    attendance, pending, ended, words = watched("gone", "here")
+    if kind == "program":
+        pending.started(Token())
+        assert ended.wait(PATIENCE)
+    else:
+        with pending.together():
+            assert ended.wait(PATIENCE)
+    assert "worker 0 of 3 lost worker 1: it gives no sign of life within 0.1 s" in words[0]
+    assert "its machine cannot be reached" in words[0]
+    assert "worker 2" not in words[0]
+    assert attendance.record.word == words[0]
+
+
+def test_the_others_hear_it(watched):
+    attendance, *_ = watched("gone", "here")
+    attendance.lost({1: attendance.absent()[1]})
+    assert attendance.record.word.count("worker 0 of 3 lost worker 1: ") == 1
+    assert watched.machines[1].record.word == attendance.record.word
+
+
+def test_who_was_told_why_all_end_and_still_waits_ends(watched):
+    attendance, pending, ended, words = watched("here")
+    attendance.record.word = "Somebody is gone."
+    pending.started(Token())
+    assert ended.wait(PATIENCE)
+    assert words == ["Somebody is gone."]
+
+
+@pytest.mark.parametrize("kind", ["here", "stopped", "ended"])
+def test_nobody_ends_for_one_whose_machine_is_there(watched, kind, caplog):
+    """It may be busy; and the end of a process is seen by the collective itself."""
+    _, pending, ended, words = watched(kind)
+    with caplog.at_level("WARNING", "unisono"):
+        pending.started(Token())
+        assert not ended.wait(15 * SECONDS)
+    assert not words
+    # Once, and only of one that does not answer.
+    named = [r.getMessage() for r in caplog.records if "Waiting for worker 1" in r.getMessage()]
+    assert len(named) == (kind != "here")
+
+
+def test_as_long_as_something_goes_on_nobody_is_asked(watched, monkeypatch):
+    attendance, pending, ended, _ = watched("gone")
+    asked, programs = [], itertools.count()
+    monkeypatch.setattr(attendance, "absent", lambda: asked.append(1) or {})
+    # Another one at each look.
+    monkeypatch.setattr(InFlight, "waits_for", property(lambda self: next(programs)))
+    assert not ended.wait(10 * SECONDS)
+    monkeypatch.undo()
+    monkeypatch.setattr(attendance, "absent", lambda: asked.append(1) or {})
+    done = Token()
+    done.ready = True
+    pending.started(done)
+    assert not ended.wait(5 * SECONDS)
+    assert next(programs) > 3
+    assert not asked
+
+
+def test_a_token_that_was_taken_over_is_done():
+    class Deleted:
+        def is_ready(self):
+            raise RuntimeError("Array has been deleted")
+
+    pending = InFlight()
+    pending.started(Deleted())
+    assert pending.waits_for is None
+
+
+def test_a_program_beside_the_steps_is_waited_for_although_a_later_step_is_done():
+    """A check of weights runs beside steps of which none may need the others."""
+    pending, beside, step = InFlight(), Token(), Token()
+    pending.started_beside(beside)
+    pending.started(step)
+    step.ready = True
+    first = pending.waits_for
+    assert first is not None
+    further = Token()
+    pending.started_beside(further)
+    assert pending.waits_for == first
+    beside.ready = True
+    assert pending.waits_for not in (None, first)
+    further.ready = True
+    assert pending.waits_for is None

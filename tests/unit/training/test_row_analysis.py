@@ -1,0 +1,136 @@
+"""What a function does with rows: each claim of the reading against what the function computes."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+from unisono.training.replica._row_analysis import RowUse, row_uses
+
+ops = keras.ops
+APART, SUM, MEAN, NONE, MIXED = (RowUse[n] for n in ("APART", "SUM", "MEAN", "NONE", "MIXED"))
+
+#: For functions of `y` and `p`, of shape (rows, 5).
+FUNCTIONS = {
+    "squares": (APART, lambda y, p: ops.mean(ops.square(y - p), axis=-1)),
+    "norm": (APART, lambda y, p: ops.norm(y - p, axis=-1)),
+    "softmax": (APART, lambda y, p: ops.softmax(p)),
+    "sort": (APART, lambda y, p: ops.sort(p, axis=-1)),
+    "largest": (APART, lambda y, p: ops.top_k(p, 2)[0]),
+    "cumulated": (APART, lambda y, p: ops.cumsum(p, axis=1)),
+    "column": (APART, lambda y, p: p[:, 0] - y[:, 1]),
+    "reversed columns": (APART, lambda y, p: p[:, ::-1]),
+    "chosen": (APART, lambda y, p: ops.take_along_axis(p, ops.argmax(y, axis=-1, keepdims=True), axis=-1)),
+    "where": (APART, lambda y, p: ops.where(y > 0, p, -p)),
+    "vmap": (APART, lambda y, p: jax.vmap(lambda a, b: jnp.sum(a * jnp.tanh(b)))(y, p)),
+    "scan over columns": (APART, lambda y, p: jax.lax.scan(lambda c, x: (c * 0.9 + x, c), p[:, 0], p.T)[0]),
+    "product with a matrix": (APART, lambda y, p: p @ np.arange(15.0, dtype="f4").reshape(5, 3)),
+    "table": (APART, lambda y, p: jnp.take(np.arange(9.0, dtype="f4"), jnp.argmax(p, axis=-1), axis=0)),
+    "convolution": (APART, lambda y, p: ops.conv(p[..., None], np.ones((3, 1, 2), "f4"))),
+    "pooling": (APART, lambda y, p: keras.layers.MaxPooling1D(2)(p[..., None])),
+    "written into a column": (APART, lambda y, p: p.at[:, 1].set(y[:, 0])),
+    "branch": (APART, lambda y, p: jax.lax.cond(p.shape[1] > 3, lambda q: q * 2, lambda q: q, p)),
+    "mean": (MEAN, lambda y, p: ops.mean(ops.square(y - p))),
+    "two means": (MEAN, lambda y, p: ops.mean(ops.square(y - p)) + 0.1 * ops.mean(ops.abs(p)) + 3.0),
+    "divided by the rows": (MEAN, lambda y, p: ops.sum(y - p) / ops.cast(ops.shape(y)[0], "float32")),
+    "divided before": (MEAN, lambda y, p: ops.sum(ops.abs(y - p) / y.shape[0])),
+    "divided by a count": (MEAN, lambda y, p: ops.divide_no_nan(ops.sum(y * p), ops.sum(ops.ones_like(p)))),
+    "divided by the size": (MEAN, lambda y, p: ops.sum(y * p) / ops.size(p)),
+    "share of hits": (MEAN, lambda y, p: ops.mean(ops.cast(ops.argmax(p, -1) == 2, "float32"))),
+    "mean of columns": (MEAN, lambda y, p: ops.mean(y * p, axis=0)),
+    "sum": (SUM, lambda y, p: ops.sum(ops.abs(y - p))),
+    "sum over a number": (SUM, lambda y, p: ops.sum(ops.abs(y - p)) / 32),
+    "product over rows": (SUM, lambda y, p: ops.vdot(ops.ravel(y), ops.ravel(p))),
+    "einsum": (SUM, lambda y, p: ops.einsum("ij,ij->", y, p)),
+    "covariance": (SUM, lambda y, p: ops.transpose(y) @ p),
+    "histogram": (SUM, lambda y, p: ops.segment_sum(p, ops.argmax(y, -1), num_segments=5)),
+    "constant": (NONE, lambda y, p: ops.ones(()) * 3.0),
+    "root of a mean": (MIXED, lambda y, p: ops.sqrt(ops.mean(ops.square(y - p)))),
+    "mean and sum": (MIXED, lambda y, p: ops.mean(ops.square(y - p)) + 0.1 * ops.sum(ops.abs(p))),
+    "weighted mean": (MIXED, lambda y, p: ops.sum(y * p) / ops.sum(y)),
+    "sum and constant": (MIXED, lambda y, p: ops.sum(y * p) + 1.0),
+    "pairs": (MIXED, lambda y, p: ops.logsumexp(p @ ops.transpose(p), axis=1)),
+    "neighbours": (MIXED, lambda y, p: ops.relu(1 - ops.abs(p - ops.roll(p, 1, axis=0)))),
+    "deviation": (MIXED, lambda y, p: ops.std(p)),
+    "centered": (MIXED, lambda y, p: p - ops.mean(p, axis=0)),
+    "largest of all": (MIXED, lambda y, p: ops.max(p)),
+    "sorted rows": (MIXED, lambda y, p: ops.sort(p, axis=0)),
+    "softmax over rows": (MIXED, lambda y, p: ops.softmax(p, axis=0)),
+    "first row": (MIXED, lambda y, p: p[0]),
+    "numbered rows": (MIXED, lambda y, p: p * ops.arange(p.shape[0], dtype="float32")[:, None]),
+    "logarithm of the rows": (MIXED, lambda y, p: ops.mean(p) * np.log(y.shape[0])),
+    "another function for few rows": (MIXED, lambda y, p: ops.tanh(p) if len(p) < 5 else p),
+    "reshaped across rows": (MIXED, lambda y, p: ops.reshape(p, (5, -1))),
+    "scan over rows": (MIXED, lambda y, p: jax.lax.scan(lambda c, x: (c + x, c), p[0], p)[1]),
+    "hidden in a loop": (MIXED, lambda y, p: jax.lax.fori_loop(0, 3, lambda i, q: q + q.mean(0), p)),
+    "outer difference": (MIXED, lambda y, p: ops.mean(ops.abs(p[:, None] - p[None]))),
+    "transformed": (MIXED, lambda y, p: jnp.abs(jnp.fft.fft(p, axis=0))),
+}  # fmt: skip
+
+
+def data(rows):
+    rng = np.random.default_rng(rows)
+    return [rng.normal(size=(rows, 5)).astype("f4") for _ in range(2)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_reading(name):
+    expected, fn = FUNCTIONS[name]
+    assert set(row_uses(fn, tuple(data(4)), 4, 8)) == {expected}
+    whole, parts = _computed(fn)
+    if expected is APART:
+        np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-6)
+    if expected in (MEAN, NONE):
+        np.testing.assert_allclose(np.mean(parts, axis=0), whole, rtol=1e-5, atol=1e-6)
+    if expected is SUM:
+        np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-5, atol=1e-5)
+
+
+def _computed(fn):
+    y, p = data(8)
+    whole = fn(jnp.asarray(y), jnp.asarray(p))
+    return whole, [np.asarray(fn(jnp.asarray(y[i : i + 4]), jnp.asarray(p[i : i + 4]))) for i in (0, 4)]
+
+
+#: Keras' losses in which rows meet: the whole batch's sums, pairs, or a look at all labels at once.
+MEETING = {"Circle", "Dice", "Tversky", "Hinge", "SquaredHinge"}
+LOSSES = {
+    name: cls
+    for name, cls in vars(keras.losses).items()
+    if inspect.isclass(cls) and issubclass(cls, keras.Loss) and cls is not keras.Loss
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_keras(name):
+    loss = LOSSES[name](reduction="none")
+    y, p = data(4)
+    if name.startswith("Sparse") or name in ("Circle", "CategoricalGeneralizedCrossEntropy"):
+        y = np.arange(4, dtype="i4")
+    if name == "CTC":
+        y, p = np.ones((4, 2), "i4"), np.zeros((4, 6, 5), "f4")
+    expected = MIXED if name in MEETING else APART
+    assert row_uses(loss, (y, p), 4, 8) == [expected]
+
+
+def test_random_numbers_of_a_row_are_its_own():
+    def noisy(p):
+        return p + jax.random.normal(jax.random.key(0), p.shape)
+
+    assert row_uses(noisy, (data(4)[0],), 4, 8) == [APART]
+
+
+def test_values_around_the_function_do_not_depend_on_rows():
+    def outer(weights, p):
+        return row_uses(lambda p: p @ weights, (jnp.zeros((4, 5)),), 4, 8)[0]
+
+    found = []
+    jax.eval_shape(lambda w: found.append(outer(w, None)), jnp.zeros((5, 2)))
+    assert found == [APART]
+
+
+def test_scalars_are_the_same_for_all_rows():
+    assert row_uses(lambda a, b: a * b, (data(4)[0], np.float32(2.0)), 4, 8) == [APART]

@@ -1,0 +1,168 @@
+"""What a step costs between workers; run by every worker of a cluster (`tests/cluster/test_contract.py`)."""
+
+import random
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
+from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
+from unisono.training.trainer import _trainer_step
+
+pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
+
+
+def program_of(batch_normalization=False):
+    """The compiled training step of a model with two metrics."""
+    keras.utils.set_random_seed(1)
+    strategy = mirrored(None)
+    with strategy.scope():
+        model = mlp(*([keras.layers.BatchNormalization()] if batch_normalization else []))
+        model.compile("adam", crossentropy(), metrics=["accuracy"])
+    x, y = digits()
+    rows = 8 * strategy.num_replicas_in_sync
+    model.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
+    strategy = unisono.training._bind.strategy_of(model)
+    parts = tuple(
+        [v.value for v in part] for part in _trainer_step.variables_of(model, _trainer_step.TrainerTask.TRAIN)
+    )
+    (program,) = model.train_function._programs.values()
+    state = strategy.mesh.put(parts, strategy.mesh.replicated)
+    (group,) = model.train_function._groups.values()
+    group.begin()
+    group.added((x[:rows], y[:rows], None))
+    data = (strategy.mesh.put_own(np.int32(1)), group.placed())
+    return program.lower(state, data).compile(), strategy.num_replicas_in_sync
+
+
+#: Once in a program of several steps: how many steps the next one shall have.
+WISH = 1
+
+
+def messages(compiled):
+    names = ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all")
+    found = {n: len(re.findall(rf" {n}(?:-start)?\(", compiled.as_text())) for n in names}
+    return {n: count for n, count in found.items() if count}
+
+
+def test_gradients_and_metrics_are_one_message(monkeypatch):
+    """A round for each doubling of distance; XLA's own all-reduce where replicas are no power of two."""
+    together, replicas = program_of()
+    rounds = replicas.bit_length() - 1
+    is_power = not replicas & (replicas - 1)
+    in_program = {"all-reduce": WISH}
+    assert messages(together) == (
+        {"collective-permute": rounds, **in_program} if is_power else {"all-reduce": 1 + WISH}
+    )
+    monkeypatch.setattr(_trainer_step, "can_join", lambda model: False)
+    apart, _ = program_of()
+    if is_power:
+        assert messages(apart) == {"collective-permute": 2 * rounds, **in_program}
+    # Traced twice, computed once.
+    products = [len(re.findall(r" dot\(", compiled.as_text())) for compiled in (together, apart)]
+    assert products[0] == products[1] > 0
+
+
+def test_moving_statistics_take_one_more():
+    compiled, replicas = program_of(batch_normalization=True)
+    if not replicas & (replicas - 1):
+        rounds = replicas.bit_length() - 1
+        assert messages(compiled) == {"collective-permute": 2 * rounds, "all-reduce": WISH}
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
+
+
+def rows_of(dataset):
+    """What all replicas get of each batch, and how many rows that are in all."""
+    strategy = mirrored(None)
+    got = []
+    for batch in strategy.distribute_dataset(dataset):
+        got.append(np.ravel(strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)))
+    return [g.tolist() for g in got]
+
+
+def test_workers_shuffle_alike_without_a_seed_and_no_row_is_lost():
+    random.seed(mirrored(None).worker_index)  # each would draw another order
+    batches = rows_of(Dataset.range(50).shuffle(50).batch(12))
+    assert [len(b) for b in batches] == [12, 12, 12, 12, 2]
+    assert sorted(flat(batches)) == list(range(50))
+    assert flat(batches) != list(range(50))
+
+
+def policy(name):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return options
+
+
+def test_files_are_divided_and_their_batches_joined(tmp_path):
+    """Files of unequal length: when a worker has read its own, the others go on."""
+    workers = mirrored(None).num_workers
+    for i in range(workers + 1):
+        (tmp_path / f"{i}.txt").write_text("".join(f"{10 * i + j}\n" for j in range(3 + 2 * i)))
+    files = Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
+    numbers = files.interleave(TextLineDataset, cycle_length=1).map(np.int64)
+    batches = rows_of(numbers.batch(2 * workers).with_options(policy("FILE")))
+    expected = [10 * i + j for i in range(workers + 1) for j in range(3 + 2 * i)]
+    assert sorted(flat(batches)) == expected
+    assert len(batches[0]) == 2 * workers
+
+
+@pytest.mark.parametrize("source", ["batch", "generator"])
+def test_data_sharded_by_hand_are_all_used(source):
+    """Each worker has its own rows; of each of its batches, its part goes into a step."""
+    strategy = mirrored(None)
+    workers, index = strategy.num_workers, strategy.worker_index
+    own = Dataset.range(4 * workers**2).shard(workers, index)
+    if source == "batch":
+        data = own.batch(2 * workers)
+    else:
+        batches = list(own.batch(2 * workers))
+        data = Dataset.from_generator(lambda: iter(batches))
+    batches = rows_of(data.with_options(policy("OFF")))
+    assert sorted(flat(batches)) == list(range(4 * workers**2))
+    assert [len(b) for b in batches] == [2 * workers] * 2 * workers
+    assert sorted(batches[0]) == list(range(2 * workers))
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_distributed_data_of_a_function_train_in_fit():
+    strategy = mirrored(None)
+    replicas = strategy.num_replicas_in_sync
+    x = np.arange(7 * replicas, dtype="f4")[:, None]
+
+    def own(context):
+        rows = Dataset.from_tensor_slices((x, x)).shard(
+            context.num_input_pipelines, context.input_pipeline_id
+        )
+        return rows.batch(context.get_per_replica_batch_size(replicas))
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    data = strategy.distribute_datasets_from_function(own)
+    (loss,) = model.fit(data, verbose=0).history["loss"]
+    np.testing.assert_allclose(loss, (x**2).mean(), rtol=1e-5)
+    assert [s.shape for s in data.element_spec[0].values] == [(None, 1)] * len(strategy.mesh.local_replicas)
+
+
+# Keras' word about a data set whose size nobody knows.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
+    def hinted():
+        return Dataset.range(24).shard(SHARD_HINT, SHARD_HINT).map(lambda i: np.float32([i]))
+
+    def trained(dataset):
+        keras.utils.set_random_seed(1)
+        with mirrored(None).scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1e-4), "mse")
+        return model.fit(dataset.map(lambda x: (x, x)).batch(24), epochs=2, verbose=0).history["loss"]
+
+    whole = Dataset.range(24).map(lambda i: np.float32([i]))
+    np.testing.assert_allclose(trained(hinted().with_options(policy("HINT"))), trained(whole), rtol=1e-5)

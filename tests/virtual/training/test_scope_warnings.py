@@ -1,0 +1,77 @@
+"""Training beside the strategy, or beside the cluster, is one warning."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono.training import _scope_warnings
+
+TWO = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+X = np.ones((4, 2), "float32")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(_scope_warnings, "_said", set())
+    monkeypatch.setattr(_scope_warnings, "_unused", type(_scope_warnings._unused)())
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def fit(times=2):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="m")
+    model.compile("sgd", "mse")
+    for _ in range(times):
+        model.fit(X, X[:, :1], verbose=0)
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "unisono" and r.levelname == "WARNING"]
+
+
+def test_a_scope_that_is_never_entered_is_one_warning(caplog):
+    strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    fit()
+    (text,) = warnings(caplog)
+    assert f"`fit` of 'm' computes without a strategy: the scope of {strategy!r}" in text
+    assert "with strategy.scope():" in text
+
+
+def test_a_used_strategy_and_a_model_beside_it_are_none(caplog):
+    strategies = [unisono.MirroredStrategy(["cpu:0", "cpu:1"]) for _ in range(2)]
+    with strategies[0].scope():
+        fit(1)
+    strategies[1].run(lambda: 1)
+    fit(1)
+    assert warnings(caplog) == []
+
+
+def test_one_worker_of_several_that_trains_alone_is_one_warning(caplog, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(TWO))
+    with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        fit()
+    (text,) = warnings(caplog)
+    assert "TF_CONFIG names 2 workers: each runs the whole program by itself" in text
+    assert "MirroredStrategy(cpu:0, cpu:1) has the devices of one process" in text
+    assert "unisono.MultiWorkerMirroredStrategy()" in text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "job", "count"),
+    [
+        ({"worker": ["a:1", "b:1"]}, "worker", 2),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 2),
+        ({"worker": ["a:1", "b:1"]}, "evaluator", 0),
+        ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "worker", 0),
+        ({"worker": ["a:1"]}, "worker", 1),
+    ],
+)
+def test_who_should_train_together(cluster, job, count):
+    config = {"cluster": cluster, "task": {"type": job, "index": 0}}
+    assert _scope_warnings.workers_named({"TF_CONFIG": json.dumps(config)}) == count
+
+
+def test_a_cluster_that_cannot_be_read_is_no_affair_of_fit():
+    assert _scope_warnings.workers_named({"TF_CONFIG": "{"}) == 0
