@@ -71,7 +71,7 @@ def test_the_users_functions_between_are_kept(capsys, monkeypatch):
 
 def test_other_errors_are_shown_whole(capsys):
     text = shown(capsys, lambda: unisono.Variable("not a number"))
-    assert "_distributed.py" in text
+    assert "_variable.py" in text
     assert "UNISONO_TRACEBACK" not in text
 
 

@@ -17,9 +17,9 @@ from unisono.checkpoint import (
     CheckpointManager,
     PreemptionCheckpointHandler,
     TerminationConfig,
-    _preemption,
 )
-from unisono.checkpoint.preemption._handler import Alone, PreemptionNotice, StepTiming, wants_save
+from unisono.checkpoint.preemption import _handler
+from unisono.checkpoint.preemption._handler import LocalConsensus, PreemptionNotice, StepTiming, wants_save
 from unisono.cluster_resolver import SimpleClusterResolver
 from unisono.experimental import PreemptionWatcher
 
@@ -48,8 +48,8 @@ def test_a_word_is_acted_upon_at_once_and_again_before_the_end(now, noticed_at, 
 
 
 def test_one_process_agrees_with_itself():
-    assert Alone().agree(7, False) is None
-    assert Alone().agree(7, True) == 7
+    assert LocalConsensus().agree(7, False) is None
+    assert LocalConsensus().agree(7, True) == 7
 
 
 def test_the_first_word_counts():
@@ -82,7 +82,7 @@ def test_the_pace_forgets_the_step_that_compiled_and_leaves_saves_out_of_steps()
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(_preemption.time, "monotonic", clock)
+    monkeypatch.setattr(_handler.time, "monotonic", clock)
     return clock
 
 
@@ -174,9 +174,7 @@ def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):
     resolver = SimpleClusterResolver(
         unisono.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
     )
-    monkeypatch.setattr(
-        _preemption, "make_agreement", lambda given: OneLater() if given is resolver else None
-    )
+    monkeypatch.setattr(_handler, "make_consensus", lambda given: OneLater() if given is resolver else None)
     config = TerminationConfig(exit_fn=lambda: ended.append(int(value)))
     checkpoint = Checkpoint(value=value)
     with PreemptionCheckpointHandler(resolver, checkpoint, tmp_path, config) as handler:
@@ -230,7 +228,7 @@ def wait_for(condition, seconds=60):
 
 
 def test_a_thread_asks_the_users_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_preemption, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_handler, "_POLL_SECONDS", 0.01)
     before, answers = signal.getsignal(signal.SIGTERM), iter([False, False, True])
     value = keras.Variable(0)
     with handler_of(tmp_path, value, termination_watcher_fn=lambda: next(answers)) as handler:
@@ -250,7 +248,7 @@ def test_an_error_of_the_users_function_is_raised_by_the_next_step(tmp_path):
 
 
 def test_closing_ends_the_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(_preemption, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_handler, "_POLL_SECONDS", 0.01)
 
     def polling():
         return [t for t in threading.enumerate() if t.name == "unisono-preemption"]
