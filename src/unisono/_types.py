@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-#: A nested structure of arrays, as `jax.tree` takes it: an array alone, tuples, lists and dicts of them, None.
+#: A nested structure of arrays, as `jax.tree` takes it: an array, tuples, lists and dicts of them, or None.
 PyTree: TypeAlias = Any
 
 #: Whatever becomes an array: a NumPy or JAX array, a Python number, nested lists of numbers.

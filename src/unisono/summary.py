@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._errors import ContextError, InvalidArgumentError
-from unisono._summaries import (
+from unisono._summary._recording import (
     Constant,
     Nowhere,
     SummaryWriter,
@@ -65,7 +65,7 @@ def create_file_writer(
                 f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Leave it out "
                 "for the default."
             )
-    from unisono._events import EventFile
+    from unisono._summary._event_files import EventFile
 
     return SummaryWriter(EventFile(os.fspath(logdir), max_queue, flush_millis / 1000))
 

@@ -15,7 +15,7 @@ DOORS = {
     "import zmq": ["ps._transport"],
     "import jax.distributed": ["cluster._distributed"],
     "import keras.src": [],
-    "import tensorboard": ["_events"],
+    "import tensorboard": ["_summary._event_files"],
     "import orbax": ["checkpoint._arrays"],
     "import h5py": ["evaluator._restoring"],
     "import subprocess": ["cli", "testing"],

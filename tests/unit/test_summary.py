@@ -72,7 +72,7 @@ def test_histograms_are_tensorboards():
     from tensorboard.plugins.histogram.summary_v2 import histogram_pb
     from tensorboard.util import tensor_util
 
-    from unisono._events import histogram
+    from unisono._summary._event_files import histogram
 
     normal = np.random.default_rng(1).normal(size=1000)
     for data in (normal, np.full(7, 2.5), np.array([]), np.array([-1.0, 1.0])):
@@ -82,7 +82,7 @@ def test_histograms_are_tensorboards():
 
 
 def test_histograms_leave_out_what_is_not_finite():
-    from unisono._events import histogram
+    from unisono._summary._event_files import histogram
 
     assert histogram([np.nan, 1.0, np.inf], 2)[:, 2].tolist() == [0.0, 1.0]
 
@@ -203,7 +203,7 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(tmp_path):
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('tensorflow was imported')")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from unisono import _events; import numpy as np\n"
+        "from unisono._summary import _event_files as _events; import numpy as np\n"
         f"f = _events.EventFile({str(tmp_path / 'logs')!r}, 10, 1.0)\n"
         "f.add('scalar', 'x', 1, 2.0); f.add('image', 'i', 1, np.zeros((1, 2, 2, 1)))\n"
         "f.add('histogram', 'h', 1, [1.0]); f.add('text', 't', 1, 'x'); f.close()\n"

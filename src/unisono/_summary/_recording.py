@@ -29,7 +29,7 @@ from unisono.step._program import current_frame
 
 
 class Sink(Protocol):
-    """Where a writer's values go: `unisono._events.EventFile`, or nowhere."""
+    """Where a writer's values go: `unisono._summary._event_files.EventFile`, or nowhere."""
 
     def add(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
         """Write one value."""

@@ -1,0 +1,1 @@
+"""What `unisono.summary` writes: event files, and how records reach them."""
