@@ -75,7 +75,7 @@ class Guard:
     def __init__(self, mark: str) -> None:
         # Without site packages, by itself: it starts in hundredths of a second.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "_guard.py"), mark],
+            [sys.executable, "-I", "-S", str(_HERE / "_orphan_reaper.py"), mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
