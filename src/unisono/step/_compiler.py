@@ -1,10 +1,9 @@
-"""From a pure step to a compiled one: jit with donation, a cache by signature, bounded run-ahead."""
+"""The compiled steps of users' functions: the variables they carry, and a cache by signature."""
 
 from __future__ import annotations
 
 import collections
 import logging
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -12,24 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
-from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._values import PerReplica
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
+from unisono.step._dispatch import CompiledStep
 from unisono.step._explain import explain
 from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
 from unisono.step._identity import identity_of
-from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 
 _LOG = logging.getLogger("unisono")
-
-#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
-#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
-RUN_AHEAD = 16
 
 #: Marks variables that hold the same on all workers. One that has a value for each replica may differ.
 _IS_ALIKE = "_unisono_is_alike"
@@ -37,161 +29,8 @@ _IS_ALIKE = "_unisono_is_alike"
 #: Programs kept for each strategy; the oldest is dropped, with the functions it holds.
 _CACHE_SIZE = 256
 
-#: Calls in which JAX may compile, and starts the program from Python code.
-_CAREFUL_CALLS = 3
-
 #: After so many programs for one function the log says why.
 _MANY_PROGRAMS = 8
-
-
-class RunAhead:
-    """Holds the host back when it is too many steps ahead of the devices.
-
-    Args:
-        limit: how many unfinished steps are allowed.
-    """
-
-    def __init__(self, limit: int = RUN_AHEAD) -> None:
-        self._limit = limit
-        self._tokens: collections.deque[Any] = collections.deque()
-        self._heart = Heartbeat.from_environ()
-        self.waits = 0
-
-    def started(self, token: Any) -> None:
-        """Note a step that was started; wait for the one `limit` steps before it.
-
-        Args:
-            token: an output of the step that nothing donates.
-        """
-        self._tokens.append(token)
-        IN_FLIGHT.started(token)
-        self._heart.beat()
-        if len(self._tokens) > self._limit:
-            oldest = self._tokens.popleft()
-            self.waits += not oldest.is_ready()
-            # Also where it is ready: a step that failed is, and raises its error here.
-            oldest.block_until_ready()
-
-
-_RUN_AHEAD: dict[Any, RunAhead] = {}
-
-
-def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
-    """The bound that all programs on the devices of `mesh` share."""
-    return _RUN_AHEAD.setdefault(mesh, RunAhead())
-
-
-class CompiledStep:
-    """A pure function compiled for a mesh, with its state donated.
-
-    Args:
-        fn: from `(donated, kept)` to `(outputs, state)`; both pytrees of arrays.
-        mesh: the devices.
-        state_shardings: where the new state goes; a pytree prefix, or None.
-        in_specs: with `out_specs`, run `fn` in `jax.shard_map`: once per replica.
-        out_specs: the counterpart for `(outputs, state)`.
-    """
-
-    def __init__(
-        self,
-        fn: Callable[[Any, Any], tuple[Any, Any]],
-        mesh: ReplicaMesh,
-        state_shardings: Any = None,
-        in_specs: Any = None,
-        out_specs: Any = None,
-    ) -> None:
-        self._run_ahead = run_ahead_of(mesh)
-        if in_specs is not None and mesh.num_replicas > 1:
-            fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-        @INTERRUPTS.interruptible
-        def with_token(donated: Any, kept: Any) -> Any:
-            # The token is ready when the step is done; the other outputs may be donated on.
-            with read_by(NOT_IN_A_STEP):
-                return *fn(donated, kept), jnp.zeros((), jnp.int8)
-
-        # A debugged step is run again op by op after a NaN was found, which needs its inputs.
-        self._donates = not any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs"))
-        self._compiled = jax.jit(
-            with_token,
-            donate_argnums=(0,) if self._donates else (),
-            out_shardings=(None, state_shardings, None),
-        )
-        self._careful: float | None = None
-
-    def __call__(self, donated: Any, kept: Any, done: list[Any] | None = None) -> tuple[Any, Any]:
-        """Start the step; returns before it is done.
-
-        Args:
-            donated: the state; deleted when the step starts.
-            kept: what the step only reads.
-            done: becomes `[(outputs, state, token)]` when the step starts, also where an exception such
-                as `KeyboardInterrupt` follows: nothing else holds the state then.
-        """
-        if not self._donates:
-            return self._guarded(donated, kept)
-        done = [] if done is None else done
-        given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
-        # On CPUs the call itself may wait for the other workers.
-        with IN_FLIGHT.together():
-            if self._careful is None or self._careful > 0:
-                self._start_carefully(given, kept_of_one, done)
-            else:
-                # One instruction: Python handles a signal before it or after it.
-                done[:] = map(self._compiled, given, kept_of_one)
-        outputs, state, token = done[0]
-        self._run_ahead.started(token)
-        return outputs, state
-
-    def _start_carefully(self, given: tuple[Any], kept: tuple[Any], done: list[Any]) -> None:
-        """Start the step where JAX does it in Python code: at first, and always if it has side effects."""
-        with INTERRUPTS.put_off():
-            if self._careful is None:
-                effects = self.jaxpr(*given, *kept).effects
-                self._careful = math.inf if effects else _CAREFUL_CALLS
-            done[:] = map(self._compiled, given, kept)
-            self._careful -= 1
-
-    def _guarded(self, donated: Any, kept: Any) -> tuple[Any, Any]:
-        """Run the step and look for NaNs in all that it computed.
-
-        JAX's own guard runs the step again op by op, which never ends inside `shard_map`.
-        """
-        looks_for_infs = getattr(jax.config, "jax_debug_infs")  # noqa: B009 (JAX's types lack it)
-        with jax.debug_nans(False), jax.debug_infs(False):
-            outputs, state, _ = self._compiled(donated, kept)
-            for path, value in jax.tree_util.tree_leaves_with_path((outputs, state)):
-                if not jnp.issubdtype(value.dtype, jnp.inexact):
-                    continue
-                bad = ~jnp.isfinite(value) if looks_for_infs else jnp.isnan(value)
-                if bool(bad.any()):
-                    raise FloatingPointError(
-                        "A step must compute numbers only. Received: NaN in (outputs, state)"
-                        f"{jax.tree_util.keystr(path)}, shape {value.shape}. State is as it was before. "
-                        "Compile the model with `run_eagerly=True` to see the first operation."
-                    )
-        return outputs, state
-
-    def jaxpr(self, donated: Any, kept: Any) -> Any:
-        """The traced program; calling it later with such arguments does not trace it again."""
-        return self._compiled.trace(donated, kept).jaxpr
-
-    def lower(self, donated: Any, kept: Any) -> Any:
-        """JAX's lowered program, for looking into it."""
-        return self._compiled.lower(donated, kept)
-
-
-def _without_aliases(donated: Any, kept: Any) -> Any:
-    """Copy arrays that are donated twice, or donated and kept: two variables may share one array."""
-    leaves, structure = jax.tree.flatten(donated)
-    seen = {id(x) for x in jax.tree.leaves(kept)}
-    if len({id(x) for x in leaves} | seen) == len(leaves) + len(seen):
-        return donated
-    single = []
-    for leaf in leaves:
-        single.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
-        seen.add(id(leaf))
-    return jax.tree.unflatten(structure, single)
 
 
 class Entry:

@@ -16,7 +16,7 @@ from unisono._context import STRATEGY_MARK
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
-from unisono.step._compiler import run_ahead_of
+from unisono.step._dispatch import run_ahead_of
 
 Axis = int | Sequence[int] | None
 

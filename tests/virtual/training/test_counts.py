@@ -12,7 +12,7 @@ import pytest
 import unisono
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
-from unisono.step._compiler import CompiledStep
+from unisono.step._dispatch import CompiledStep
 
 L = keras.layers
 
@@ -62,7 +62,7 @@ def test_the_host_reads_nothing_within_an_epoch():
 
 def collectives(model, x, y):
     strategy = unisono.training._bind.strategy_of(model)
-    task = unisono.training.trainer._trainer_step.Task.TRAIN
+    task = unisono.training.trainer._trainer_step.TrainerTask.TRAIN
     state = jax.device_put(
         tuple(
             [v.value for v in part]

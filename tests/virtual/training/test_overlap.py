@@ -16,7 +16,7 @@ import pytest
 import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
-from unisono.step._compiler import run_ahead_of
+from unisono.step._dispatch import run_ahead_of
 from unisono.training.trainer._batch_placement import BatchPlacer, BatchStager
 
 #: Seconds after which a held step gives up: only a test that fails waits for them.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from unisono._mesh import ReplicaMesh
-from unisono.step._compiler import RUN_AHEAD
+from unisono.step._dispatch import RUN_AHEAD
 
 #: XLA takes a NumPy buffer over without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64

@@ -22,7 +22,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import AXIS
 from unisono.data._batches import check_values, unbatched
-from unisono.step._compiler import CompiledStep
+from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.step._interrupts import INTERRUPTS
 from unisono.training._model_state import hold_state, release_state
