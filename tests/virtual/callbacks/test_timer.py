@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_is_timed_too(tmp_path, watch):
 
 
 def test_an_epoch_without_batches_has_no_speed():
-    assert timer.split_of(timer.Reading(), 3.0) == dict.fromkeys(ADDED, 0.0)
+    assert timer.split_of(timer.HostTimes(), 3.0) == dict.fromkeys(ADDED, 0.0)
 
 
 def test_a_model_of_no_strategy_is_refused():
