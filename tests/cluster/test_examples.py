@@ -15,11 +15,11 @@ NUMBER = r"\d+\.\d+"
 
 #: file: (what it prints at its end, for how many numbers)
 CASES = {
-    "seed_001_multi_worker.py": {"Losses": 5, "Evaluation loss": 1, "Predictions": 1},
-    "seed_004_multi_worker.py": {"Evaluation loss": 2, "Loop": 1},
+    "multi_worker_keras.py": {"Losses": 5, "Evaluation loss": 1, "Predictions": 1},
+    "multi_worker_custom_loop.py": {"Evaluation loss": 2, "Loop": 1},
 }
 #: file: arguments.
-SHORT = {"seed_004_multi_worker.py": ["--epochs", "2"]}
+SHORT = {"multi_worker_custom_loop.py": ["--epochs", "2"]}
 
 
 def run(folder, *command):
@@ -77,7 +77,7 @@ def test_two_workers_by_the_launcher(alone, tmp_path, name):
 
 
 def test_two_workers_by_hand(alone, tmp_path):
-    name = "seed_001_multi_worker.py"
+    name = "multi_worker_keras.py"
     workers = Workers(tmp_path, [str(EXAMPLES / name)])
     assert workers.wait(400) == [0, 0], workers.text()
     assert_same(numbers(workers.logs[0].read_text(), name), alone(name))

@@ -16,11 +16,11 @@ CASES = {
         ["--epochs", "5"],
         [r"held-out digits: (0\.9[789]|1\.0)", "images per second", "digits.png", "5/5"],
     ),
-    "seed_000_overview.py": (
+    "strategies_overview.py": (
         [],
         [r"MirroredStrategy: accuracy 0\.\d+", r"CentralStorageStrategy: accuracy 0\.\d+"],
     ),
-    "seed_003_mirrored_api.py": (
+    "mirrored_variables.py": (
         [],
         [
             r"MirroredVariable:\{\n  0: <unisono.Variable .* numpy=1.0>,\n  1: <",
@@ -28,9 +28,9 @@ CASES = {
             "Resolver: None",
         ],
     ),
-    "seed_004_mirrored.py": ([], ["Number of devices: 2", r"Evaluation accuracy: 0\.9[6789]"]),
-    "seed_004_transfer_learning.py": ([], ["The base is as it was", r"fine-tuning: 0\.[89]"]),
-    "seed_004_practices.py": (
+    "mirrored_fit.py": ([], ["Number of devices: 2", r"Evaluation accuracy: 0\.9[6789]"]),
+    "transfer_learning.py": ([], ["The base is as it was", r"fine-tuning: 0\.[89]"]),
+    "seeds_and_precision.py": (
         [],
         ["one seed are equal: True", "LossScaleOptimizer", r"Too late! .*dense.*kernel", "TPU devices: 2"],
     ),
@@ -58,14 +58,14 @@ def test_example(name, tmp_path):
 
 def test_the_custom_loop_prints_the_losses_of_one_device(tmp_path):
     both = (["--epochs", "2"], ["--epochs", "2", "--one-device"])
-    outputs = [run("seed_004_custom_loop.py", arguments, tmp_path) for arguments in both]
+    outputs = [run("custom_training_loop.py", arguments, tmp_path) for arguments in both]
     lines = [re.findall(r"Epoch.*", output) for output in outputs]
     assert len(lines[0]) == 4
     assert lines[0] == lines[1]
 
 
 def test_the_tutorials_model_gives_the_same_numbers_without_and_with_the_scope(tmp_path):
-    output = run("seed_002_keras_tutorial.py", ["--epochs", "8"], tmp_path)
+    output = run("callbacks_and_checkpoints.py", ["--epochs", "8"], tmp_path)
     for text in ("Number of devices: 2", "Examples: 1500 297", "for epoch 4 is 9.99", "for epoch 8 is 9.99"):
         assert text in output
     weights = [f"ckpt_{epoch:02d}.weights.h5" for epoch in range(1, 9)]
@@ -79,9 +79,9 @@ def test_the_tutorials_model_gives_the_same_numbers_without_and_with_the_scope(t
 
 
 def test_every_example_is_run():
-    own_tests = {"seed_002_keras_tutorial.py", "seed_004_custom_loop.py"}
+    own_tests = {"callbacks_and_checkpoints.py", "custom_training_loop.py"}
     # In tests/cluster/test_examples.py.
-    own_tests |= {"seed_001_multi_worker.py", "seed_004_multi_worker.py"}
+    own_tests |= {"multi_worker_keras.py", "multi_worker_custom_loop.py"}
     # In tests/cluster/test_evaluator.py.
     own_tests |= {"multi_worker_evaluator.py"}
     assert set(CASES) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}

@@ -1,6 +1,6 @@
 """The API page of MirroredStrategy: mirrored variables, and a loop over a distributed dataset.
 
-python examples/seed_003_mirrored_api.py
+python examples/mirrored_variables.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The Keras tutorial of tf.distribute: callbacks, checkpoints, export, reload without and with the scope.
 
-    python examples/seed_002_keras_tutorial.py [--mnist] [--epochs 10]
+    python examples/callbacks_and_checkpoints.py [--mnist] [--epochs 10]
 
 It writes ./training_checkpoints, ./logs (`tensorboard --logdir=logs`) and ./saved_model.
 """

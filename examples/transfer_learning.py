@@ -1,6 +1,6 @@
 """The tutorial's transfer learning: a frozen base, then fine-tuning of its last layers.
 
-    python examples/seed_004_transfer_learning.py
+    python examples/transfer_learning.py
 
 changed: cats_vs_dogs and ImageNet weights are downloads. A small ResNet learns first whether a digit
 is even; its weights then serve for another question: is the digit larger than four?

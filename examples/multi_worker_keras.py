@@ -1,11 +1,11 @@
 """The first README of tf.distribute: its Keras model over several workers, CollectiveAllReduceStrategy.
 
-unisono launch -n 2 examples/seed_001_multi_worker.py
+unisono launch -n 2 examples/multi_worker_keras.py
 
 By hand, in two shells, the second with "index": 1:
 
 TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
-            "task": {"type": "worker", "index": 0}}' python examples/seed_001_multi_worker.py
+            "task": {"type": "worker", "index": 0}}' python examples/multi_worker_keras.py
 
 Without TF_CONFIG it runs in one process, with the same numbers. Left out: the parts of that page
 about the Estimator, which Unisono does not have yet.

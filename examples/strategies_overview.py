@@ -1,6 +1,6 @@
 """The overview of tf.distribute: strategies by name, and a CNN in the scope of one.
 
-python examples/seed_000_overview.py
+python examples/strategies_overview.py
 """
 
 import unisono  # before Keras, so that it runs on JAX

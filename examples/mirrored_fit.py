@@ -1,6 +1,6 @@
 """The tutorial's MLP: compile and fit under MirroredStrategy.
 
-python examples/seed_004_mirrored.py [--mnist] [--epochs 5]
+python examples/mirrored_fit.py [--mnist] [--epochs 5]
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """The tutorial's MultiWorkerMirroredStrategy, written out: `fit`, checkpoints, and a loop of one's own.
 
-unisono launch -n 2 examples/seed_004_multi_worker.py [--mnist] [--epochs 10]
+unisono launch -n 2 examples/multi_worker_custom_loop.py [--mnist] [--epochs 10]
 
 By hand, in two shells (or on two machines, with their names), the second with "index": 1:
 
 TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
-            "task": {"type": "worker", "index": 0}}' python examples/seed_004_multi_worker.py
+            "task": {"type": "worker", "index": 0}}' python examples/multi_worker_custom_loop.py
 
 Without TF_CONFIG it runs in one process, with the same numbers.
 """

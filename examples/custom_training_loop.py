@@ -1,6 +1,6 @@
 """The tutorial's own training loop: a step per replica, a tape, reduce.
 
-python examples/seed_004_custom_loop.py [--mnist] [--epochs 5]
+python examples/custom_training_loop.py [--mnist] [--epochs 5]
 """
 
 import argparse

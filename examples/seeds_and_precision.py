@@ -1,6 +1,6 @@
 """The tutorial's practices: seeds, mixed precision, "Too late!", and the TPU snippet.
 
-python examples/seed_004_practices.py
+python examples/seeds_and_precision.py
 """
 
 import random
