@@ -228,14 +228,14 @@ def _check_model(model: Any) -> None:
 
 def _writes_files(model: Any) -> bool:
     # Here, because `load` imports no Keras.
-    from unisono.training._bind import writes_files
+    from unisono.training._binding import writes_files
 
     return writes_files(model)
 
 
 def _share(model: Any, path: str | os.PathLike[str]) -> None:
     """Among several workers: all wait until the first has written."""
-    from unisono.training._bind import holder_of
+    from unisono.training._binding import holder_of
 
     strategy = holder_of(model)
     if strategy is not None:

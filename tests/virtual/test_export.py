@@ -16,7 +16,7 @@ import pytest
 import unisono
 from tests.virtual.training._digits import digits, mirrored
 from unisono import export
-from unisono.training._bind import strategy_of
+from unisono.training._binding import strategy_of
 
 L = keras.layers
 TWO = ["cpu:0", "cpu:1"]

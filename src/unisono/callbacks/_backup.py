@@ -24,7 +24,8 @@ from unisono.checkpoint import _commits
 from unisono.checkpoint.preemption import _handler
 from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
 from unisono.cluster_resolver._base import process_environ
-from unisono.training._bind import install, strategy_of, writes_files
+from unisono.training._bind import install
+from unisono.training._binding import strategy_of, writes_files
 from unisono.training._fit_extension import FitCall, FitExtension
 
 _LOG = logging.getLogger("unisono")

@@ -38,7 +38,7 @@ from unisono.checkpoint._rng_state import RandomState
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
-from unisono.training._bind import strategy_of
+from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
 from unisono.training.trainer._lookahead import StepLog
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of

@@ -18,7 +18,7 @@ from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
 from unisono.checkpoint._restoring import Restoration, RestoreStatus
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
-from unisono.training._bind import holder_of
+from unisono.training._binding import holder_of
 
 _LOG = logging.getLogger("unisono")
 

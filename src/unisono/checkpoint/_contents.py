@@ -19,7 +19,7 @@ from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedLi
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
-from unisono.training._bind import strategy_of
+from unisono.training._binding import strategy_of
 
 #: Between the name of a model and the names of its variables.
 WEIGHTS = "/weights"

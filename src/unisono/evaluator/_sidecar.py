@@ -41,7 +41,7 @@ from unisono.evaluator._checkpoint_selection import (
 )
 from unisono.evaluator._evaluation_history import Evaluation, EvaluationHistory, read_record, write_record
 from unisono.evaluator._restoring import Restorer, list_checkpoints
-from unisono.training._bind import strategy_of
+from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import flat_callbacks
 
 _LOG = logging.getLogger("unisono")

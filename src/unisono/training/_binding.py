@@ -1,12 +1,19 @@
-"""Which strategy holds a variable or a model: the one in whose scope it was created."""
+"""Who owns a model or a variable: the strategy in whose scope it was created or compiled.
+
+Checkpoints, callbacks, the evaluator and the export ask here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 from typing import Any
 
-from unisono._context import STRATEGY_MARK, check_holder, current
+import keras
+
+from unisono._context import STRATEGY_MARK, current
 from unisono._errors import MixedStrategyError, ScopeError
+
+_BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def current_strategy() -> Any | None:
@@ -15,20 +22,43 @@ def current_strategy() -> Any | None:
     return None if context is None or context.strategy.is_default else context.strategy
 
 
-def note_creation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Around `Variable.__init__`: mark the variable with the current strategy."""
-    object.__setattr__(self, STRATEGY_MARK, current_strategy())
-    original(self, *args, **kwargs)
+def mark_creation(thing: Any) -> None:
+    """Note the current strategy on a model or variable that is being created.
 
-
-def assign_here(original: Callable[..., Any], self: Any, value: Any) -> Any:
-    """Around `Variable.assign`.
-
-    Raises:
-        MixedStrategyError: in the scope or a replica of a strategy that does not hold the variable.
+    Args:
+        thing: a `keras.Model` or `keras.Variable`.
     """
-    check_holder(self)
-    return original(self, value)
+    # Not through Keras' own `__setattr__`, which tracks what it is given.
+    object.__setattr__(thing, STRATEGY_MARK, current_strategy())
+
+
+def bind(model: Any, strategy: Any | None) -> None:
+    """Let a strategy run a model's `fit`, `evaluate` and `predict`; None for Keras itself.
+
+    Args:
+        model: a compiled model.
+        strategy: that it was compiled with.
+    """
+    if strategy is None:
+        _BOUND.pop(model, None)
+    else:
+        _BOUND[model] = strategy
+
+
+def strategy_of(model: Any) -> Any | None:
+    """Return the strategy that a compiled model is bound to, or None."""
+    return _BOUND.get(model)
+
+
+def holder_of(thing: Any) -> Any | None:
+    """Return the strategy that a model belongs to, compiled or not, or a variable."""
+    bound = _BOUND.get(thing) if isinstance(thing, keras.Model) else None
+    return bound or getattr(thing, STRATEGY_MARK, None)
+
+
+def writes_files(model: Any) -> bool:
+    """Return whether this process writes the files of a model: the first of several workers does, for all."""
+    return bool(getattr(holder_of(model), "is_chief", True))
 
 
 def holder_by_scope(model: Any) -> Any | None:

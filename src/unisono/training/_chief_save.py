@@ -9,33 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from unisono._export._files import written_aside
+from unisono.training._binding import holder_of
 
 #: What Keras writes as one file.
 _FILES = (".keras", ".h5", ".hdf5", ".onnx")
 
 
-def written_once(holder_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return what to call instead of Keras' `save`, `save_weights` and `export`, methods or functions.
+def written_once(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call Keras' `save`, `save_weights` or `export`, methods or functions, on the first of several workers.
 
     Args:
-        holder_of: gives a model's strategy, or None.
-
-    Returns:
-        A function of the original, the model and the arguments.
+        original: Keras' own.
+        model: what is written.
+        args: of the call.
+        kwargs: likewise.
     """
-
-    def write(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = holder_of(model)
-        if strategy is None or not strategy.mesh.is_spread:
-            return original(model, *args, **kwargs)
-        bound = inspect.signature(original).bind(model, *args, **kwargs)
-        bound.apply_defaults()
-        path = str(bound.arguments["filepath"])
-        result = _write_whole(original, bound) if strategy.is_chief else None
-        strategy.share_file(path)
-        return result
-
-    return write
+    strategy = holder_of(model)
+    if strategy is None or not strategy.mesh.is_spread:
+        return original(model, *args, **kwargs)
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    path = str(bound.arguments["filepath"])
+    result = _write_whole(original, bound) if strategy.is_chief else None
+    strategy.share_file(path)
+    return result
 
 
 def _write_whole(original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:

@@ -25,7 +25,7 @@ def program_of(batch_normalization=False):
     x, y = digits()
     rows = 8 * strategy.num_replicas_in_sync
     model.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
-    strategy = unisono.training._bind.strategy_of(model)
+    strategy = unisono.training._binding.strategy_of(model)
     parts = tuple(
         [v.value for v in part] for part in _trainer_step.variables_of(model, _trainer_step.TrainerTask.TRAIN)
     )

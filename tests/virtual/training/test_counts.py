@@ -61,7 +61,7 @@ def test_the_host_reads_nothing_within_an_epoch():
 
 
 def collectives(model, x, y):
-    strategy = unisono.training._bind.strategy_of(model)
+    strategy = unisono.training._binding.strategy_of(model)
     task = unisono.training.trainer._trainer_step.TrainerTask.TRAIN
     state = jax.device_put(
         tuple(

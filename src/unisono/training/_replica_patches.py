@@ -1,0 +1,277 @@
+"""Keras' methods inside a replica: losses, metrics, optimizers and BatchNormalization.
+
+`_bind` puts these functions around Keras' methods. Where no replica runs, each does exactly what
+Keras does.
+
+- `Model.compute_loss`, `compute_metrics` see the true rows of all replicas of a padded batch.
+- `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
+  `stateless_apply` work on the values of all replicas.
+- `BatchNormalization._moments` makes `synchronized=True` work on JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+from unisono._context import Context, OneReplica, current, entered
+from unisono.step._program import current_frame
+from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
+from unisono.training.replica._added_losses import added_losses, check_own_loss
+from unisono.training.replica._losses import aggregate_gradients, replica_loss, synchronized_moments
+from unisono.training.replica._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
+from unisono.training.replica._rows import first_rows, gather_rows
+
+#: Whether the gradients that an optimizer is given are those of all replicas already.
+_AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)
+
+#: What replaces a method of Keras: called with the original, the object and the arguments.
+Wrapper = Callable[..., Any]
+
+
+def replica_patches() -> list[tuple[type, str, Wrapper]]:
+    """Return what is wrapped: the class, the name of its method, and what is called instead."""
+    return [
+        (keras.Model, "compute_loss", _compute_loss),
+        (keras.Model, "_compute_loss", _own_loss),
+        (keras.Model, "compute_metrics", _compute_metrics),
+        (keras.metrics.Metric, "stateless_result", _stateless_result),
+        (keras.metrics.Mean, "update_state", _mean_update_state),
+        (keras.Loss, "__call__", _loss_call),
+        (keras.Optimizer, "apply_gradients", _apply_gradients),
+        (keras.Optimizer, "stateless_apply", _stateless_apply),
+        (keras.Optimizer, "scale_loss", _scale_loss),
+        (keras.Optimizer, "apply", _apply),
+        (keras.optimizers.LossScaleOptimizer, "stateless_apply", _stateless_apply),
+        (keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss),
+        (keras.optimizers.LossScaleOptimizer, "apply", _apply_loss_scale),
+        (keras.layers.BatchNormalization, "__init__", _batch_normalization_init),
+        (keras.layers.BatchNormalization, "_moments", _moments),
+    ]
+
+
+def _replica_context() -> Context | None:
+    context = current()
+    return context if context is not None and context.replica is not None else None
+
+
+def _all_rows(context: Context | None, *trees: Any) -> list[Any] | None:
+    """The true rows of all replicas, for a padded batch."""
+    if context is None or context.true_rows is None or context.replica is None:
+        return None
+    engine = context.replica.engine
+    return [first_rows(gather_rows(tree, engine), context.true_rows) for tree in trees]
+
+
+def _compute_loss(
+    original: Callable[..., Any],
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> Any:
+    context = _replica_context()
+    rows = _all_rows(context, y, y_pred, sample_weight)
+    if context is not None and rows is None and context.means and self.losses:
+        self._losses_override = added_losses(self, x, training, context) or self._losses_override
+    if rows is None or context is None:
+        return original(self, x, y, y_pred, sample_weight, training)
+    with entered(None):
+        return original(self, x, *rows, training)
+
+
+def _own_loss(
+    original: Callable[..., Any],
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> Any:
+    context = _replica_context()
+    if context is not None and context.means and type(self).compute_loss is not keras.Model.compute_loss:
+        check_own_loss(self, (x, y, y_pred, sample_weight, training), context)
+    return original(self, x, y, y_pred, sample_weight, training)
+
+
+def _compute_metrics(
+    original: Callable[..., Any], self: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    context = _replica_context()
+    if (rows := _all_rows(context, y, y_pred, sample_weight)) is not None:
+        with entered(None):
+            return original(self, x, *rows)
+    if context is None or not context.means or context.replica is None or _is_alone(context):
+        return original(self, x, y, y_pred, sample_weight)
+    metrics, given = compiled_metrics(self), (y, y_pred, sample_weight)
+    update = functools.partial(original, self, x)
+    if metrics_add_up(update, metrics, given, context):
+        return update(*given)
+    return update_with_all_rows(update, metrics, given, context.replica)
+
+
+def _is_alone(context: Context) -> bool:
+    return context.replica is None or context.replica.num_replicas_in_sync == 1
+
+
+def _stateless_result(original: Callable[..., Any], self: Any, metric_variables: Any) -> Any:
+    """The result over all replicas, for a user's `train_step` in `fit` that returns it as a log.
+
+    Between the ends of two steps a replica's copies are its part of a sum.
+    """
+    context = _replica_context()
+    if context is None or context.replica is None or not context.means or context.true_rows is not None:
+        return original(self, metric_variables)
+    rules = [merge_rule(kind_of(v)) for v in self.variables]
+    return original(self, merge_all(rules, list(metric_variables), context.replica.engine))
+
+
+def _mean_update_state(
+    original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """A lone number that a replica adds in `fit`, such as its loss, is a part of one: it counts 1/n.
+
+    So the mean over steps gives a step that was split the weight of one that ran whole.
+    """
+    context = _replica_context()
+    replica = context.replica if context is not None and context.means else None
+    is_part = replica is not None and not isinstance(replica.engine, OneReplica) and sample_weight is None
+    if is_part and replica is not None and keras.ops.ndim(values) == 0:
+        sample_weight = 1 / replica.num_replicas_in_sync
+    return original(self, values, sample_weight)
+
+
+def _loss_call(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    context = _replica_context()
+    if context is None or context.replica is None or context.replica.num_replicas_in_sync == 1:
+        return original(self, y_true, y_pred, sample_weight)
+    return replica_loss(original, self, y_true, y_pred, sample_weight, context)
+
+
+@contextlib.contextmanager
+def _aggregated(synced: bool = True) -> Iterator[None]:
+    """Mark gradients as aggregated: an optimizer may call another, or itself in other ways.
+
+    Args:
+        synced: whether what is written inside is equal on all replicas.
+    """
+    token = _AGGREGATED.set(True)
+    frame = current_frame()
+    try:
+        with frame.scope.synced() if frame is not None and synced else contextlib.nullcontext():
+            yield
+    finally:
+        _AGGREGATED.reset(token)
+
+
+def _must_aggregate() -> Context | None:
+    """The context of a replica whose gradients are not aggregated yet."""
+    return None if _AGGREGATED.get() else _replica_context()
+
+
+def _stateless_apply(
+    original: Callable[..., Any], self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+) -> Any:
+    context = _must_aggregate()
+    if context is None:
+        return original(self, optimizer_variables, grads, trainable_variables)
+    if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
+        context = dataclasses.replace(context, means=False)
+    grads = aggregate_gradients(list(grads), self._trainable_variables, context)
+    with _aggregated():
+        return original(self, optimizer_variables, grads, trainable_variables)
+
+
+def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
+    """Scale a replica's loss so that its gradients are summed, also in `fit`.
+
+    A mean of losses would make half-precision gradients larger by the number of replicas than on
+    one device, so that they overflow at a smaller scale, and float8 would note larger values.
+    """
+    context = _replica_context()
+    scaled = original(self, loss)
+    if context is None or context.replica is None or not context.means:
+        return scaled
+    if not isinstance(self, keras.optimizers.LossScaleOptimizer):
+        if not any(v.overwrite_with_gradient for v in self._trainable_variables):
+            return scaled
+        context.replica.is_part = True
+    return scaled / context.replica.num_replicas_in_sync
+
+
+def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    context = _must_aggregate()
+    if context is None:
+        return original(self, grads, trainable_variables)
+    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    grads = aggregate_gradients(list(grads), variables, context)
+    with _aggregated():
+        return original(self, grads, trainable_variables)
+
+
+def _apply_loss_scale(
+    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """`LossScaleOptimizer.apply`, whose own code writes variables inside `lax.cond`."""
+    if current_frame() is None:
+        return original(self, grads, trainable_variables)
+    context = _must_aggregate()
+    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    grads = list(grads) if context is None else aggregate_gradients(list(grads), variables, context)
+    if not self.built:
+        self.build(variables)
+    wanted = list(self._trainable_variables)
+    given = {id(v): g for v, g in zip(trainable_variables or wanted, grads, strict=True)}
+    with _aggregated(synced=context is not None):
+        trained, own = self.stateless_apply(
+            [v.value for v in self.variables], [given.get(id(v)) for v in wanted], [v.value for v in wanted]
+        )
+        for variable, value in zip([*wanted, *self.variables], [*trained, *own], strict=True):
+            variable.assign(value)
+    return None
+
+
+def _apply_gradients(
+    original: Callable[..., Any],
+    self: Any,
+    grads_and_vars: Any,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+) -> Any:
+    """tf.keras' `apply_gradients`, with its two ways to say that gradients are aggregated already."""
+    pairs = list(grads_and_vars)
+    if skip_gradients_aggregation or not experimental_aggregate_gradients:
+        with _aggregated(synced=False):
+            return original(self, pairs)
+    return original(self, pairs)
+
+
+def _batch_normalization_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Take `synchronized=True` from Keras, which refuses it on JAX, and keep it."""
+    synchronized = kwargs.pop("synchronized", False)
+    original(self, *args, **kwargs)
+    self.synchronized = synchronized
+
+
+def _moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
+    if not self.synchronized:
+        return original(self, inputs, mask)
+    context = _replica_context()
+    if context is not None and context.replica is not None:
+        return synchronized_moments(inputs, self._reduction_axes, mask, context.replica)
+    self.synchronized = False
+    try:
+        return original(self, inputs, mask)
+    finally:
+        self.synchronized = True
