@@ -6,32 +6,30 @@ https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/Preemption
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import logging
 import math
 import os
-import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
+from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice, SignalWatch
 from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
+from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.cluster_resolver._base import ClusterResolver
 
 _LOG = logging.getLogger("unisono")
 
 #: tf.distribute's code for "saved, start me again".
 RESTART = 42
-_POLL_SECONDS = 1.0
 
 
 def agreement_of_one(resolver: ClusterResolver | None) -> SaveConsensus:
@@ -93,146 +91,6 @@ class TerminationConfig:
                 f"`grace_period` must be a number of seconds, 0 or more. Received: grace_period={period!r}. "
                 "Write what the platform gives you, such as `grace_period=30`."
             )
-
-
-@dataclasses.dataclass
-class PreemptionNotice:
-    """Word of the end, as a signal handler or a thread leaves it.
-
-    Args:
-        clock: seconds.
-        at: when it came, None before.
-        error: what the thread failed with.
-    """
-
-    clock: Callable[[], float]
-    at: float | None = None
-    error: BaseException | None = None
-
-    def give(self) -> None:
-        """The end is near; the first word counts."""
-        if self.at is None:
-            self.at = self.clock()
-
-
-class StepTiming:
-    """How long a step and a save take, so that the last save is begun in time.
-
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._since: float | None = None
-        # The first step compiles, and says nothing of the others.
-        self._steps: collections.deque[float] = collections.deque(maxlen=10)
-        self._save = 0.0
-
-    def step_ended(self) -> None:
-        """A step has ended, and the next begins."""
-        now = self._clock()
-        if self._since is not None:
-            self._steps.append(now - self._since)
-        self._since = now
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Around a save."""
-        began = self._clock()
-        yield
-        self._since = self._clock()
-        self._save = max(self._save, self._since - began)
-
-    def needed(self) -> float:
-        """Seconds to agree in one step, to end it and to save; twice, as disks have bad moments."""
-        return 2 * (2 * max(self._steps, default=0.0) + self._save)
-
-
-def wants_save(now: float, noticed_at: float | None, *, saved: bool, grace: float, needed: float) -> bool:
-    """Whether a process wants to save. Pure.
-
-    Args:
-        now: seconds of a clock.
-        noticed_at: when word of the end came, None if it has not.
-        saved: whether it has been saved since then.
-        grace: seconds from the word to the end.
-        needed: seconds that a save must begin before the end.
-
-    >>> wants_save(50.0, 40.0, saved=True, grace=30.0, needed=4.0)
-    False
-    """
-    if noticed_at is None:
-        return False
-    return not saved or now >= noticed_at + grace - needed
-
-
-class SignalWatch:
-    """Hears SIGTERM until it is stopped, and gives the old answer after that.
-
-    Args:
-        notice: where to leave the word.
-
-    Raises:
-        ContextError: outside of the main thread.
-    """
-
-    def __init__(self, notice: PreemptionNotice) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise ContextError(
-                "A handler of SIGTERM must be made in the main thread. Received: thread "
-                f"{threading.current_thread().name!r}. Make it there, or pass "
-                "`TerminationConfig(termination_watcher_fn=...)`, which needs no signal."
-            )
-        self._notice = notice
-        self._is_active = True
-        # None for one that was not set from Python, which cannot be set again.
-        self._before = signal.signal(signal.SIGTERM, self._arrived) or signal.SIG_DFL
-
-    def _arrived(self, number: int, frame: Any) -> None:
-        if self._is_active:
-            self._notice.give()
-        elif callable(self._before):
-            self._before(number, frame)
-        elif self._before == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def stop(self) -> None:
-        """Give the old answer from now on."""
-        self._is_active = False
-        # Another thread may collect the garbage, and cannot set signals; and what was set later stays.
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGTERM) == self._arrived:
-            signal.signal(signal.SIGTERM, self._before)
-
-
-class PollWatch:
-    """Asks a function each second in a thread, until it says yes or is stopped.
-
-    Args:
-        notice: where to leave the word.
-        is_ending: the function.
-    """
-
-    def __init__(self, notice: PreemptionNotice, is_ending: Callable[[], bool]) -> None:
-        self._notice, self._is_ending = notice, is_ending
-        self._stopped = threading.Event()
-        threading.Thread(target=self._poll, name="unisono-preemption", daemon=True).start()
-
-    def _poll(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                if self._is_ending():
-                    self._notice.give()
-                    return
-                self._stopped.wait(_POLL_SECONDS)
-        except Exception as error:
-            self._notice.error = error
-
-    def stop(self) -> None:
-        """Ask no more."""
-        self._stopped.set()
 
 
 class _RunCalls:

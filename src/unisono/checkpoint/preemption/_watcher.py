@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 
-from unisono.checkpoint.preemption._handler import PreemptionNotice, SignalWatch
+from unisono.checkpoint.preemption._notice import PreemptionNotice, SignalWatch
 from unisono.cluster._distributed import membership
 
 

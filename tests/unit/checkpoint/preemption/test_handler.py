@@ -18,10 +18,8 @@ from unisono.checkpoint import (
     PreemptionCheckpointHandler,
     TerminationConfig,
 )
-from unisono.checkpoint.preemption import _handler
-from unisono.checkpoint.preemption._handler import LocalConsensus, PreemptionNotice, StepTiming, wants_save
+from unisono.checkpoint.preemption import _handler, _notice
 from unisono.cluster_resolver import SimpleClusterResolver
-from unisono.experimental import PreemptionWatcher
 
 
 class Clock:
@@ -30,50 +28,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-@pytest.mark.parametrize(
-    ("now", "noticed_at", "saved", "expected"),
-    [
-        (50, None, False, False),
-        (50, 50, False, True),
-        (50, 50, True, False),
-        (75.9, 50, True, False),
-        (76, 50, True, True),
-        (90, 50, True, True),
-    ],
-)
-def test_a_word_is_acted_upon_at_once_and_again_before_the_end(now, noticed_at, saved, expected):
-    assert wants_save(now, noticed_at, saved=saved, grace=30, needed=4) is expected
-
-
-def test_one_process_agrees_with_itself():
-    assert LocalConsensus().agree(7, False) is None
-    assert LocalConsensus().agree(7, True) == 7
-
-
-def test_the_first_word_counts():
-    clock = Clock()
-    notice = PreemptionNotice(clock)
-    notice.give()
-    clock.now += 5
-    notice.give()
-    assert notice.at == 100
-
-
-def test_the_pace_forgets_the_step_that_compiled_and_leaves_saves_out_of_steps():
-    clock = Clock()
-    pace = StepTiming(clock)
-    assert pace.needed() == 0
-    clock.now += 60
-    for _ in range(11):
-        pace.step_ended()
-        clock.now += 2
-    with pace.saving():
-        clock.now += 7
-    clock.now += 3
-    pace.step_ended()
-    assert pace.needed() == 2 * (2 * 3 + 7)
 
 
 # --- the handler, with words given by a test ------------------------------------------------------
@@ -228,7 +182,7 @@ def wait_for(condition, seconds=60):
 
 
 def test_a_thread_asks_the_users_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_handler, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_notice, "_POLL_SECONDS", 0.01)
     before, answers = signal.getsignal(signal.SIGTERM), iter([False, False, True])
     value = keras.Variable(0)
     with handler_of(tmp_path, value, termination_watcher_fn=lambda: next(answers)) as handler:
@@ -248,7 +202,7 @@ def test_an_error_of_the_users_function_is_raised_by_the_next_step(tmp_path):
 
 
 def test_closing_ends_the_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(_handler, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_notice, "_POLL_SECONDS", 0.01)
 
     def polling():
         return [t for t in threading.enumerate() if t.name == "unisono-preemption"]
@@ -377,18 +331,3 @@ def test_the_name_of_the_counter_is_taken(tmp_path):
 def test_a_bad_config(config, error):
     with pytest.raises(error, match=f"Received: {next(iter(config))}="):
         TerminationConfig(**config)
-
-
-def test_a_watcher_notes_the_signal_and_leaves_the_process_alone():
-    before = signal.getsignal(signal.SIGTERM)
-    watcher = PreemptionWatcher()
-    assert watcher.preemption_message is None
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert watcher.preemption_message.startswith("this process received SIGTERM 0 s ago")
-    watcher.block_until_worker_exit()
-    watcher.close()
-    assert signal.getsignal(signal.SIGTERM) == before
-    other = PreemptionWatcher()
-    del other
-    gc.collect()
-    assert signal.getsignal(signal.SIGTERM) == before
