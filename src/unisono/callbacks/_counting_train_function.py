@@ -8,6 +8,8 @@ from typing import Any
 
 from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
+from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.trainer._protocol import set_lookahead
 
 #: Methods of a callback that have been called for the batches that are passed over.
 _HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -94,24 +96,23 @@ class CountingTrainFunction:
         return self.logs, self.state
 
     @property
-    def ahead(self) -> Any | None:
+    def lookahead(self) -> StepLookahead | None:
         """What runs ahead of Keras' loop inside the function."""
-        return getattr(self._function, "ahead", None)
+        return getattr(self._function, "lookahead", None)
 
-    @ahead.setter
-    def ahead(self, value: Any | None) -> None:
-        if hasattr(self._function, "ahead"):
-            self._function.ahead = value
+    @lookahead.setter
+    def lookahead(self, value: StepLookahead | None) -> None:
+        set_lookahead(self._function, value)
         if value is not None:
             value.until = self._until
 
     @property
     def is_between(self) -> bool:
         """Whether the state is that after the last batch of which callbacks have heard."""
-        return self.ahead is None or self.ahead.is_between
+        return self.lookahead is None or self.lookahead.is_between
 
     def _num_held(self) -> int:
-        return 0 if self.ahead is None else self.ahead.num_held
+        return 0 if self.lookahead is None else self.lookahead.num_held
 
     def _until(self) -> int:
         """Batches until the next one after which the state is looked at."""
@@ -131,8 +132,8 @@ class CountingTrainFunction:
                 self._begin_data(batch)
         self.to_pass -= taken
         self._count(taken)
-        if self.ahead is not None:
-            self.ahead.passed(taken)
+        if self.lookahead is not None:
+            self.lookahead.passed(taken)
         return self.logs, state
 
     def __getattr__(self, name: str) -> Any:

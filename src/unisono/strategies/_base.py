@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+import keras
 
 from unisono._backend import require_jax
 from unisono._context import Context, check_same_strategy, current, entered, require_cross_replica
@@ -31,6 +32,9 @@ from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import check_run_options
 from unisono.training._bind import install
 from unisono.training._scope_warnings import strategy_made, strategy_used
+from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._trainer_function import TrainerFunction
+from unisono.training.trainer._trainer_step import TrainerTask
 
 require_jax()
 
@@ -71,6 +75,10 @@ class Strategy(abc.ABC):
     def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
         """Bring the new state of a step to where variables live."""
         return values
+
+    def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
+        """Return what `fit`, `evaluate` or `predict` of a model call for each batch."""
+        return TrainerFunction(model, self, task)
 
     @property
     def is_chief(self) -> bool:
@@ -128,11 +136,7 @@ class Strategy(abc.ABC):
         """
 
     def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)
-        """Wait, on all workers but the first, until the first has written a file.
-
-        Args:
-            path: of the file, as the program gives it.
-        """
+        """Wait, on all workers but the first, until the first has written the file at `path`."""
 
     def checkpoint_number(self, series: str, number: int) -> int:
         """Return the number of the next checkpoint of a series: of several workers the first chooses it.

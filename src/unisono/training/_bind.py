@@ -46,7 +46,6 @@ from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.replica._rows import sequential_built
 from unisono.training.trainer._lookahead import batch_ended, can_run_ahead, with_lookahead
-from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 _installed = False
@@ -239,7 +238,7 @@ def _maker(attribute: str, task: TrainerTask) -> Callable[..., Any]:
         if strategy is None:
             return original(self, force)
         if getattr(self, attribute) is None or force:
-            setattr(self, attribute, TrainerFunction(self, strategy, task))
+            setattr(self, attribute, strategy.make_trainer_function(self, task))
         return getattr(self, attribute)
 
     return make

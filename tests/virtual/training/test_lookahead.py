@@ -176,7 +176,7 @@ def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):
         model = compiled(1)
         model.fit(x[:64], y[:64], verbose=0, callbacks=callbacks)
         assert (Mode.TOGETHER in modes(model)) is runs_ahead
-        assert model.train_function.ahead is None
+        assert model.train_function.lookahead is None
 
 
 def test_backups_come_after_the_steps_that_they_were_asked_for(together, monkeypatch, tmp_path):

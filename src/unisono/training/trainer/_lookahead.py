@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 from unisono.training._fit_extension import flat_callbacks, overrides
+from unisono.training.trainer._protocol import set_lookahead
 
 #: At most so many steps, and so many bytes of batches, in one program.
 _STEPS, _BYTES = 32, 8 << 20
@@ -328,9 +329,7 @@ class _EpochMarks(keras.callbacks.Callback):
 
 
 def _tell(model: Any, ahead: StepLookahead | None) -> None:
-    # A user's own `make_train_function` may have made another kind of function.
-    if hasattr(model.train_function, "ahead"):
-        model.train_function.ahead = ahead
+    set_lookahead(model.train_function, ahead)
 
 
 def _sees_batches(callback: Any) -> bool:

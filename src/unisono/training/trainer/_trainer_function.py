@@ -118,17 +118,17 @@ class TrainerFunction:
         self._may_loop: bool | None = None
         self._pace = AdaptiveGroupSize(strategy.mesh.is_spread)
         #: What runs ahead of Keras' loop, during a call of `fit` in which nobody can tell.
-        self.ahead: StepLookahead | None = None
+        self.lookahead: StepLookahead | None = None
         #: Where the host's time goes.
-        self.clock = HostTimer()
+        self.timer = HostTimer()
         mesh = strategy.mesh
-        split = self.clock.timing(BatchPlacer(mesh, mesh.sharded))
+        split = self.timer.timing(BatchPlacer(mesh, mesh.sharded))
         self._place = {
             Mode.SPLIT: split,
             Mode.PADDED: split,
-            Mode.WHOLE: self.clock.timing(BatchPlacer(mesh, mesh.replicated)),
+            Mode.WHOLE: self.timer.timing(BatchPlacer(mesh, mesh.replicated)),
         }
-        self._place_group = self.clock.timing(BatchStager.placed)
+        self._place_group = self.timer.timing(BatchStager.placed)
 
     @property
     def num_programs(self) -> int:
@@ -139,15 +139,15 @@ class TrainerFunction:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
-        logs = self.ahead.asked() if self.ahead is not None else None
+        logs = self.lookahead.asked() if self.lookahead is not None else None
         if logs is not None:
             # What this step computes was computed with the steps before it.
             return logs, self._returned_for(state)
-        self.clock.begin()
+        self.timer.begin()
         self._done.clear()
         try:
-            if self.ahead is not None:
-                return self._run_ahead(self.ahead, state, iterator)
+            if self.lookahead is not None:
+                return self._run_ahead(self.lookahead, state, iterator)
             batches = self._take(iterator)
             if self._model.run_eagerly or not self._model.jit_compile:
                 return self._eagerly(state, batches)
@@ -156,7 +156,7 @@ class TrainerFunction:
             self._give_back(state)
             raise
         finally:
-            self.clock.ended()
+            self.timer.ended()
 
     def _take(self, iterator: Iterator[Any]) -> list[Any]:
         wanted = max(1, self._model.steps_per_execution)
@@ -165,7 +165,7 @@ class TrainerFunction:
         if not batches:
             raise StopIteration
         check_values(batches[0] if len(batches) == 1 else batches)
-        self.clock.took(batches)
+        self.timer.took(batches)
         return batches
 
     def _returned_for(self, state: State) -> State:
@@ -186,18 +186,18 @@ class TrainerFunction:
             raise
         strategy.note_step(kind, [batch])
         check_values(batch)
-        self.clock.took([batch])
+        self.timer.took([batch])
         group, state = self._group(batch, slots_for(batch)), self._placed(state, batch)
         if group is None or not self._loops(state, group):
             return self._one_by_one(state, [batch])
-        self.clock.begin()
+        self.timer.begin()
         began = perf_counter()
         most = min(self._pace.size, group.slots) - 1
         for further in ahead.more(iterator, most, group.fits, waits=strategy.mesh.is_spread):
             strategy.note_step(kind, [further])
             check_values(further)
-            self.clock.took([group.added(further)])
-            self.clock.begin()
+            self.timer.took([group.added(further)])
+            self.timer.begin()
         logs, state = self._together(state, group, perf_counter() - began)
         return ahead.done(logs, group.count), self._keep(state)
 

@@ -1,0 +1,82 @@
+"""What Keras' loop, and the callbacks of `fit`, may expect of the function that runs the steps.
+
+A strategy makes the function (`Strategy.make_trainer_function`). It must be callable in Keras'
+convention; what else it can do, it shows by two attributes, which it may leave out:
+
+| attribute | who uses it | without it |
+|---|---|---|
+| `lookahead` | `fit` sets it while no callback sees single batches | each call of the function is one step |
+| `timer` | `callbacks.StepTimer` reads it | `StepTimer` rejects the model |
+
+A user's own `make_train_function` may return any other callable: hence functions instead of an
+`isinstance`, which does not look through the wrapper of `BackupAndRestore` either.
+
+Tests: tests/unit/training/test_trainer_protocol.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+
+from unisono._types import PyTree
+
+if TYPE_CHECKING:
+    from unisono.training.trainer._host_timing import HostTimer
+    from unisono.training.trainer._lookahead import StepLookahead
+
+#: The values of a step's variables: one sequence for each of Keras' lists, in its order.
+State = tuple[Sequence[jax.Array], ...]
+
+
+class StepFunction(Protocol):
+    """A `train_function`, `test_function` or `predict_function`, as Keras' loop calls it."""
+
+    def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run the next step, or the next `steps_per_execution` of them.
+
+        Args:
+            state: values of the variables. It may be donated: Keras reads the one that is returned.
+            iterator: gives host batches `(x, y, sample_weight)`.
+
+        Returns:
+            The logs, or the predictions, and the new state.
+
+        Raises:
+            StopIteration: at the end of the data.
+        """
+
+
+class LookaheadFunction(StepFunction, Protocol):
+    """A function that can run steps ahead of Keras' loop."""
+
+    #: What was taken and computed ahead; None while each step must be seen by itself.
+    lookahead: StepLookahead | None
+
+
+class TimedFunction(StepFunction, Protocol):
+    """A function that measures where the host's time goes."""
+
+    timer: HostTimer
+
+
+def set_lookahead(function: Callable[..., object], lookahead: StepLookahead | None) -> None:
+    """Let a function run ahead of Keras' loop, or no longer, if it can.
+
+    Args:
+        function: of a model: a strategy's, a wrapper of it, or a user's own.
+        lookahead: shared with `fit`; None at the end of the call.
+    """
+    if hasattr(function, "lookahead"):
+        function.lookahead = lookahead
+
+
+def timer_of(function: Callable[..., object]) -> HostTimer | None:
+    """Return the timer of a function; None where it has none.
+
+    Args:
+        function: of a model, as for `set_lookahead`.
+    """
+    return getattr(function, "timer", None)
