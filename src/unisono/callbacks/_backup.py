@@ -138,15 +138,16 @@ class BackupAndRestore(FitExtension):
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         every = self.save_freq if isinstance(self.save_freq, int) else 0
-        self._run = FitBackup(self, call, self._backups, self._is_due, self._interval, every)
         try:
+            self._run = FitBackup(self, call, self._backups, self._is_due, self._interval, every)
             with self._sigterm():
                 self._run.prepare()
                 yield
                 self._backups.wait()
                 self._backups.finish(delete=self.delete_checkpoint)
         finally:
-            self._run.unmute()
+            if self._run is not None:
+                self._run.unmute()
             self._backups.close()
             self.saved += self._backups.written
             self._run = self._backups = self._interval = None

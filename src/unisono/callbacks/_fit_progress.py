@@ -1,0 +1,109 @@
+"""What a backup of `fit` holds besides weights: where the run stands, its metrics and logs.
+
+Tests: tests/virtual/callbacks/test_resume.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._errors import CheckpointMismatchError
+from unisono.checkpoint._contents import Parts, Snapshot, copy_of
+from unisono.checkpoint._json_state import decode, encode
+from unisono.training.trainer._lookahead import StepLog
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run of `fit` stands.
+
+    Args:
+        epoch: the epoch that goes on, from 0.
+        batch: how many of its batches are done; 0 before its first.
+        batches: how many batches were trained in all.
+        stopped: whether a callback has ended training.
+        epoch_random: the random state when the epoch began.
+        random: the random state now.
+        data: the state of the iteration over a `unisono.data.Dataset`.
+        callbacks: what each callback remembers.
+        callback_names: their classes.
+        data_facts: what the data looks like, to notice other data.
+        first_of_run: the fingerprint of the first batch of all.
+        first_of_epoch: the fingerprint of the first batch of the epoch that goes on, or has just ended.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    batches: int = 0
+    stopped: bool = False
+    epoch_random: Any = None
+    random: Any = None
+    data: Any = None
+    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    callback_names: list[str] = dataclasses.field(default_factory=list)
+    data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    first_of_run: list[str] = dataclasses.field(default_factory=list)
+    first_of_epoch: list[str] = dataclasses.field(default_factory=list)
+
+
+def snapshot_of(model: keras.Model, progress: Progress, values: Mapping[int, Any], logs: Any) -> Snapshot:
+    """Copy a model and where its training stands; does not wait for the devices.
+
+    Args:
+        model: that is trained.
+        progress: of the run.
+        values: `id` of a variable -> its array, inside an epoch, where the variables are empty.
+        logs: what the last batch returned to Keras' loop, inside an epoch.
+    """
+    snapshot = Parts({"model": model}).snapshot(values)
+    arrays = dict(snapshot.arrays)
+    for i, variable in enumerate(model.metrics_variables):
+        arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
+    if values and isinstance(logs, dict):
+        found = {n: v.value if isinstance(v, StepLog) else v for n, v in logs.items()}
+        arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
+    fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
+    facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
+    # As text now, so that no later change of what callbacks remember gets in.
+    return Snapshot(arrays, json.loads(json.dumps(facts)))
+
+
+def progress_in(snapshot: Snapshot) -> Progress:
+    """Return where the run stood when a backup was made."""
+    return Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
+
+
+def restore_model(
+    model: keras.Model, snapshot: Snapshot, directory: object
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Put the weights and the optimizer of a backup into a model.
+
+    Args:
+        model: to be trained.
+        snapshot: from `snapshot_of`.
+        directory: of the backups.
+
+    Returns:
+        The values of the metrics' variables, which Keras resets before they can be set, and the logs.
+
+    Raises:
+        CheckpointMismatchError: the model has other metrics or variables.
+    """
+    names = [f"metrics/{i}" for i in range(len(model.metrics_variables))]
+    metrics = {n: a for n, a in snapshot.arrays.items() if n.startswith("metrics/")}
+    if set(names) != set(metrics):
+        raise CheckpointMismatchError(
+            "The model must have the metrics that were saved. Received: "
+            f"{len(names)} metric variables, in the backup {len(metrics)}. Compile with the same ones, "
+            f"or delete {directory} to begin anew."
+        )
+    logs = {n: a for n, a in snapshot.arrays.items() if n.startswith("logs/")}
+    weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}
+    Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
+    return [np.asarray(metrics[n]) for n in names], {n.removeprefix("logs/"): a for n, a in logs.items()}

@@ -1,0 +1,118 @@
+"""The data of a `fit` with backups: where they stand, whether they are the same, how they resume.
+
+Tests: tests/virtual/callbacks/test_resume.py.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.callbacks._data import (
+    are_same,
+    check_dataset,
+    check_sequence,
+    facts_of,
+    fingerprint,
+    warn_of_other_batch,
+)
+from unisono.callbacks._fit_progress import Progress
+from unisono.data._dataset import Dataset
+from unisono.data._keras_input import KerasInput, KerasStream, Position, as_keras_input
+
+#: Batches that Keras or a device may be ahead of the step that is saved.
+_READ_AHEAD = 64
+
+
+class ResumableData:
+    """The data among the arguments of `fit`.
+
+    Args:
+        arguments: of `fit`, by name; a `unisono.data.Dataset` is replaced by what Keras reads.
+        steps_per_execution: of the model.
+
+    Raises:
+        InvalidArgumentError: `steps_per_epoch` for data whose position cannot be restored.
+    """
+
+    def __init__(self, arguments: dict[str, Any], steps_per_execution: int) -> None:
+        self._arguments, self._steps_per_execution = arguments, steps_per_execution
+        #: Where a `unisono.data.Dataset` stands; None for other data.
+        self.position = self._find_position()
+
+    def _find_position(self) -> Position | None:
+        arguments = self._arguments
+        x, steps = arguments["x"], arguments["steps_per_epoch"]
+        position = None
+        if isinstance(x, Dataset):
+            x = arguments["x"] = as_keras_input(x)
+            arguments["shuffle"] = False
+        if isinstance(x, (KerasInput, KerasStream)):
+            position = x.position
+            position.keep_states(_READ_AHEAD * max(1, self._steps_per_execution))
+        if steps is None or isinstance(x, types.GeneratorType):
+            return position
+        if position is None or (position.is_finite and steps != x.num_batches):
+            raise InvalidArgumentError(
+                "With `BackupAndRestore`, `steps_per_epoch` needs data whose position can be restored, as an "
+                f"epoch may begin anywhere in it. Received: steps_per_epoch={steps} and {type(x).__name__}. "
+                "Pass a `unisono.data.Dataset` that ends with `repeat()`, or leave `steps_per_epoch` out."
+            )
+        return position
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the data look like."""
+        return facts_of(self._arguments, self._steps_per_execution, self.position)
+
+    def check_content(self, progress: Progress, directory: object) -> None:
+        """Compare the data with those of the backup, where they can be read without using them up.
+
+        Args:
+            progress: of the backup.
+            directory: of the backups.
+
+        Raises:
+            CheckpointMismatchError: they are others.
+        """
+        arguments = self._arguments
+        if self.position is not None:
+            check_dataset(self.position.dataset, progress.first_of_run, directory)
+        elif not progress.batch and progress.epoch:
+            check_sequence(
+                arguments["x"], arguments["shuffle"], progress.epoch_random["python"], progress.first_of_epoch
+            )
+
+    def resume(self, progress: Progress) -> None:
+        """Make the data continue where the backup was made.
+
+        Args:
+            progress: of the backup.
+        """
+        x = self._arguments["x"]
+        if self.position is not None:
+            if progress.batch or self._is_one_iteration():
+                self.position.resume_from(progress.data, progress.batch)
+            else:
+                self.position.resume_after(progress.data)
+        elif isinstance(x, types.GeneratorType):
+            # The batches of the running epoch are passed over later, like those of other data.
+            for i in range(progress.batches - progress.batch):
+                batch = next(x)
+                if i == 0 and not are_same(progress.first_of_run, fingerprint(batch)):
+                    warn_of_other_batch("generator")
+
+    def _is_one_iteration(self) -> bool:
+        """Whether an epoch begins where the one before ended, in one iteration over the data."""
+        if self.position is None or self._arguments["steps_per_epoch"] is None:
+            return False
+        return not self.position.is_finite
+
+    def rewind(self) -> None:
+        """Give the batches again at which Keras has only looked, to build the model."""
+        if self.position is not None:
+            self.position.rewind()
+
+    def state_after(self, batches: int) -> Any:
+        """Return the state of the running iteration after some batches; None for other data."""
+        return None if self.position is None else self.position.state_after(batches)
