@@ -15,13 +15,13 @@ from unisono.cluster.liveness import _peer_monitor
 DELAYS = [
     {"_connected": 0.5, "_start_jax": 0.2, "_part": 0.5},
     {"_start_jax": 0.5, "gather_bytes": 1.5, "_read_agreement": 0.3},
-    {"_connected": 0.5, "meet": 0.5, "leave": 0.5},
+    {"_connected": 0.5, "rendezvous": 0.5, "leave": 0.5},
 ]
 OWNERS = {
     _client._RendezvousClient: ["_connected"],
     _client: ["_read_agreement"],
     _server.RendezvousServer: ["_part"],
-    _distributed: ["meet", "_start_jax", "gather_bytes"],
+    _distributed: ["rendezvous", "_start_jax", "gather_bytes"],
     _peer_monitor.PeerMonitor: ["leave"],
 }
 delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]
