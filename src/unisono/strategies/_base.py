@@ -15,8 +15,8 @@ from unisono._context import Context, check_same_strategy, current, entered, req
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
+from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.data._dataset import Dataset
 from unisono.data._distribute import (
     DistributedDataset,
     FunctionDataset,
@@ -24,10 +24,10 @@ from unisono.data._distribute import (
     joined_rows,
     per_replica_elements,
 )
-from unisono.data._iterator import DistributedIterator
-from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, ValueContext
+from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
+from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import check_run_options
 from unisono.training._bind import install
@@ -39,7 +39,7 @@ from unisono.training.trainer._trainer_step import TrainerTask
 require_jax()
 
 
-class Strategy(abc.ABC):
+class Strategy(DeprecatedMethods):
     """How a model is trained on many devices; base of all strategies.
 
     A strategy says only where the state lies between steps, which devices compute, and how
@@ -47,13 +47,15 @@ class Strategy(abc.ABC):
 
     Args:
         mesh: the devices that compute, in replica order.
+        process_group: the processes that train together; this one alone by default.
     """
 
     is_default = False
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
+    def __init__(self, mesh: ReplicaMesh, process_group: ProcessGroup | None = None) -> None:
         ensure_collectives_can_run(mesh.devices)
         self._mesh = mesh
+        self._group = process_group or SingleProcessGroup()
         self._compiler = StepCompiler(self)
         self._extended = StrategyExtended(self)
         if not self.is_default:
@@ -116,7 +118,7 @@ class Strategy(abc.ABC):
         """
         return values
 
-    def note_step(self, kind: str, batches: Sequence[Any]) -> None:  # noqa: B027 (most have nothing to do)
+    def note_step(self, kind: str, batches: Sequence[Any]) -> None:
         """Note that a step of all replicas begins: all workers must have batches of the same shapes.
 
         Args:
@@ -124,7 +126,7 @@ class Strategy(abc.ABC):
             batches: pytrees of arrays; none at the end of the data.
         """
 
-    def note_state(  # noqa: B027 (most have nothing to do)
+    def note_state(
         self, key: Any, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]
     ) -> None:
         """Note that steps of all replicas were started: all workers must hold the same state then.
@@ -135,7 +137,7 @@ class Strategy(abc.ABC):
             state: gives names and arrays of the state after them.
         """
 
-    def share_file(self, path: str) -> None:  # noqa: B027 (most have nothing to do)
+    def share_file(self, path: str) -> None:
         """Wait, on all workers but the first, until the first has written the file at `path`."""
 
     def checkpoint_number(self, series: str, number: int) -> int:
@@ -166,6 +168,11 @@ class Strategy(abc.ABC):
     def mesh(self) -> ReplicaMesh:
         """The devices that compute."""
         return self._mesh
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The processes that train together."""
+        return self._group
 
     @property
     def worker_devices(self) -> tuple[Any, ...]:
@@ -304,7 +311,11 @@ class Strategy(abc.ABC):
         Returns:
             An iterable of structures of `PerReplica`.
         """
-        return SplitDataset(dataset, self._mesh, options=options, check_iterable_here=_not_in_replica)
+        return self._split(dataset, options)
+
+    def _split(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+        pipeline = self.shared_pipeline(dataset)
+        return SplitDataset(pipeline, self._mesh, options=options, check_iterable_here=_not_in_replica)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -359,107 +370,6 @@ class Strategy(abc.ABC):
     def _join_values(self, values: list[Any]) -> Any:
         """Per-replica values of those of this process' replicas."""
         return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
-
-    # --- tf.distribute's deprecated methods --------------------------------------------------
-
-    def group(self, value: Any, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
-        """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
-
-        Args:
-            value: what `run` or `extended.update` returned.
-            name: accepted for tf.distribute's signature.
-        """
-
-    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which variables lie beside another; see `extended.colocate_vars_with`.
-
-        Args:
-            colocate_with_variable: a variable of this strategy.
-        """
-        return self.extended.colocate_vars_with(colocate_with_variable)
-
-    def configure(
-        self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
-        task_type: str | None = None,
-        task_id: int | None = None,
-    ) -> None:
-        """Do nothing for a session: there are none. A strategy learns of its cluster when it is made.
-
-        Args:
-            session_config: accepted for tf.distribute's signature.
-            cluster_spec: must be None, as the next two.
-            task_type: must be None.
-            task_id: must be None.
-
-        Raises:
-            InvalidArgumentError: when a cluster is given.
-        """
-        if any(given is not None for given in (cluster_spec, task_type, task_id)):
-            raise InvalidArgumentError(
-                "A strategy is given its cluster when it is made. Received: "
-                f"cluster_spec={cluster_spec!r}, task_type={task_type!r}, task_id={task_id!r}. Write "
-                "`MultiWorkerMirroredStrategy(SimpleClusterResolver(cluster_spec, task_type=…, task_id=…))`."
-            )
-
-    def update_config_proto(self, config_proto: Any) -> Any:
-        """Return the argument: there are no sessions to configure.
-
-        Args:
-            config_proto: anything.
-        """
-        return config_proto
-
-    def make_dataset_iterator(self, dataset: Any) -> DistributedIterator:
-        """Return an iterator over global batches split over the replicas, as older programs write it.
-
-        Args:
-            dataset: as for `distribute_dataset`. `iterator.initialize()` begins it again.
-        """
-        data = self.distribute_dataset(dataset)
-        # The default strategy gives datasets back as they are.
-        return iter(data if isinstance(data, DistributedDataset) else Strategy.distribute_dataset(self, data))
-
-    def make_input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> DistributedIterator:
-        """Return an iterator over the input of a function, as older programs write it.
-
-        Args:
-            input_fn: as for `distribute_datasets_from_function`.
-            replication_mode: whether it is called for each worker or for each replica.
-        """
-        options = InputOptions(experimental_replication_mode=replication_mode)
-        return iter(self.distribute_datasets_from_function(input_fn, options))
-
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """Return a `unisono.data.Dataset` of the rows of arrays: batch and distribute it.
-
-        Args:
-            numpy_input: arrays with equal numbers of rows, also nested.
-            session: accepted for tf.distribute's signature.
-        """
-        del session
-        return Dataset.from_tensor_slices(numpy_input)
-
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Call `fn` once per replica with the next batch of an iterator, as older programs write it.
-
-        Args:
-            fn: the step of one replica.
-            input_iterator: from `make_dataset_iterator` or `make_input_fn_iterator`, or any other; without
-                one, `fn` is called without arguments.
-
-        Raises:
-            OutOfRangeError: at the end of distributed data.
-        """
-        if input_iterator is None:
-            return self.run(fn)
-        following = getattr(input_iterator, "get_next", input_iterator.__next__)
-        return self.run(fn, args=(following(),))
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results

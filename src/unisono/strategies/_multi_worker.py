@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.checkpoint.preemption import _handler
 from unisono.checkpoint.preemption._save_consensus import PeriodicConsensus
 from unisono.cluster import _distributed
+from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.cluster_resolver._base import ClusterResolver, TFConfigClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._spec import Timeouts
@@ -32,8 +32,6 @@ from unisono.collectives._cross_device import (
     PackedAllReduce,
 )
 from unisono.data._dataset import Dataset
-from unisono.data._distribute import DistributedDataset
-from unisono.data._sharding import InputOptions
 from unisono.data._workers import (
     elements_of_workers,
     joined_batches,
@@ -55,7 +53,6 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import (
     shared_decisions,
 )
 from unisono.strategies.multi_worker_fit._fit_summary import run_summary
-from unisono.strategies.multi_worker_fit._state_check import StateCheck
 from unisono.training._fit_extension import flat_callbacks
 
 
@@ -92,22 +89,20 @@ class MultiWorkerMirroredStrategy(Strategy):
         _check_type("communication_options", communication_options, CommunicationOptions)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
-        self._membership = _distributed.Membership(0, 1)
+        group: ProcessGroup = SingleProcessGroup()
         timeouts = timeouts or Timeouts()
         limit = self._options.timeout_seconds or timeouts.collective
         if self._resolver is not None:
-            self._membership = _distributed.join(self._resolver, timeouts, limit)
-        super().__init__(ReplicaMesh(devices_of_all()))
+            group = _distributed.join(self._resolver, timeouts, limit)
+        super().__init__(ReplicaMesh(devices_of_all()), group)
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options, self._mesh.platform) if spread else CrossDeviceOps()
         if spread:
-            _connect(self._mesh)
-            _handler.make_consensus = lambda resolver: PeriodicConsensus(_distributed.gather_bytes)
+            _connect(self._mesh, group)
+            _handler.make_consensus = lambda resolver: PeriodicConsensus(group.gather)
         self._begun: set[str] = set()
-        # By whose steps they look at, which end with them.
-        self._checks: weakref.WeakKeyDictionary[Any, StateCheck] = weakref.WeakKeyDictionary()
         self._said = ""
-        self._worker = (self._membership.process_id, self._membership.num_processes)
+        self._worker = (group.index, group.size)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -127,38 +122,22 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def explain(self, error: BaseException) -> Exception | None:
         """Return an error that says which worker caused one of JAX; None for other errors."""
-        return _distributed.explain(error) if self._mesh.is_spread else None
+        return self._group.explain(error)
 
     def note_step(self, kind: str, batches: Sequence[Any]) -> None:
         """Note that a step begins; where its shapes are new they are compared with another worker's."""
-        attendance = _distributed.attendance()
-        if attendance is not None and self._mesh.is_spread:
-            attendance.begin(kind, batches)
-
-    def _note_call(self, name: str) -> None:
-        """Note a call of `fit` or the like: a worker that makes it alone finds out at once."""
-        attendance = _distributed.attendance()
-        if attendance is not None:
-            attendance.begin_call(name)
+        self._group.note_step(kind, batches)
 
     def note_state(
         self, key: Any, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]
     ) -> None:
         """Note that steps were started; now and then the state after them is compared between workers."""
-        if self._mesh.is_spread:
-            with _distributed.together():
-                self._check_of(key).stepped(steps, state)
-
-    def _check_of(self, key: Any) -> StateCheck:
-        if key not in self._checks:
-            self._checks[key] = StateCheck(self._mesh)
-        return self._checks[key]
+        self._group.check_state(self._mesh, key, steps, state)
 
     def _compare(self, variables: Sequence[Any]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         paths = canonical_paths(v.path for v in variables)
-        with _distributed.together():
-            self._check_of(self).compare(paths, [v._value for v in variables])
+        self._group.compare_state(self._mesh, paths, [v._value for v in variables])
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine a per-replica value into one array; see `Strategy.reduce`."""
@@ -182,7 +161,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """
         own = np.asarray(value)
         facts = json.dumps([own.dtype.str, own.shape]).encode()
-        parts = [b.split(b"\n", 1) for b in _distributed.gather_bytes(facts + b"\n" + own.tobytes())]
+        parts = [b.split(b"\n", 1) for b in self._group.gather(facts + b"\n" + own.tobytes())]
         if len({head for head, _ in parts}) > 1:
             raise ClusterError(
                 "All workers must reduce values of one type and shape. Received, by worker: "
@@ -195,7 +174,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Around a collective of a value, where it is one of all workers."""
         parts = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
         shared = self._mesh.is_spread and any(isinstance(part, PerReplica) for part in parts)
-        return _distributed.together() if shared else contextlib.nullcontext()
+        return self._group.collective() if shared else contextlib.nullcontext()
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -210,17 +189,17 @@ class MultiWorkerMirroredStrategy(Strategy):
     @property
     def num_workers(self) -> int:
         """How many processes compute."""
-        return self._membership.num_processes
+        return self._group.size
 
     @property
     def worker_index(self) -> int:
         """This process' number."""
-        return self._membership.process_id
+        return self._group.index
 
     @property
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints and prints for all."""
-        return self._membership.is_chief
+        return self._group.is_chief
 
     @property
     def worker_devices(self) -> tuple[Any, ...]:
@@ -234,26 +213,20 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._begun.add(what)
         leaves, structure = jax.tree.flatten(values)
         rows = None if batch is None else jax.tree.leaves(batch)
-        found = _distributed.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
+        found = self._group.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
         return None if found is None else jax.tree.unflatten(structure, found)
 
     def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the first worker's values of variables that a custom loop uses for the first time."""
         if not values or not self._mesh.is_spread:
             return values
-        return [jax.numpy.asarray(v) for v in _distributed.broadcast_arrays(list(values))]
+        return [jax.numpy.asarray(v) for v in self._group.broadcast_arrays(list(values))]
 
     def shared_pipeline(self, dataset: Any) -> Any:
         """Divide a `unisono.data.Dataset` by its `AutoShardPolicy`; other input is made by all alike."""
         if not self._mesh.is_spread or not isinstance(dataset, Dataset):
             return dataset
-        return pipeline_of_worker(dataset, self._worker, self.from_chief, _distributed.gather_bytes)
-
-    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
-        """Split the global batches of any iterable over the replicas; see `Strategy.distribute_dataset`."""
-        return super().distribute_dataset(self.shared_pipeline(dataset), options)
-
-    experimental_distribute_dataset = distribute_dataset
+        return pipeline_of_worker(dataset, self._worker, self._group.from_chief, self._group.gather)
 
     @contextlib.contextmanager
     def together(
@@ -274,10 +247,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
         own = bytes([ahead, *(m in moments for m in DECISION_HOOKS)]) + hashlib.sha256(others).digest()
-        self._note_call("fit")
-        every = _distributed.require_same(
-            facts_of(model, arguments), "A call of `fit`", own + random.digest()
-        )
+        self._group.note_call("fit")
+        every = self._group.require_same(facts_of(model, arguments), "A call of `fit`", own + random.digest())
         self._begun.discard("TRAIN")
         if any(
             e[len(DECISION_HOOKS) + 1 : len(own)] != every[0][len(DECISION_HOOKS) + 1 : len(own)]
@@ -285,7 +256,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         ):
             self._compare_callbacks(others)
         if any(e[len(own) :] != every[0][len(own) :] for e in every):
-            random.take_over()
+            random.take_over(self._group)
         changed = dict(arguments)
         self._say(arguments, callbacks)
         if not self.is_chief:
@@ -295,21 +266,21 @@ class MultiWorkerMirroredStrategy(Strategy):
         callbacks = [SameState(self._compare), *callbacks]
         changed["callbacks"] = [
             *callbacks,
-            shared_decisions(_distributed.broadcast_bytes, callbacks, moments),
+            shared_decisions(self._group.broadcast, callbacks, moments),
         ]
         yield changed, all(e[0] for e in every)
 
     def _compare_callbacks(self, own: bytes) -> None:
         """Refuse callbacks that other workers have, and not the chief; it may print or measure alone."""
-        if not are_within([json.loads(data) for data in _distributed.gather_bytes(own)]):
-            _distributed.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
+        if not are_within([json.loads(data) for data in self._group.gather(own)]):
+            self._group.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
 
     def _say(self, arguments: dict[str, Any], callbacks: Sequence[Any]) -> None:
         """Say on the chief's screen what begins, unless `fit` is silent or has said it before."""
         if not self.is_chief or not arguments.get("verbose", "auto"):
             return
         data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
-        counts = self.num_replicas_in_sync, self._membership.num_processes
+        counts = self.num_replicas_in_sync, self._group.size
         text = run_summary(arguments, callbacks, data, self._mesh.platform, *counts)
         if text != self._said:
             print(text, file=sys.stderr, flush=True)
@@ -334,8 +305,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         # In `fit`, Keras evaluates with arguments that were compared when it began.
         if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
             name = original.__name__
-            self._note_call(name)
-            _distributed.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
+            self._group.note_call(name)
+            self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
         if not self.is_chief:
             arguments["verbose"] = 0
         return {**arguments.pop("kwargs", {}), **arguments}
@@ -348,13 +319,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         Args:
             path: of the file, as the program gives it.
         """
-        attendance = _distributed.attendance()
-        if attendance is None or not self._mesh.is_spread:
-            return
-        if self.is_chief:
-            attendance.record.saved(path)
-        else:
-            attendance.wait_for_file(path)
+        self._group.share_file(path)
 
     def checkpoint_number(self, series: str, number: int) -> int:
         """Return the number of the next checkpoint of a series, which the chief chooses.
@@ -363,27 +328,24 @@ class MultiWorkerMirroredStrategy(Strategy):
             series: the path without the number.
             number: what this worker would choose; taken where the chief saves nothing here.
         """
-        attendance = _distributed.attendance()
-        if attendance is None or not self._mesh.is_spread:
-            return number
-        return attendance.number(series, number, is_first=self.is_chief)
+        return self._group.checkpoint_number(series, number)
 
     def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
         """Each worker's elements for its own replicas; all agree at each step on who has how many."""
         if not mesh.is_spread:
             return super()._join_elements(iterator, mesh)
-        return elements_of_workers(iterator, mesh, _distributed.are_alike, _distributed.gather_bytes)
+        return elements_of_workers(iterator, mesh, self._group.are_alike, self._group.gather)
 
     def _join_rows(self, iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
         """Global batches of the elements of all workers."""
         own = super()._join_rows(iterator, replicas)
-        return joined_batches(own, _distributed.gather_bytes) if self._mesh.is_spread else own
+        return joined_batches(own, self._group.gather) if self._mesh.is_spread else own
 
     def _join_values(self, values: list[Any]) -> Any:
         """Per-replica values of what each worker has for its own replicas."""
         if not self._mesh.is_spread:
             return super()._join_values(values)
-        return values_of_workers(values, self._mesh, _distributed.gather_bytes)
+        return values_of_workers(values, self._mesh, self._group.gather)
 
     def from_chief(self, make: Callable[[], bytes]) -> bytes:
         """Return on every worker what `make` gives on the first; its error is raised on all.
@@ -394,24 +356,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         Raises:
             ClusterError: on the others, when it raised on the first.
         """
-        error: BaseException | None = None
-        answer = b""
-        if self.is_chief:
-            try:
-                answer = b"+" + make()
-            except Exception as caught:
-                error, answer = caught, b"-" + str(caught).encode()
-        answer = _distributed.broadcast_bytes(answer)
-        if error is not None:
-            raise error
-        if answer[:1] == b"-":
-            raise ClusterError(
-                f"The first worker must succeed for all. Received there: {answer[1:].decode()}"
-            )
-        return answer[1:]
+        return self._group.from_chief(make)
 
 
-def _connect(mesh: ReplicaMesh) -> None:
+def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:
     """Let all devices meet once: Gloo connects them at their first collective, and gives up after 30 s.
 
     Later a worker may be loading data.
@@ -422,7 +370,7 @@ def _connect(mesh: ReplicaMesh) -> None:
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=spec, check_vma=False
     )
-    with _distributed.together():
+    with group.collective():
         jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
 
 
@@ -440,11 +388,11 @@ class _EncodedRandomState:
             state.update(np.ascontiguousarray(self._arrays[name]).tobytes())
         return state.digest()
 
-    def take_over(self) -> None:
+    def take_over(self, group: ProcessGroup) -> None:
         """Go on from the first worker's."""
-        facts = json.loads(_distributed.broadcast_bytes(self._facts))
+        facts = json.loads(group.broadcast(self._facts))
         names = sorted(self._arrays)
-        values = _distributed.broadcast_arrays([self._arrays[n] for n in names])
+        values = group.broadcast_arrays([self._arrays[n] for n in names])
         RandomState().set_state(decode(facts, dict(zip(names, values, strict=True))))
 
 

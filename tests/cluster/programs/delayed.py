@@ -7,21 +7,22 @@ import time
 
 import unisono
 from unisono.cluster.rendezvous import _server
-from unisono.cluster import _distributed
+from unisono.cluster import _distributed, _host_collectives
 from unisono.cluster.rendezvous import _client
 from unisono.cluster.liveness import _peer_monitor
 
 #: After what each worker sleeps for how many seconds; another one than at the same point elsewhere.
 DELAYS = [
     {"_connected": 0.5, "_start_jax": 0.2, "_part": 0.5},
-    {"_start_jax": 0.5, "gather_bytes": 1.5, "_read_agreement": 0.3},
+    {"_start_jax": 0.5, "gather": 1.5, "_read_agreement": 0.3},
     {"_connected": 0.5, "rendezvous": 0.5, "leave": 0.5},
 ]
 OWNERS = {
     _client._RendezvousClient: ["_connected"],
     _client: ["_read_agreement"],
     _server.RendezvousServer: ["_part"],
-    _distributed: ["rendezvous", "_start_jax", "gather_bytes"],
+    _distributed: ["rendezvous", "_start_jax"],
+    _host_collectives.HostCollectives: ["gather"],
     _peer_monitor.PeerMonitor: ["leave"],
 }
 delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]

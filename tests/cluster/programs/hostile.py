@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 import unisono
-from unisono.cluster import _distributed
 
 folder = Path(sys.argv[1])
 worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -44,7 +43,7 @@ def facts():
 
 def step(folder_has_it):
     model.train_on_batch(x, y)
-    return _distributed.broadcast_bytes(b"1" if folder_has_it else b"") == b"1"
+    return strategy.process_group.broadcast(b"1" if folder_has_it else b"") == b"1"
 
 
 step(False)

@@ -7,8 +7,8 @@ import pytest
 
 from unisono import ClusterError
 from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono.strategies.multi_worker_fit import _state_check
-from unisono.strategies.multi_worker_fit._state_check import StateCheck
+from unisono.cluster import _state_check
+from unisono.cluster._state_check import StateCheck
 
 REPLICAS = 3
 

@@ -10,7 +10,7 @@ import time
 import weakref
 
 from unisono.checkpoint.preemption._notice import PreemptionNotice, SignalWatch
-from unisono.cluster._distributed import membership
+from unisono.cluster._distributed import joined_group
 
 
 class PreemptionWatcher:
@@ -39,8 +39,8 @@ class PreemptionWatcher:
         """What was received; None as long as nothing was."""
         if self._notice.at is None:
             return None
-        own = membership()
-        who = f"worker {own.process_id}" if own.num_processes > 1 else "this process"
+        group = joined_group()
+        who = f"worker {group.index}" if group.size > 1 else "this process"
         return f"{who} received SIGTERM {time.monotonic() - self._notice.at:.0f} s ago"
 
     def block_until_worker_exit(self) -> None:

@@ -1,0 +1,226 @@
+"""The `ProcessGroup` of processes that `jax.distributed` connects.
+
+Tests: tests/cluster/test_peers.py, tests/cluster/test_absent.py, tests/cluster/test_chief.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from unisono._errors import ClusterError
+from unisono._mesh import ReplicaMesh
+from unisono._types import PyTree
+from unisono.cluster._batch_fingerprint import are_near, fingerprint
+from unisono.cluster._host_collectives import AT_ONCE, HostCollectives
+from unisono.cluster._process_group import Arrays, NamedState, ProcessGroup, Tree
+from unisono.cluster._state_check import StateCheck
+from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.cluster.liveness._peer_monitor import PeerMonitor
+from unisono.cluster.rendezvous._mismatch import differences, named
+
+#: Bytes of a digest.
+_DIGEST = 32
+
+
+class JaxProcessGroup(ProcessGroup):
+    """The processes of a cluster on `jax.distributed`.
+
+    Args:
+        index: the number of this process.
+        size: how many processes there are.
+        collectives: carry bytes between the processes.
+        monitor: asks the other processes where they are.
+    """
+
+    def __init__(self, index: int, size: int, collectives: HostCollectives, monitor: PeerMonitor) -> None:
+        super().__init__(index, size)
+        self._collectives, self._monitor = collectives, monitor
+        # By whose steps they compare, with which they end.
+        self._checks: weakref.WeakKeyDictionary[Hashable, StateCheck] = weakref.WeakKeyDictionary()
+
+    @property
+    def monitor(self) -> PeerMonitor:
+        """Asks the other processes where they are."""
+        return self._monitor
+
+    # --- collectives -----------------------------------------------------------------------
+
+    @property
+    def num_collectives(self) -> int:
+        """How many messages were sent to all processes outside of steps."""
+        return self._collectives.collectives
+
+    @contextlib.contextmanager
+    def collective(self) -> Iterator[None]:
+        """Count a collective, mark it as in flight, and explain its error."""
+        self._monitor.record.meetings += 1
+        try:
+            with IN_FLIGHT.together():
+                yield
+        except (RuntimeError, ValueError) as error:
+            explained = self.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the bytes of the first process: one collective for a few bytes, two for many."""
+        with self.collective():
+            return self._collectives.broadcast(data)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every process: one collective for a few bytes, two for many."""
+        with self.collective():
+            return self._collectives.gather(data)
+
+    def broadcast_arrays(self, tree: Tree) -> Tree:
+        """Return the arrays of the first process, as host arrays: one collective for all of them."""
+        leaves, structure = jax.tree.flatten(tree)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        if not arrays:
+            return tree
+        data = _bytes_of(arrays) if self.is_chief else b""
+        with self.collective():
+            data = self._collectives.send(data, sum(a.nbytes for a in arrays))
+        restored: Tree = jax.tree.unflatten(structure, _arrays_from(data, arrays))
+        return restored
+
+    def equal_arrays(
+        self, arrays: Arrays, known: Sequence[bool], key: object, what: str, batch: Arrays | None = None
+    ) -> Arrays | None:
+        """Compare digests, and broadcast only the arrays that differ or are new: one collective or two."""
+        lines = "\n".join(f"{a.shape} {a.dtype}" for a in arrays)
+        new = [i for i, is_known in enumerate(known) if not is_known]
+        size = sum(arrays[i].nbytes for i in new)
+        # A message costs its latency: a few bytes of arrays travel with the digest.
+        batch_print = b"" if batch is None else fingerprint(batch)
+        head = _DIGEST + len(batch_print)
+        at_once = size <= AT_ONCE - head
+        own = [np.asarray(arrays[i]) for i in new] if at_once else []
+        every = self.gather(_digest(f"{key} {new} {lines}".encode()) + batch_print + _bytes_of(own))
+        if batch_print:
+            _check_batches([e[_DIGEST:head] for e in every])
+        if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
+            self.require_same({"variables": lines}, what)
+            return list(self.broadcast_arrays(list(arrays)))
+        if not new:
+            return None
+        data = every[0][head:]
+        found = _arrays_from(data, own) if at_once else self.broadcast_arrays([arrays[i] for i in new])
+        result = list(arrays)
+        for i, array in zip(new, found, strict=True):
+            result[i] = array
+        return result
+
+    def are_alike(self, data: bytes) -> bool:
+        """Compare digests: one collective."""
+        every = self.gather(_digest(data))
+        return every.count(every[0]) == len(every)
+
+    def require_same(self, facts: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
+        """Compare digests: one collective where the facts agree, and another one to name what differs."""
+        text = json.dumps(dict(facts), sort_keys=True, default=str).encode()
+        every = self.gather(_digest(text) + besides)
+        if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
+            found = {i: json.loads(data) for i, data in enumerate(self.gather(text))}
+            raise ClusterError(
+                f"{what} must be the same on all processes. Received: " + " ".join(differences(found))
+            )
+        return [e[_DIGEST:] for e in every]
+
+    def from_chief(self, make: Callable[[], bytes]) -> bytes:
+        """Call `make` on the first process and broadcast its result, or its error: one collective or two."""
+        error: BaseException | None = None
+        answer = b""
+        if self.is_chief:
+            try:
+                answer = b"+" + make()
+            except Exception as caught:
+                error, answer = caught, b"-" + str(caught).encode()
+        answer = self.broadcast(answer)
+        if error is not None:
+            raise error
+        if answer[:1] == b"-":
+            raise ClusterError(
+                f"The first worker must succeed for all. Received there: {answer[1:].decode()}"
+            )
+        return answer[1:]
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def note_step(self, kind: str, batches: Sequence[PyTree]) -> None:
+        """Note a step; where its shapes are new, compare them with those of the next process."""
+        self._monitor.begin(kind, batches)
+
+    def note_call(self, name: str) -> None:
+        """Note a call, and compare it with what the next process does."""
+        self._monitor.begin_call(name)
+
+    def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
+        """Compare the state after the steps 1, 2, 4, …; see `StateCheck`."""
+        with self.collective():
+            self._check_of(mesh, key).stepped(steps, state)
+
+    def compare_state(self, mesh: ReplicaMesh, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
+        """Compare a state, and wait for the result."""
+        with self.collective():
+            self._check_of(mesh, mesh).compare(names, arrays)
+
+    def _check_of(self, mesh: ReplicaMesh, key: Hashable) -> StateCheck:
+        if key not in self._checks:
+            self._checks[key] = StateCheck(mesh)
+        return self._checks[key]
+
+    # --- files and errors ------------------------------------------------------------------
+
+    def share_file(self, path: str) -> None:
+        """Note or wait for the file, by messages from port to port."""
+        if self.is_chief:
+            self._monitor.record.saved(path)
+        else:
+            self._monitor.wait_for_file(path)
+
+    def checkpoint_number(self, series: str, number: int) -> int:
+        """Ask the chief for the number."""
+        return self._monitor.number(series, number, is_first=self.is_chief)
+
+    def explain(self, error: BaseException) -> ClusterError | None:
+        """Ask the other processes what has happened, where JAX's error is about a collective."""
+        return self._monitor.explained(error)
+
+
+def _check_batches(prints: Sequence[bytes]) -> None:
+    """Raise on every process when the first batches differ, of which each process computes a part."""
+    others = [i for i, batch in enumerate(prints) if not are_near([prints[0], batch])]
+    if others:
+        raise ClusterError(
+            "The first batch must be the same on all processes, for each computes its own rows of it. "
+            f"Received: other values in the batch of {named(others)} than in that of process 0, of the same "
+            "shapes. Seed what is drawn (`keras.utils.set_random_seed`); give data of each worker's own as a "
+            "`unisono.data.Dataset` with AutoShardPolicy.FILE or OFF, or by "
+            "`strategy.distribute_datasets_from_function`."
+        )
+
+
+def _bytes_of(arrays: Sequence[np.ndarray]) -> bytes:
+    return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+
+
+def _arrays_from(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of which `data` are the bytes; the inverse of `_bytes_of`."""
+    found, at = [], 0
+    for array in like:
+        found.append(np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape))
+        at += array.nbytes
+    return found
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
