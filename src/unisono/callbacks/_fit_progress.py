@@ -16,7 +16,7 @@ import numpy as np
 from unisono._errors import CheckpointMismatchError
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._json_state import decode, encode
-from unisono.training.trainer._lookahead import StepLog
+from unisono.training.trainer._multi_step import StepLog
 
 
 @dataclasses.dataclass

@@ -44,7 +44,7 @@ from unisono.training._keras_data import data_needed, keras_arguments
 from unisono.training._model_state import taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
-from unisono.training.replica._rows import sequential_built
+from unisono.training.trainer._batch_policy import sequential_built
 from unisono.training.trainer._lookahead import batch_ended, can_run_ahead, with_lookahead
 from unisono.training.trainer._trainer_step import TrainerTask
 

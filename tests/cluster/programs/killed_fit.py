@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 
 import unisono
 from unisono.callbacks import BackupAndRestore
-from unisono.training.trainer import _lookahead
-from unisono.training.trainer._trainer_function import Mode
+from unisono.training.trainer import _multi_step
+from unisono.training.trainer._batch_policy import Mode
 
 EPOCHS, BATCH, ROWS = 4, 48, 500
 L = keras.layers
@@ -114,7 +114,7 @@ def train(run):
     model = model_of(run["replicas"])
     ahead = run.get("ahead", 0)
     if ahead:
-        _lookahead._FIRST = ahead
+        _multi_step._FIRST = ahead
     seen = SeenEpochs() if ahead else Seen()
     callbacks = [
         keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),

@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.trainer import _lookahead
-from unisono.training.trainer._lookahead import AdaptiveGroupSize, StepLookahead, can_run_ahead, slots_for
+from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.trainer._lookahead import StepLookahead, can_run_ahead
+from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
 
 
 class Token:
@@ -21,7 +22,8 @@ class Token:
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(_lookahead, "perf_counter", lambda: now[0])
+    for module in (_lookahead, _multi_step):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     return now
 
 

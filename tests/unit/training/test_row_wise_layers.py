@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import ROW_WISE, depends_on_batch, one_batch_size
+from unisono.training.trainer._batch_policy import ROW_WISE, depends_on_batch, one_batch_size
 
 L = keras.layers
 VECTOR, SERIES, IMAGE, VOLUME = (6,), (5, 4), (6, 6, 4), (4, 4, 4, 2)

@@ -12,7 +12,7 @@ import pytest
 
 import unisono
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
-from unisono.training.trainer import _lookahead
+from unisono.training.trainer import _lookahead, _multi_step
 
 _STEPS = 6
 
@@ -57,7 +57,7 @@ _FIT = (
     "CompiledStep.__call__",
     "TrainerFunction.__call__",
     "TrainerFunction._compiled",
-    "TrainerFunction._keep",
+    "FitState.keep",
     "TrainerFunction._one",
     "TrainerFunction._run_ahead",
     "TrainerFunction._together",
@@ -88,8 +88,8 @@ class Looks(keras.callbacks.Callback):
 @pytest.mark.parametrize(("replicas", "callbacks"), [(1, []), (2, []), (2, [Looks()])])
 def test_fit_interrupted_at_any_instruction_leaves_a_finished_step(replicas, callbacks, monkeypatch):
     # How many steps run together depends on time, and so would the instructions.
-    monkeypatch.setattr(_lookahead, "_FIRST", 2)
-    monkeypatch.setattr(_lookahead, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_multi_step, "_FIRST", 2)
+    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
     monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
     x, y = digits()
     x, y = x[: 32 * _STEPS], y[: 32 * _STEPS]

@@ -9,15 +9,15 @@ import pytest
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.callbacks import BackupAndRestore, TensorBoard
 from unisono.callbacks._fit_backup import FitBackup
-from unisono.training.trainer import _lookahead
-from unisono.training.trainer._trainer_function import Mode
+from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.trainer._batch_policy import Mode
 
 
 @pytest.fixture(params=[1, 5])
 def together(request, monkeypatch):
     """How many steps run together, whatever the machine's speed."""
-    monkeypatch.setattr(_lookahead, "_FIRST", request.param)
-    monkeypatch.setattr(_lookahead, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_multi_step, "_FIRST", request.param)
+    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
     monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
     return request.param
 
@@ -54,7 +54,7 @@ def test_numbers_do_not_depend_on_how_many_run_together(batch_size, monkeypatch)
     rows = 11 * batch_size + 8
     found = []
     for first in (1, 3, 32):
-        monkeypatch.setattr(_lookahead, "_FIRST", first)
+        monkeypatch.setattr(_multi_step, "_FIRST", first)
         model = compiled()
         history = model.fit(x[:rows], y[:rows], batch_size=batch_size, epochs=2, verbose=0)
         found.append((model.get_weights(), history.history))

@@ -24,8 +24,7 @@ from unisono.training.replica._fused_metrics import (
     can_join,
 )
 from unisono.training.replica._rows import first_rows, gather_rows
-
-State = tuple[Sequence[Any], ...]
+from unisono.training.trainer._protocol import State
 
 
 class TrainerTask(enum.Enum):

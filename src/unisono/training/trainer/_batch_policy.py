@@ -1,0 +1,255 @@
+"""How the rows of a batch reach the replicas: split, whole on each, or filled up and split.
+
+A batch that divides is split over the replicas. The ragged last batch of an epoch runs whole on
+every replica: exact for every layer, loss and metric. A batch size that never divides is padded
+and split where every layer treats rows apart; then losses and metrics see the true rows of all
+replicas, so that they too are exact.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono.data._batches import unbatched
+
+_LOG = logging.getLogger("unisono")
+
+_L = keras.layers
+
+#: Keras' own layers whose result for a row depends on this row alone, where no axis is the batch's.
+#: Whatever is not listed may mix rows; a test compares each with one device on padded batches.
+ROW_WISE = frozenset(
+    {
+        *(_L.InputLayer, _L.Identity, _L.Flatten, _L.Reshape, _L.Permute, _L.RepeatVector),
+        *(_L.Dense, _L.EinsumDense, _L.Embedding, _L.Activation, _L.ReLU, _L.LeakyReLU, _L.PReLU, _L.ELU),
+        *(_L.Softmax, _L.Rescaling, _L.Normalization, _L.SpectralNormalization),
+        *(_L.Conv1D, _L.Conv2D, _L.Conv3D, _L.Conv1DTranspose, _L.Conv2DTranspose, _L.Conv3DTranspose),
+        *(_L.DepthwiseConv1D, _L.DepthwiseConv2D, _L.SeparableConv1D, _L.SeparableConv2D),
+        *(_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D),
+        *(_L.AveragePooling1D, _L.AveragePooling2D, _L.AveragePooling3D),
+        *(_L.GlobalMaxPooling1D, _L.GlobalMaxPooling2D, _L.GlobalMaxPooling3D),
+        *(_L.GlobalAveragePooling1D, _L.GlobalAveragePooling2D, _L.GlobalAveragePooling3D),
+        *(_L.ZeroPadding1D, _L.ZeroPadding2D, _L.ZeroPadding3D, _L.Resizing, _L.CenterCrop),
+        *(_L.Cropping1D, _L.Cropping2D, _L.Cropping3D, _L.UpSampling1D, _L.UpSampling2D, _L.UpSampling3D),
+        *(_L.LayerNormalization, _L.RMSNormalization, _L.GroupNormalization, _L.UnitNormalization),
+        *(_L.Dropout, _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D),
+        *(_L.AlphaDropout, _L.GaussianDropout, _L.GaussianNoise),
+        *(_L.SimpleRNN, _L.LSTM, _L.GRU, _L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D, _L.RNN),
+        *(_L.SimpleRNNCell, _L.LSTMCell, _L.GRUCell, _L.StackedRNNCells, _L.Bidirectional),
+        *(_L.TimeDistributed, _L.MultiHeadAttention, _L.GroupQueryAttention, _L.Attention),
+        *(_L.AdditiveAttention, _L.Add, _L.Subtract, _L.Multiply, _L.Average, _L.Maximum, _L.Minimum),
+        *(_L.Concatenate, _L.Dot, _L.ReversibleEmbedding),
+    }
+)
+
+#: Layers that Keras makes inside of others.
+_PARTS = ("ConvLSTMCell", "DropoutRNNCell")
+
+#: Marks an `InputLayer` that Keras made from the first data.
+_FROM_DATA = "_unisono_from_data"
+
+#: Of these, those whose config holds the number of an axis that may be the batch's.
+_AXES = ("axis", "axes", "_axis", "_attention_axes")
+
+
+class Mode(enum.Enum):
+    """How a batch reaches the replicas."""
+
+    SPLIT = "each replica gets its equal part"
+    WHOLE = "every replica gets all rows and computes the same"
+    PADDED = "filled up to a size that divides, and split"
+    TOGETHER = "several batches in one program, each split or padded"
+
+
+class BatchPolicy:
+    """Chooses the mode of each batch of a model.
+
+    Args:
+        model: the bound model.
+        replicas: how many there are.
+    """
+
+    def __init__(self, model: keras.Model, replicas: int) -> None:
+        self._model, self._replicas = model, replicas
+        self._usual_rows: int | None = None
+        self._can_pad: bool | None = None
+        self._is_fixed = False
+
+    def mode(self, rows: int) -> Mode:
+        replicas = self._replicas
+        if self._usual_rows is None:
+            self._usual_rows, self._is_fixed = rows, replicas > 1 and self._has_one_size()
+        if self._is_fixed:
+            return Mode.WHOLE
+        if rows % replicas == 0 and rows > 0:
+            return Mode.SPLIT
+        if rows != self._usual_rows or rows < replicas:
+            return Mode.WHOLE
+        if self._can_pad is None:
+            self._can_pad = self._decide_padding(rows, replicas)
+        return Mode.PADDED if self._can_pad else Mode.WHOLE
+
+    def _has_one_size(self) -> bool:
+        reason = one_batch_size(self._model)
+        if reason:
+            _LOG.warning(
+                "A batch cannot be split over %d replicas, because %s: every replica computes all rows, "
+                "which is exact but no faster than one device.",
+                self._replicas, reason,
+            )  # fmt: skip
+        return reason is not None
+
+    def _decide_padding(self, rows: int, replicas: int) -> bool:
+        reason = depends_on_batch(self._model)
+        if reason:
+            _LOG.warning(
+                "A batch of %d rows does not divide over %d replicas, and %s: every replica computes all "
+                "rows, which is exact but no faster than one device. Use a batch size of %d.",
+                rows, replicas, reason, -(-rows // replicas) * replicas,
+            )  # fmt: skip
+        else:
+            _LOG.info(
+                "A batch of %d rows does not divide over %d replicas: it is filled up and split. "
+                "A batch size of %d wastes nothing.",
+                rows, replicas, -(-rows // replicas) * replicas,
+            )  # fmt: skip
+        return reason is None
+
+
+def rows_in(batch: Any) -> int:
+    """The number of rows of a batch.
+
+    Raises:
+        InvalidArgumentError: when its arrays have none, or not the same number.
+    """
+    sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
+    if not sizes:
+        raise InvalidArgumentError(
+            "A batch must hold at least one array. Received: an empty batch. Yield `(x, y)` from the data."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if not np.ndim(leaf):
+            raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
+    path, first = sizes[0]
+    for other, shape in sizes:
+        if shape[0] != first[0]:
+            raise InvalidArgumentError(
+                "All arrays of a batch must have the same number of rows. Received: shape "
+                f"{shape} at batch{jax.tree_util.keystr(other)}, and {first} at "
+                f"batch{jax.tree_util.keystr(path)}. Give every array one row for each example."
+            )
+    return int(first[0])
+
+
+def pad_rows(array: Any, parts: int) -> Any:
+    """Repeat the last row until the number of rows divides by `parts`.
+
+    True rows, and not zeros, because a row of zeros may give NaN where a true one does not.
+
+    >>> pad_rows(np.array([1, 2, 3]), 2)
+    array([1, 2, 3, 3])
+    """
+    missing = -len(array) % parts
+    if missing == 0:
+        return array
+    library = np if isinstance(array, np.ndarray) else jnp
+    return library.concatenate([array, library.repeat(array[-1:], missing, axis=0)])
+
+
+def depends_on_batch(model: Any) -> str | None:
+    """Return why a model may not see padded rows, or None when every layer treats rows apart.
+
+    Args:
+        model: a built Keras model.
+    """
+    if not _is_keras_own(model):
+        return f"the model is of the class {type(model).__name__}, whose code may mix rows"
+    for layer in model._flatten_layers(include_self=False):
+        reason = _layer_mixes_rows(layer)
+        if reason:
+            return reason
+    nested = [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+    for part in nested:
+        for operation in getattr(part, "operations", ()):
+            if not isinstance(operation, keras.Layer):
+                return f"the operation {operation.name!r} may mix rows"
+    return None
+
+
+def one_batch_size(model: Any) -> str | None:
+    """Return why a model takes batches of one size only, or None when it takes any.
+
+    Args:
+        model: a built Keras model.
+    """
+    for layer in model._flatten_layers():
+        name = f"the layer {layer.name!r} ({type(layer).__name__})"
+        if getattr(layer, "stateful", False):
+            return f"{name} keeps a state for each row"
+        if isinstance(layer, keras.layers.InputLayer) and not getattr(layer, _FROM_DATA, False):
+            rows = layer.batch_shape[0]
+            if rows is not None:
+                return f"{name} takes {rows} rows (write its shape without them if it takes any number)"
+    return None
+
+
+def sequential_built(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Build a `keras.Sequential`, and note whether its input's shape is only that of the first batch.
+
+    Keras makes the input of a model without one from the first data, with their number of rows, and
+    accepts any other number afterwards. A user who writes `Input(batch_shape=...)` asks for that number.
+    """
+    declared = any(isinstance(layer, keras.layers.InputLayer) for layer in self._layers[:1])
+    result = original(self, *args, **kwargs)
+    if not declared and self._layers and isinstance(self._layers[0], keras.layers.InputLayer):
+        object.__setattr__(self._layers[0], _FROM_DATA, True)
+    return result
+
+
+def _is_keras_own(layer: Any) -> bool:
+    """Whether a layer's code is Keras' and not a user's."""
+    return type(layer).__module__.startswith("keras.")
+
+
+def _layer_mixes_rows(layer: Any) -> str | None:
+    if isinstance(layer, keras.Model) and _is_keras_own(layer):
+        return None  # its own layers are asked one by one
+    name = f"the layer {layer.name!r} ({type(layer).__name__})"
+    if type(layer) not in ROW_WISE and not _is_part(layer):
+        return f"{name} may mix rows"
+    if _crosses_batch(layer):
+        return f"{name} has the batch among its axes"
+    if getattr(layer, "stateful", False):
+        return f"{name} keeps a state for each row"
+    if getattr(layer, "mask_zero", False):
+        return f"the layer {layer.name!r} makes a mask"
+    if layer.activity_regularizer is not None:
+        return f"the layer {layer.name!r} has an activity regularizer"
+    return None
+
+
+def _is_part(layer: Any) -> bool:
+    """Whether a layer is one that Keras makes inside of those that are listed, and does not name."""
+    return _is_keras_own(layer) and type(layer).__name__ in _PARTS
+
+
+def _crosses_batch(layer: Any) -> bool:
+    for name in _AXES:
+        axes = getattr(layer, name, None)
+        numbers = axes if isinstance(axes, (list, tuple)) else [axes]
+        if any(n is not None and (n == 0 or n < -1) for n in numbers):
+            return True
+    equation = getattr(layer, "equation", None)
+    if isinstance(layer, keras.layers.EinsumDense) and equation is not None:
+        inputs, result = equation.replace(" ", "").split("->")
+        return bool(inputs[0] != result[0])
+    return False

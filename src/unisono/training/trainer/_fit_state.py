@@ -1,0 +1,136 @@
+"""The state of a model while Keras' loop carries it from step to step.
+
+Between two steps Keras and callbacks see arrays of this process; the step itself wants them on all its
+devices, as it returned them. `FitState` keeps both, and puts the newest state back when a step fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.training._model_state import hold_state, release_state
+from unisono.training.trainer._protocol import State
+from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+
+#: Numbers of train functions, alike on workers that make the same ones.
+_NUMBERS = itertools.count()
+
+
+class StatePart(Sequence[Any]):
+    """One list of a step's state, as Keras' loop carries it from step to step.
+
+    Not a list, because Keras looks into every list that it stores on a model: 0.2 ms a step.
+
+    Args:
+        values: arrays, where the next step wants them.
+        view: gives the array that Keras and callbacks see.
+    """
+
+    def __init__(self, values: list[Any], view: Callable[[Any], Any] = lambda value: value) -> None:
+        self.values = values
+        self._view = view
+        self._seen: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        numbers = range(len(self.values))[index]
+        return [self._at(i) for i in numbers] if isinstance(numbers, range) else self._at(numbers)
+
+    def _at(self, number: int) -> Any:
+        if number not in self._seen:
+            self._seen[number] = self._view(self.values[number])
+        return self._seen[number]
+
+    def behind(self, number: int, seen: Any) -> Any | None:
+        """Return the array of which `seen` was given to Keras and callbacks; None for any other.
+
+        Args:
+            number: of the array.
+            seen: any.
+        """
+        return self.values[number] if self._seen.get(number) is seen else None
+
+
+class FitState:
+    """The state between the steps of one train function.
+
+    Args:
+        model: the bound model.
+        strategy: where its variables live between steps.
+        task: names the variables.
+    """
+
+    def __init__(self, model: Any, strategy: Any, task: TrainerTask) -> None:
+        self._model, self._strategy, self._task = model, strategy, task
+        self._names = tuple(f"{name}_variables" for name in task.value)
+        self._returned: tuple[StatePart, ...] | None = None
+        self._number, self._count = next(_NUMBERS), 0
+        #: What the last program of a call gives; nothing else holds the state until the call ends.
+        self.done: list[Any] = []
+
+    def require_unchanged(self, state: State) -> State:
+        if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
+            raise InvalidArgumentError(
+                "The weights may not be changed between two batches of an epoch unless a callback of `fit` "
+                "does it, in `on_train_batch_begin` or `on_train_batch_end`. Received: other weights."
+            )
+        return self._returned
+
+    def keep(self, state: State, steps: int) -> State:
+        """The state as Keras carries it."""
+        mesh = self._strategy.mesh
+        view = {"view": mesh.local} if mesh.is_spread else {}
+        self._count += 1
+        self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
+        # Keras does this when the function has returned, and in between it may be interrupted.
+        hold_state(self._model, self._names, self._returned)
+        if mesh.is_spread and self._task is TrainerTask.TRAIN:
+            self._strategy.note_state(self, steps, self._compared)
+        return self._returned
+
+    def _compared(self) -> tuple[list[str], list[Any]]:
+        """Names and arrays of what all workers must hold alike after a step; the cause before the effect."""
+        trainable, non_trainable, optimizer, _ = zip(
+            variables_of(self._model, self._task), self._returned or (), strict=True
+        )
+        pairs = [
+            p for vs, xs in (optimizer, trainable, non_trainable) for p in zip(vs, xs.values, strict=True)
+        ]
+        return [v.path for v, _ in pairs], [x for _, x in pairs]
+
+    def place(self, state: State, batch: Any) -> State:
+        if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
+            return tuple(list(self._strategy.fetch_state(part.values)) for part in self._returned)
+        values = [value for part in state for value in part]
+        # What the last step returned lies on the devices already.
+        last = self._last(state)
+        known = [array is not None for array in last]
+        key = self._number, self._count
+        found = self._strategy.same_on_all(values, self._task.name, known, key, batch)
+        if found is not None:
+            rows = zip(values, found, last, strict=True)
+            last = [new if placed is None or new is not old else placed for old, new, placed in rows]
+        flat = iter(self._strategy.mesh.put(last, self._strategy.mesh.replicated))
+        return tuple(list(self._strategy.fetch_state([next(flat) for _ in part])) for part in state)
+
+    def _last(self, state: State) -> list[Any]:
+        """The last step's arrays; None where a state has another."""
+        if self._returned is None:
+            return [None for part in state for _ in part]
+        pairs = zip(self._returned, state, strict=True)
+        return [returned.behind(i, value) for returned, part in pairs for i, value in enumerate(part)]
+
+    def give_back(self, state: State) -> None:
+        """Put the newest state of a step that failed back into the variables, which Keras has emptied."""
+        if self.done:
+            state = tuple(list(self._strategy.store_state(part)) for part in self.done[0][1])
+        for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                if not value.is_deleted():
+                    variable.assign(self._strategy.mesh.local(value))
+        release_state(self._model)

@@ -1,0 +1,198 @@
+"""Several steps of `fit` in one program, and how many of them.
+
+The program holds one body, repeated as often as there are batches: the numbers do not depend on how
+many steps run together.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: At most so many steps, and so many bytes of batches, in one program.
+_STEPS, _BYTES = 32, 8 << 20
+
+#: Steps of the first program.
+_FIRST = 1
+
+#: Seconds that one program's steps should take: long against starting it (0.3 ms; between processes
+#: 2 ms, which must agree), short for a person who watches the progress bar or interrupts.
+_SECONDS = (0.015, 0.04)
+_SECONDS_SPREAD = (0.04, 0.1)
+
+#: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
+IN_FLIGHT = 2
+
+
+def multi_step_program(
+    step: Callable[[Any, Any], tuple[Any, Any]], slots: int
+) -> Callable[..., tuple[Any, Any]]:
+    """Return the program that repeats a step over the first batches of several.
+
+    Args:
+        step: from `(state, batch)` to `(logs, state)`; pure.
+        slots: how many batches there is room for.
+
+    Returns:
+        A function of `(state, (count, batches))`, whose arrays have a first dimension of `slots`.
+        It gives the logs, stacked likewise, and the state after `count` steps.
+
+    >>> run = multi_step_program(lambda state, batch: ({"seen": batch}, state + batch), slots=3)
+    >>> logs, state = run(jnp.array(1), (2, jnp.array([10, 20, 0])))
+    >>> int(state), logs["seen"].tolist()
+    (31, [10, 20, 0])
+    """
+
+    def program(state: Any, several: tuple[Any, Any]) -> tuple[Any, Any]:
+        count, batches = several
+
+        # Traced once: for its shapes first, and from jit's cache in the loop.
+        @jax.jit
+        def one(state: Any, batch: Any) -> tuple[Any, Any]:
+            logs, new = step(state, batch)
+            # A loop carries fixed types: a weak type from a Python number must not change one.
+            return jax.tree.map(jnp.asarray, logs), jax.tree.map(_as_before, state, new)
+
+        def at(i: Any, stacked: Any) -> Any:
+            return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
+
+        def body(i: Any, carried: tuple[Any, Any]) -> tuple[Any, Any]:
+            every, state = carried
+            logs, state = one(state, at(i, batches))
+            put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
+            return jax.tree.map(put, every, logs), state
+
+        shapes, _ = jax.eval_shape(lambda state, batches: one(state, at(count, batches)), state, batches)
+        every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
+        logs, state = jax.lax.fori_loop(0, count, body, (every, state))
+        return logs, state
+
+    return program
+
+
+def _as_before(old: Any, new: Any) -> Any:
+    return jnp.asarray(new, old.dtype)
+
+
+def with_agreed_size(
+    program: Callable[..., tuple[Any, Any]], axis_name: str
+) -> Callable[..., tuple[Any, Any]]:
+    """Return a program that also tells the smallest of what the processes wish for.
+
+    Args:
+        program: from `(state, data)` to `(logs, state)`, run on every device of `axis_name`.
+        axis_name: the mesh axis.
+
+    Returns:
+        A function of `(state, (wish, data))` that gives `(logs, smallest)` and the state; a device's
+        `wish` has one element.
+    """
+
+    def with_wish(state: Any, data: tuple[Any, Any]) -> tuple[Any, Any]:
+        logs, state = program(state, data[1])
+        return (logs, jax.lax.pmin(data[0][0], axis_name)), state
+
+    return with_wish
+
+
+class AdaptiveGroupSize:
+    """How many steps to run together: as many as take a moment; bounds the programs in flight.
+
+    Several processes must all run the same number. Each program carries what every process wishes
+    for, and gives the smallest; all read it when they have waited for that program, and so from the
+    same program on.
+
+    Args:
+        spread: whether the steps are those of several processes.
+
+    >>> pace = AdaptiveGroupSize()
+    >>> for _ in range(4):  # nothing takes any time here
+    ...     pace.started(jnp.zeros(()), pace.size)
+    >>> pace.size  # the third and the fourth waited for the first and the second
+    2
+    """
+
+    def __init__(self, spread: bool = False) -> None:
+        self._shortest, self._longest = _SECONDS_SPREAD if spread else _SECONDS
+        self.size = _FIRST
+        #: What this process would like it to be.
+        self.wish = _FIRST
+        self._flying: collections.deque[tuple[Any, int, float, float, Any]] = collections.deque()
+        self._done = 0.0
+
+    def started(self, token: Any, count: int, collecting: float = 0.0, agreed: Any = None) -> None:
+        """Note a program that was started; wait until few enough are in flight.
+
+        Args:
+            token: some of its outputs, which nothing donates.
+            count: the number of its steps.
+            collecting: seconds that it took to get their batches.
+            agreed: array of the smallest wish of all processes; None where there is one process.
+        """
+        self._flying.append((token, count, collecting, perf_counter(), agreed))
+        while len(self._flying) > IN_FLIGHT:
+            oldest, steps, waited, began, smallest = self._flying.popleft()
+            jax.block_until_ready(oldest)
+            done = perf_counter()
+            self._adjust(steps, max(waited, done - max(began, self._done)))
+            self._done = done
+            self.size = self.wish if smallest is None else int(smallest)
+
+    def _adjust(self, steps: int, seconds: float) -> None:
+        if seconds > self._longest:
+            self.wish = max(1, min(self.wish, steps // 2))
+        elif seconds < self._shortest and steps >= self.wish:
+            self.wish = min(2 * self.wish, _STEPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLog:
+    """One step's value in a log of several, read from the devices when somebody asks for it.
+
+    Args:
+        every: array of all steps' values.
+        step: which.
+
+    >>> float(StepLog(jnp.array([1.0, 2.0]), 1))
+    2.0
+    """
+
+    every: Any
+    step: int
+
+    @property
+    def value(self) -> Any:
+        """The value alone, as an array of its devices."""
+        return self.every[self.step]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(np.asarray(self.every)[self.step], dtype)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self.every)[self.step])
+
+
+def slots_for(batch: Any) -> int:
+    """Return how many batches like this one may share a program; 1 where it must run alone.
+
+    Depends on shapes alone, so that the same training is always the same program.
+
+    Args:
+        batch: pytree of arrays.
+
+    >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
+    32
+    """
+    leaves = jax.tree.leaves(batch)
+    numbers = (isinstance(x, np.ndarray) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
+    if not leaves or not all(numbers):
+        return 1
+    size: int = sum(x.nbytes for x in leaves)
+    return max(1, min(_STEPS, _BYTES // max(1, size)))
