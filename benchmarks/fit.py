@@ -22,9 +22,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 
-EPOCHS = 5
+from _common import best, best_of_rounds, optax_mlp, report
+
 TOGETHER = 40
 
 #: Examples of an epoch, and the number of convolutions.
@@ -99,17 +99,6 @@ def model(steps, which):
     return net
 
 
-def best(epoch, examples):
-    """Images per second in the best of several epochs, after one that compiles."""
-    epoch()
-    times = []
-    for _ in range(EPOCHS):
-        start = time.perf_counter()
-        epoch()
-        times.append(time.perf_counter() - start)
-    return examples / min(times)
-
-
 def with_fit(net, batch, which, callbacks=()):
     x, y = data(which)
     callbacks = list(callbacks)
@@ -154,7 +143,6 @@ def hand_written(devices, batch, steps):
     import jax
 
     jax.config.update("jax_num_cpu_devices", devices)
-    import jax.numpy as jnp
     import numpy as np
     import optax
     from jax.sharding import Mesh, NamedSharding
@@ -163,21 +151,7 @@ def hand_written(devices, batch, steps):
     x, y = data(MLP)
     mesh = Mesh(np.array(jax.devices()), ("replica",))
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
-    sizes = [784, 256, 128, 10]
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = [
-        (jax.random.normal(k, (a, b)) / a**0.5, jnp.zeros(b))
-        for k, a, b in zip(keys, sizes[:-1], sizes[1:], strict=True)
-    ]
-    optimizer = optax.adam(1e-3)
-
-    def loss_of(params, x, y):
-        for w, b in params[:-1]:
-            x = jax.nn.relu(x @ w + b)
-        w, b = params[-1]
-        logits = x @ w + b
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-        return loss, jnp.mean(logits.argmax(-1) == y)
+    params, optimizer, loss_of = optax_mlp([784, 256, 128, 10])
 
     def step(params, state, x, y):
         (loss, accuracy), grads = jax.value_and_grad(loss_of, has_aux=True)(params, x, y)
@@ -219,30 +193,19 @@ for name in CASES.keys() - RUNNERS.keys():
     RUNNERS[name] = kinds[name.split(",")[0]]
 
 
-def measure(rounds, only):
-    """The best of each case, over rounds in which all cases take turns."""
+#: The packages that baselines need besides JAX and Keras.
+NEEDS = {"hand-written shard_map + Optax": "optax"}
+
+
+def run(case):
+    """The rate of a case, measured in a process of its own."""
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
     env["KERAS_BACKEND"] = "jax"
-    found = {}
-    for _ in range(rounds):
-        for case in (c for c in CASES if only in c):
-            env.pop("PJRT_NPROC", None)
-            if RUNNERS[case] in (hand_written, data_parallel):
-                env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
-            command = [sys.executable, os.path.abspath(__file__), "--case", case]
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
-            rate = json.loads(done.stdout.splitlines()[-1])
-            found[case] = max(found.get(case, 0), rate)
-    return found
-
-
-def report(found):
-    print(f"| {'case':34} | {'images/s':>9} |\n|{'-' * 36}|{'-' * 11}|")
-    for case, rate in found.items():
-        print(f"| {case:34} | {rate:9,.0f} |")
-    print(f"\n| {'ratio':34} | {'measured':>9} | {'aim':>6} |\n|{'-' * 36}|{'-' * 11}|{'-' * 8}|")
-    for what, case, baseline, least in (c for c in CLAIMS if {c[1], c[2]} <= found.keys()):
-        print(f"| {what:34} | {found[case] / found[baseline]:9.2f} | {least:6.2f} |")
+    if RUNNERS[case] in (hand_written, data_parallel):
+        env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
+    command = [sys.executable, os.path.abspath(__file__), "--case", case]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
@@ -253,8 +216,9 @@ def main():
     options = parser.parse_args()
     if options.case:
         print(json.dumps(RUNNERS[options.case](*CASES[options.case])))
-    else:
-        report(measure(options.rounds, options.only))
+        return
+    cases = [case for case in CASES if options.only in case]
+    report(best_of_rounds(options.rounds, cases, run, NEEDS), CLAIMS, NEEDS)
 
 
 if __name__ == "__main__":

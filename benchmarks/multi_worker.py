@@ -1,6 +1,6 @@
 """How fast two workers train: the MLP of the tutorial, batch 64 on each of two processes over Gloo.
 
-    pip install torch                            # one of the baselines
+    pip install torch                            # for one of the baselines
     python benchmarks/multi_worker.py            # about three minutes on two cores
     python benchmarks/multi_worker.py --rounds 1
 
@@ -16,12 +16,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
+
+from _common import best, best_of_rounds, optax_mlp, report
 
 WORKERS = 2
 BATCH = 64
 EXAMPLES = WORKERS * BATCH * 100
-EPOCHS = 5
 SIZES = [784, 256, 128, 10]
 
 
@@ -31,17 +31,6 @@ def data():
     rng = np.random.default_rng(0)
     x = rng.random((EXAMPLES, SIZES[0]), dtype=np.float32)
     return x, rng.integers(0, 10, EXAMPLES).astype(np.int32)
-
-
-def best(epoch):
-    """Images per second in the best of several epochs, after one that compiles."""
-    epoch()
-    times = []
-    for _ in range(EPOCHS):
-        start = time.perf_counter()
-        epoch()
-        times.append(time.perf_counter() - start)
-    return EXAMPLES / min(times)
 
 
 def unisono_fit(rank, port):
@@ -61,7 +50,7 @@ def unisono_fit(rank, port):
         )
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     x, y = data()
-    return best(lambda: model.fit(x, y, batch_size=WORKERS * BATCH, epochs=1, verbose=0))
+    return best(lambda: model.fit(x, y, batch_size=WORKERS * BATCH, epochs=1, verbose=0), EXAMPLES)
 
 
 def hand_written(rank, port):
@@ -70,7 +59,6 @@ def hand_written(rank, port):
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", WORKERS, rank, cluster_detection_method="deactivate")
-    import jax.numpy as jnp
     import numpy as np
     import optax
     from jax.flatten_util import ravel_pytree
@@ -79,20 +67,7 @@ def hand_written(rank, port):
 
     x, y = data()
     mesh = Mesh(np.array(jax.devices()), ("replica",))
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = [
-        (jax.random.normal(k, (a, b)) / a**0.5, jnp.zeros(b))
-        for k, a, b in zip(keys, SIZES[:-1], SIZES[1:], strict=True)
-    ]
-    optimizer = optax.adam(1e-3)
-
-    def loss_of(params, x, y):
-        for w, b in params[:-1]:
-            x = jax.nn.relu(x @ w + b)
-        w, b = params[-1]
-        logits = x @ w + b
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-        return loss, jnp.mean(logits.argmax(-1) == y)
+    params, optimizer, loss_of = optax_mlp(SIZES)
 
     def step(params, state, x, y):
         (loss, accuracy), grads = jax.value_and_grad(loss_of, has_aux=True)(params, x, y)
@@ -124,7 +99,7 @@ def hand_written(rank, port):
                 loss.block_until_ready()
         loss.block_until_ready()
 
-    return best(epoch)
+    return best(epoch, EXAMPLES)
 
 
 def torch_ddp(rank, port):
@@ -156,7 +131,7 @@ def torch_ddp(rank, port):
             optimizer.step()
             right += (logits.detach().argmax(-1) == y[rows]).float().mean()
 
-    rate = best(epoch)
+    rate = best(epoch, EXAMPLES)
     dist.destroy_process_group()
     return rate
 
@@ -166,6 +141,9 @@ CASES = {
     "hand-written JAX, one bucket": hand_written,
     "torch DistributedDataParallel": torch_ddp,
 }
+
+#: The packages that baselines need besides JAX and Keras.
+NEEDS = {"hand-written JAX, one bucket": "optax", "torch DistributedDataParallel": "torch"}
 
 #: (what, case, baseline, at least)
 CLAIMS = [
@@ -203,16 +181,6 @@ def run(case):
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def report(found):
-    print(f"| {'case':34} | {'images/s':>9} |\n|{'-' * 36}|{'-' * 11}|")
-    for case, rate in found.items():
-        print(f"| {case:34} | {rate:9,.0f} |")
-    print(f"\n| {'ratio':34} | {'measured':>9} | {'aim':>6} |\n|{'-' * 36}|{'-' * 11}|{'-' * 8}|")
-    for what, case, baseline, least in CLAIMS:
-        if baseline in found:
-            print(f"| {what:34} | {found[case] / found[baseline]:9.2f} | {least:6.2f} |")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -225,11 +193,7 @@ def main():
         print(json.dumps(CASES[options.case](options.rank, options.port)), flush=True)
         return
     cases = [options.only] if options.only else list(CASES)
-    found = {}
-    for _ in range(options.rounds):
-        for case in cases:
-            found[case] = max(found.get(case, 0), run(case))
-    report(found)
+    report(best_of_rounds(options.rounds, cases, run, NEEDS), CLAIMS, NEEDS)
 
 
 if __name__ == "__main__":
