@@ -1,4 +1,4 @@
-"""The tutorial's MultiWorkerMirroredStrategy, written out: `fit`, checkpoints, and a loop of one's own.
+"""The tutorial's MultiWorkerMirroredStrategy, written out: `fit`, checkpoints, and a custom loop.
 
 unisono launch -n 2 examples/multi_worker_custom_loop.py [--mnist] [--epochs 10]
 
@@ -28,7 +28,7 @@ options = options.parse_args()
 strategy = unisono.MultiWorkerMirroredStrategy()
 print(f"Worker {strategy.worker_index} of {strategy.num_workers}")
 
-# Workers would begin with the first one's weights anyway; with a seed they are those of every run.
+# Every worker starts from the first one's weights anyway; the seed makes runs comparable.
 keras.utils.set_random_seed(42)
 
 (x_train, y_train), (x_test, y_test) = load(options.mnist)
@@ -64,7 +64,7 @@ callbacks = [
 model.fit(train_dataset, epochs=options.epochs, callbacks=callbacks, verbose=2)
 loss, accuracy = model.evaluate(test_dataset, verbose=0)
 
-# Exercise 2 of the tutorial: a loop of one's own, on several workers
+# Exercise 2 of the tutorial: a custom loop on several workers
 with strategy.scope():
     loss_fn = keras.losses.SparseCategoricalCrossentropy()
     optimizer = keras.optimizers.Adam(1e-4)

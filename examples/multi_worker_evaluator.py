@@ -1,10 +1,10 @@
-"""Evaluation beside training: two workers train, a third task evaluates each checkpoint as it comes.
+"""Evaluation beside training: two workers train, a third task evaluates each new checkpoint.
 
 unisono launch -n 2 --evaluator --max-restarts 3 --log-dir run/launch examples/multi_worker_evaluator.py
 cat run/launch/evaluator-0.log
 tensorboard --logdir run/logs
 
-All tasks run this program. Killed at any moment, training goes on at the exact next batch, and the
+All tasks run this program. Killed at any moment, training resumes at the exact next batch, and the
 evaluator repeats nothing. Without a cluster it trains in one process.
 """
 

@@ -1,4 +1,4 @@
-"""The tutorial's practices: seeds, mixed precision, "Too late!", and the TPU snippet.
+"""Seeds, mixed precision, a model compiled in the wrong scope, and the TPU snippet of the tutorial.
 
 python examples/seeds_and_precision.py
 """
