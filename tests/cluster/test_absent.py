@@ -32,11 +32,13 @@ def test_every_way_to_the_others_names_the_one_that_was_killed(tmp_path, victim)
     assert set(found) == {"function", "run", "reduce", "gather", "iteration", "scope", "evaluate"}
     for kind, text in found.values():
         assert kind == "ClusterError"
-        assert text.startswith("All workers must stay until all are done. Received: " + named)
+        assert text.startswith(
+            "All workers must run until the last collective has finished. Received: " + named
+        )
         assert "its process has ended" in text
     log = workers.logs[1 - victim].read_text().splitlines()
     last = [line for line in log if line.startswith("unisono.ClusterError: ")][-1]
-    assert "All workers must stay until all are done." in last
+    assert "All workers must run until the last collective has finished." in last
     assert named in last
 
 

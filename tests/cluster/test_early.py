@@ -16,8 +16,8 @@ PROGRAM = str(PROGRAMS / "early.py")
         (
             "break",
             [0],
-            "All workers must take the same steps until all are done. Received: worker 1 of 2 has come to "
-            "the end of its program after 4 steps; worker 0 at 127.0.0.1:",
+            "All workers must take the same steps until their programs end. Received: worker 1 of 2 has "
+            "reached the end of its program after 4 steps; worker 0 at 127.0.0.1:",
         ),
         (
             "evaluate",

@@ -33,7 +33,7 @@ def hostile(rng):
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(40),
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(40),
             raw(b'{"kind":"x","secret":"\\ud800"}'),
-            raw(b'{"kind":"word","secret":"","text":"end"}'),
+            raw(b'{"kind":"abort","secret":"","reason":"end"}'),
             raw(rng.randbytes(50)),
             raw(b"x" * 100, length=rng.randrange(1 << 32)),
             raw(b"[" * 5000),

@@ -14,9 +14,12 @@ PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
     ("mode", "words"),
     [
         # After the 10 s of `CommunicationOptions(timeout_seconds=10)`; Gloo itself would wait half an hour.
-        ("", "unisono.ClusterError: All workers must stay until all are done"),
+        ("", "unisono.ClusterError: All workers must run until the last collective has finished"),
         # Long before the 600 s of a collective: after some heartbeats, of 1 s here.
-        ("gone", "This process ends with code 1. All workers must stay until all are done"),
+        (
+            "gone",
+            "This process ends with code 1. All workers must run until the last collective has finished",
+        ),
     ],
 )
 def test_a_silent_worker_is_not_waited_for_for_ever(tmp_path, mode, words):

@@ -119,13 +119,13 @@ def _introduce(
     These are the first collectives. Gloo connects at the first one, and gives up after 30 s: all processes
     are waiting for it now, later one may be loading data.
     """
-    record = WorkerStatus(pending=IN_FLIGHT)
+    status = WorkerStatus(in_flight=IN_FLIGHT)
     ip = agreement.bind.rpartition(":")[0].strip("[]") or own_ip(agreement.coordinator)
-    presence = StatusServer(ip, record, agreement.secret)
+    presence = StatusServer(ip, status, agreement.secret)
     everywhere = ip in ("0.0.0.0", "::")
     host = agreement.coordinator.rpartition(":")[0].strip("[]") if everywhere else ip
     try:
-        with IN_FLIGHT.together():
+        with IN_FLIGHT.collective():
             every = [d.decode() for d in collectives.gather(with_port(host, presence.port).encode())]
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
@@ -135,7 +135,7 @@ def _introduce(
     hosts = addresses if len(set(addresses)) == len(addresses) else agreement.hosts
     names = tuple(f"worker {i} at {host}" for i, host in enumerate(hosts))
     peers = Peers(process, tuple(every), names, agreement.secret, timeouts.heartbeat)
-    return PeerMonitor(record, peers, limit)
+    return PeerMonitor(status, peers, limit)
 
 
 def _addresses(resolver: ClusterResolver, count: int) -> list[str]:
@@ -230,9 +230,9 @@ def _leave(seconds: float) -> None:
     """
     if not _failed and _group is not None:
         monitor = _group.monitor
-        missing = monitor.leave(seconds)
-        if monitor.is_broken:
-            end_process(monitor.record.word)
+        missing = monitor.wait_for_shutdown(seconds)
+        if monitor.is_aborted:
+            end_process(monitor.status.abort_reason)
         elif missing is None:
             return
         else:

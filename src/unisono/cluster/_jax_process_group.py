@@ -60,9 +60,9 @@ class JaxProcessGroup(ProcessGroup):
     @contextlib.contextmanager
     def collective(self) -> Iterator[None]:
         """Count a collective, mark it as in flight, and explain its error."""
-        self._monitor.record.meetings += 1
+        self._monitor.status.collectives_begun += 1
         try:
-            with IN_FLIGHT.together():
+            with IN_FLIGHT.collective():
                 yield
         except (RuntimeError, ValueError) as error:
             explained = self.explain(error)
@@ -157,7 +157,7 @@ class JaxProcessGroup(ProcessGroup):
 
     def note_step(self, kind: str, batches: Sequence[PyTree]) -> None:
         """Note a step; where its shapes are new, compare them with those of the next process."""
-        self._monitor.begin(kind, batches)
+        self._monitor.begin_step(kind, batches)
 
     def note_call(self, name: str) -> None:
         """Note a call, and compare it with what the next process does."""
@@ -183,17 +183,17 @@ class JaxProcessGroup(ProcessGroup):
     def share_file(self, path: str) -> None:
         """Note or wait for the file, by messages from port to port."""
         if self.is_chief:
-            self._monitor.record.saved(path)
+            self._monitor.status.note_file(path)
         else:
             self._monitor.wait_for_file(path)
 
     def checkpoint_number(self, series: str, number: int) -> int:
         """Ask the chief for the number."""
-        return self._monitor.number(series, number, is_first=self.is_chief)
+        return self._monitor.agree_on_number(series, number, is_first=self.is_chief)
 
     def explain(self, error: BaseException) -> ClusterError | None:
         """Ask the other processes what has happened, where JAX's error is about a collective."""
-        return self._monitor.explained(error)
+        return self._monitor.explain(error)
 
 
 def _check_batches(prints: Sequence[bytes]) -> None:

@@ -103,9 +103,9 @@ class StateCheck:
         shape = (len(self._devices), len(arrays))
         every = jax.make_array_from_single_device_arrays(shape, self._sharding, rows)
         # A worker whose machine disappears must be noticed here, too.
-        with IN_FLIGHT.together():
+        with IN_FLIGHT.collective():
             sums = self._gather(every)
-        IN_FLIGHT.started_beside(sums)
+        IN_FLIGHT.note_concurrent_program(sums)
         return sums
 
     def _read(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
@@ -119,7 +119,7 @@ class StateCheck:
             return
         names, arrays = [names[i] for i in found], [arrays[i] for i in found]
         placed = [self._mesh.put(x, self._mesh.replicated) for x in arrays]
-        with IN_FLIGHT.together():
+        with IN_FLIGHT.collective():
             spans, scales = np.asarray(self._mesh.local(self._spans(placed)), np.float64)
         is_exact = np.array([not jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays])
         # Not `spans > limits`, which is false for NaN.

@@ -44,7 +44,7 @@ class RunAhead:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
-        IN_FLIGHT.started(token)
+        IN_FLIGHT.note_program(token)
         self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()
@@ -113,7 +113,7 @@ class CompiledStep:
         done = [] if done is None else done
         given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
         # On CPUs the call itself may wait for the other workers.
-        with IN_FLIGHT.together():
+        with IN_FLIGHT.collective():
             if self._careful is None or self._careful > 0:
                 self._start_carefully(given, kept_of_one, done)
             else:

@@ -31,10 +31,23 @@ VALUES = st.one_of(
     st.dictionaries(TEXTS, SCALARS, max_size=3),
     st.just([[{"a": []}]]),
 )
-KINDS = st.sampled_from(["hello", "go", "stop", "news", "state", "step", "saved", "number", "word", "\ud800"])
+KINDS = st.sampled_from(
+    ["hello", "go", "stop", "news", "state", "step", "file", "checkpoint_number", "abort", "\ud800"]
+)
 KEYS = ["process_id", "host", "pid", "token", "facts", "secret", "number", "path", "series", "index", "step"]
-KEYS += ["meetings", "text", "coordinator", "hosts", "warnings", "roster", "steps", "leaving", "reached"]
-KEYS += ["done", "waits_for"]
+KEYS += [
+    "collectives_begun",
+    "text",
+    "reason",
+    "coordinator",
+    "hosts",
+    "warnings",
+    "roster",
+    "steps",
+    "finished",
+    "reached",
+]
+KEYS += ["done", "in_flight"]
 MESSAGES = st.builds(
     lambda kind, rest: {**rest, "kind": kind},
     KINDS,
@@ -108,18 +121,18 @@ def test_a_greeting_is_a_member_or_a_stranger(messages):
 @settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=5))
 def test_every_question_has_an_answer(questions):
-    record = WorkerStatus()
-    record.begin(("train", ((8,),)))
-    record.saved("a")
-    record.numbered("a", 1)
+    status = WorkerStatus()
+    status.begin_step(("train", ((8,),)))
+    status.note_file("a")
+    status.note_number("a", 1)
     for question in questions:
-        json.loads(m.frame(record.answer(json.loads(json.dumps(question))))[10:])
+        json.loads(m.frame(status.answer(json.loads(json.dumps(question))))[10:])
 
 
 @settings(deadline=None)
 @given(MESSAGES)
 def test_an_answer_is_one_or_a_stranger(message):
-    for kind in ("state", "word", "step", "saved", "number"):
+    for kind in ("state", "abort", "step", "file", "checkpoint_number"):
         assert isinstance(answer_problem(kind, message), str | None)
     with contextlib.suppress(m.UnknownPeerError):
         assert isinstance(_read_agreement(message), RendezvousResult)
@@ -179,17 +192,17 @@ def test_the_port_of_a_process_holds_few_connections(presence, monkeypatch):
 
 
 def test_an_answer_that_fails_does_not_end_the_thread(monkeypatch, caplog):
-    record = WorkerStatus()
-    one = StatusServer("127.0.0.1", record, "secret")
+    status = WorkerStatus()
+    one = StatusServer("127.0.0.1", status, "secret")
     try:
-        answer, failures = record.answer, iter([ValueError("mine")])
+        answer, failures = status.answer, iter([ValueError("mine")])
 
         def fail_once(question):
             for error in failures:
                 raise error
             return answer(question)
 
-        monkeypatch.setattr(record, "answer", fail_once)
+        monkeypatch.setattr(status, "answer", fail_once)
         # Asked again after the first one.
         assert ask(one.port)["steps"] == 0
     finally:

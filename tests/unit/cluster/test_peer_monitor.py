@@ -1,4 +1,4 @@
-"""What processes know of each other: records, ports that answer, and what follows. Several in one process."""
+"""Status, status server, peer monitor and coordinator proxy: several processes' parts in one process."""
 
 import concurrent.futures
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 from unisono import ClusterError
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
-from unisono.cluster.liveness._status import WorkerStatus, described
+from unisono.cluster.liveness._status import WorkerStatus, describe_step
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers, StatusServer, own_ip
 from unisono.cluster.rendezvous._protocol import frame
 
@@ -24,11 +24,11 @@ def gloo_error():
     return jax.errors.JaxRuntimeError(GLOO)
 
 
-# --- the record
+# --- the status
 
 
 def test_a_batch_is_new_when_its_shapes_or_its_step_are():
-    record = WorkerStatus()
+    status = WorkerStatus()
     batches = [
         ("train", ((8, 3),)),
         ("train", ((8, 3),)),
@@ -36,49 +36,49 @@ def test_a_batch_is_new_when_its_shapes_or_its_step_are():
         ("test", ((7, 3),)),
         ("test", None),
     ]
-    assert [record.begin(b) for b in batches] == [True, False, True, True, True]
-    assert record.answer({"kind": "step", "number": 3})["step"] == "train on (7, 3)"
-    assert record.answer({"kind": "step", "number": 5})["step"] == "test: the end of the data"
-    answer = {"kind": "step", "reached": False, "step": None, "steps": 5, "leaving": False}
-    assert record.answer({"kind": "step", "number": 6}) == answer
+    assert [status.begin_step(b) for b in batches] == [True, False, True, True, True]
+    assert status.answer({"kind": "step", "number": 3})["step"] == "train on (7, 3)"
+    assert status.answer({"kind": "step", "number": 5})["step"] == "test: the end of the data"
+    answer = {"kind": "step", "reached": False, "step": None, "steps": 5, "finished": False}
+    assert status.answer({"kind": "step", "number": 6}) == answer
 
 
 @pytest.mark.parametrize("number", [None, "1", -1, 0])
 def test_batches_that_nobody_has(number):
-    record = WorkerStatus()
-    record.begin(("train", ((8,),)))
-    assert record.answer({"kind": "step", "number": number})["step"] is None
+    status = WorkerStatus()
+    status.begin_step(("train", ((8,),)))
+    assert status.answer({"kind": "step", "number": number})["step"] is None
 
 
 def test_old_batches_are_forgotten():
-    record = WorkerStatus()
+    status = WorkerStatus()
     for _ in range(300):
-        record.begin(("train", ((8,),)))
-    first = record.answer({"kind": "step", "number": 1})
+        status.begin_step(("train", ((8,),)))
+    first = status.answer({"kind": "step", "number": 1})
     assert (first["reached"], first["step"]) == (True, None)
-    assert record.answer({"kind": "step", "number": 300})["step"] == described(("train", ((8,),)))
+    assert status.answer({"kind": "step", "number": 300})["step"] == describe_step(("train", ((8,),)))
 
 
 def test_the_first_word_counts():
-    record = WorkerStatus()
+    status = WorkerStatus()
     for text in ("first", "second"):
-        record.answer({"kind": "word", "text": text})
-    assert record.word == "first"
+        status.answer({"kind": "abort", "reason": text})
+    assert status.abort_reason == "first"
 
 
 @pytest.mark.parametrize(
-    ("path", "meetings", "done"), [("a", 2, True), ("b", 2, False), ("a", 1, True), ("a", 3, False)]
+    ("path", "begun", "done"), [("a", 2, True), ("b", 2, False), ("a", 1, True), ("a", 3, False)]
 )
-def test_a_file_is_saved_after_a_meeting(path, meetings, done):
-    record = WorkerStatus(meetings=2)
-    record.saved("a")
-    assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"] is done
-    record.is_leaving = True
-    assert record.answer({"kind": "saved", "path": path, "meetings": meetings})["done"]
+def test_a_file_is_noted_with_the_collectives_before_it(path, begun, done):
+    status = WorkerStatus(collectives_begun=2)
+    status.note_file("a")
+    assert status.answer({"kind": "file", "path": path, "collectives_begun": begun})["done"] is done
+    status.is_finished = True
+    assert status.answer({"kind": "file", "path": path, "collectives_begun": begun})["done"]
 
 
 @pytest.mark.parametrize(
-    ("series", "index", "meetings", "done", "number"),
+    ("series", "index", "begun", "done", "number"),
     [
         ("a", 0, 2, True, 7),
         ("a", 1, 2, True, 9),
@@ -88,12 +88,12 @@ def test_a_file_is_saved_after_a_meeting(path, meetings, done):
         ("a", None, 2, False, None),
     ],
 )
-def test_a_checkpoint_is_numbered_or_will_not_be(series, index, meetings, done, number):
-    record = WorkerStatus(meetings=2)
+def test_a_checkpoint_is_numbered_or_will_not_be(series, index, begun, done, number):
+    status = WorkerStatus(collectives_begun=2)
     for given in (7, 9):
-        record.numbered("a", given)
-    question = {"kind": "number", "series": series, "index": index, "meetings": meetings}
-    assert record.answer(question) == {"kind": "number", "done": done, "number": number}
+        status.note_number("a", given)
+    question = {"kind": "checkpoint_number", "series": series, "index": index, "collectives_begun": begun}
+    assert status.answer(question) == {"kind": "checkpoint_number", "done": done, "number": number}
 
 
 # --- ports
@@ -103,19 +103,19 @@ class Cluster:
     """Several attendances in one process."""
 
     def __init__(self, count, limit=60.0, patience=60.0):
-        self.records = [WorkerStatus() for _ in range(count)]
-        self.ports = [StatusServer("127.0.0.1", record, "secret") for record in self.records]
+        self.statuses = [WorkerStatus() for _ in range(count)]
+        self.ports = [StatusServer("127.0.0.1", status, "secret") for status in self.statuses]
         addresses = tuple(f"127.0.0.1:{port.port}" for port in self.ports)
         names = tuple(f"worker {i}" for i in range(count))
         self.peers = [Peers(i, addresses, names, "secret", patience) for i in range(count)]
-        self.members = [PeerMonitor(r, p, limit) for r, p in zip(self.records, self.peers, strict=True)]
+        self.members = [PeerMonitor(r, p, limit) for r, p in zip(self.statuses, self.peers, strict=True)]
 
     def take(self, *shapes, kind="train"):
         """What each worker is told when all take their batches at once."""
 
         def one(member, shape):
             try:
-                member.begin(kind, [] if shape is None else [np.zeros(shape)])
+                member.begin_step(kind, [] if shape is None else [np.zeros(shape)])
             except ClusterError as error:
                 return str(error)
             return None
@@ -140,7 +140,7 @@ def cluster():
 
 def test_all_are_asked_at_once(cluster):
     two = cluster(3)
-    two.records[2].begin(("train", None))
+    two.statuses[2].begin_step(("train", None))
     found = two.peers[0].ask_all({"kind": "state"}, [1, 2])
     assert [found[1]["steps"], found[2]["steps"]] == [0, 1]
     two.ports[1].close()
@@ -150,17 +150,17 @@ def test_all_are_asked_at_once(cluster):
 def test_the_first_process_numbers_checkpoints(cluster):
     two = cluster(2)
     first, second = two.members
-    assert [first.number("a", 7, is_first=True), first.number("a", 9, is_first=True)] == [7, 9]
-    assert [second.number("a", 1, is_first=False), second.number("a", 2, is_first=False)] == [7, 9]
+    assert [first.agree_on_number("a", number, is_first=True) for number in (7, 9)] == [7, 9]
+    assert [second.agree_on_number("a", number, is_first=False) for number in (1, 2)] == [7, 9]
     # It goes on without a third, and so does this one.
-    two.records[0].begin(("train", None))
-    assert second.number("a", 3, is_first=False) == 3
+    two.statuses[0].begin_step(("train", None))
+    assert second.agree_on_number("a", 3, is_first=False) == 3
 
 
 def test_a_first_process_that_has_ended_numbers_nothing(cluster, caplog):
     two = cluster(2)
     two.ports[0].close()
-    assert two.members[1].number("a", 3, is_first=False) == 3
+    assert two.members[1].agree_on_number("a", 3, is_first=False) == 3
     assert "The first worker may not have numbered checkpoint 0 of a" in caplog.text
 
 
@@ -188,13 +188,13 @@ def test_a_closed_connection_is_not_an_end(cluster):
             sock, _ = listener.accept()
             with sock:
                 sock.recv(1 << 16)
-                sock.sendall(frame(two.records[1].answer({"kind": "state"})))
+                sock.sendall(frame(two.statuses[1].answer({"kind": "state"})))
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             served = pool.submit(close_then_answer)
             asked = Peers(0, ("", address), ("a", "b"), "s", 60.0).ask(1, {"kind": "state"})
             served.result(60)
-    assert asked == two.records[1].answer({"kind": "state"})
+    assert asked == two.statuses[1].answer({"kind": "state"})
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_another_program_at_the_port_of_a_process(said):
                         sock.sendall(said)
 
         pool.submit(serve)
-        with pytest.raises(AbsentError, match="it accepts connections, and does not answer") as info:
+        with pytest.raises(AbsentError, match="it accepts connections but does not answer") as info:
             Peers(0, ("", address), ("a", "b"), "s", 0.3).ask(1, {"kind": "state"})
         listener.shutdown(socket.SHUT_RDWR)
     assert not isinstance(info.value, EndedError)
@@ -231,7 +231,7 @@ def test_one_that_listens_and_says_nothing_is_stopped():
     """The kernel accepts connections for a process that was stopped."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(AbsentError, match=r"no sign of life within 0.2 s") as info:
+        with pytest.raises(AbsentError, match=r"did not answer within 0.2 s") as info:
             Peers(0, ("", address), ("a", "b"), "s", 0.2).ask(1, {"kind": "state"})
     assert not isinstance(info.value, EndedError)
 
@@ -267,7 +267,7 @@ def test_unequal_batches_end_all(cluster, shapes):
     assert any(found)
     # Who did not look hears of it at the next batch, or from the error of its collective.
     for member, text in zip(three.members, found, strict=True):
-        told = text or str(member.explained(gloo_error()))
+        told = text or str(member.explain(gloo_error()))
         assert told.startswith("All workers must take the same steps, on batches of the same shapes.")
         assert "Received: step 2 is 'train" in told
         # One that was slow may not have come to this batch when it was asked.
@@ -276,42 +276,43 @@ def test_unequal_batches_end_all(cluster, shapes):
 
 def test_a_batch_waits_for_the_other_worker(cluster):
     two = cluster(2)
-    first = threading.Thread(target=two.members[0].begin, args=("train", [np.zeros(3)]))
+    first = threading.Thread(target=two.members[0].begin_step, args=("train", [np.zeros(3)]))
     first.start()
     assert first.is_alive()
-    two.members[1].begin("train", [np.zeros(3)])
+    two.members[1].begin_step("train", [np.zeros(3)])
     first.join(60)
     assert not first.is_alive()
 
 
 def test_a_worker_that_does_not_come_is_named_with_what_it_did_last(cluster):
     two = cluster(2, limit=0.2)
-    two.records[1].begin(("test", ((4,),)))
-    two.records[1].begin(("test", ((4,),)))
-    two.members[0].record.steps = 2
+    two.statuses[1].begin_step(("test", ((4,),)))
+    two.statuses[1].begin_step(("test", ((4,),)))
+    two.members[0].status.steps = 2
     with pytest.raises(
         ClusterError,
-        match=r"worker 0 of 2 has waited in vain.*worker 1: it has begun 2 steps, the last: test on \(4,\)",
+        match=r"worker 0 of 2 timed out waiting for its peers \(3 steps begun, the last one train on "
+        r"\(3,\)\)\. Peers report: worker 1: 2 steps begun, the last one test on \(4,\)",
     ):
-        two.members[0].begin("train", [np.zeros(3)])
+        two.members[0].begin_step("train", [np.zeros(3)])
 
 
 def test_a_worker_that_has_ended_is_named(cluster):
     three = cluster(3)
     three.ports[2].close()
-    told = [str(three.members[i].explained(gloo_error())) for i in range(2)]
+    told = [str(three.members[i].explain(gloo_error())) for i in range(2)]
     # The first to notice tells the other.
     assert all("Received: worker 0 of 3 lost worker 2: its process has ended." in text for text in told)
-    assert all(text.endswith(f"Here: {GLOO}") for text in told)
+    assert all(text.endswith(f"The error on this worker: {GLOO}") for text in told)
     with pytest.raises(ClusterError, match="lost worker 2"):
-        three.members[1].begin("train", [np.zeros(3)])
+        three.members[1].begin_step("train", [np.zeros(3)])
 
 
 def test_the_next_worker_has_ended(cluster):
     two = cluster(2)
     two.ports[1].close()
     with pytest.raises(ClusterError, match=r"worker 0 of 2 lost worker 1: its process has ended\. The log"):
-        two.members[0].begin("train", [np.zeros(3)])
+        two.members[0].begin_step("train", [np.zeros(3)])
 
 
 def chained(error, cause):
@@ -332,25 +333,25 @@ def chained(error, cause):
 )
 def test_other_errors_are_left_alone(cluster, error):
     two = cluster(2)
-    assert two.members[0].explained(error) is None
-    assert not two.members[0].is_broken
+    assert two.members[0].explain(error) is None
+    assert not two.members[0].is_aborted
 
 
 @pytest.mark.parametrize("error", [ValueError(GLOO), chained(RuntimeError("deleted"), gloo_error())])
 def test_errors_of_others_are_found(cluster, error):
     two = cluster(2)
-    assert "worker 1: it has begun 0 steps" in str(two.members[0].explained(error))
-    assert two.members[1].is_broken
+    assert "worker 1: 0 steps begun" in str(two.members[0].explain(error))
+    assert two.members[1].is_aborted
 
 
 def test_leaving_waits_for_all(cluster):
     two = cluster(2)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda m: m.leave(60.0), two.members)) == [None, None]
+        assert list(pool.map(lambda m: m.wait_for_shutdown(60.0), two.members)) == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("ended", "text"), [(True, "its process has ended"), (False, "no sign of life within 0.1 s")]
+    ("ended", "text"), [(True, "its process has ended"), (False, "did not answer within 0.1 s")]
 )
 def test_leaving_without_somebody(cluster, ended, text):
     two = cluster(2, patience=60.0 if ended else 0.1)
@@ -359,34 +360,34 @@ def test_leaving_without_somebody(cluster, ended, text):
         if not ended:  # stopped: the kernel accepts connections for it
             port = int(two.peers[0].addresses[1].rpartition(":")[2])
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        assert text in two.members[0].leave(60.0 if ended else 0.1)
+        assert text in two.members[0].wait_for_shutdown(60.0 if ended else 0.1)
 
 
 def test_leaving_waits_for_one_that_runs(cluster, caplog):
     """The first worker may be writing a model, for longer than `Timeouts.shutdown`."""
     two = cluster(2)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        left = pool.submit(two.members[0].leave, 0.05)
-        while "waits for the others" not in caplog.text:
+        left = pool.submit(two.members[0].wait_for_shutdown, 0.05)
+        while "end of its program and waits for" not in caplog.text:
             assert not left.done()
             time.sleep(0.01)
-        two.records[1].is_leaving = True
+        two.statuses[1].is_finished = True
         assert left.result(60) is None
-    assert not two.members[0].is_broken
-    assert "worker 1: it has begun 0 steps" in caplog.text
+    assert not two.members[0].is_aborted
+    assert "worker 1: 0 steps begun" in caplog.text
 
 
 def test_leaving_ends_all_where_another_waits_for_this_process(cluster):
     """A loop whose data end early: both would wait for ever."""
     two = cluster(2)
     two.take((8,), (8,))
-    two.records[1].begin(("train", ((8,),)))
-    with two.records[1].pending.together():
-        assert two.members[0].leave(60.0) is None
-    assert [record.word for record in two.records] == [
-        "All workers must take the same steps until all are done. Received: worker 0 of 2 has come to the "
-        "end of its program after 1 steps; worker 1: it has begun 2 steps, the last: train on (8,). Give "
-        "every worker the same number of batches, let all leave a loop after the same step, and call "
+    two.statuses[1].begin_step(("train", ((8,),)))
+    with two.statuses[1].in_flight.collective():
+        assert two.members[0].wait_for_shutdown(60.0) is None
+    assert [status.abort_reason for status in two.statuses] == [
+        "All workers must take the same steps until their programs end. Received: worker 0 of 2 has reached "
+        "the end of its program after 1 steps; worker 1: 2 steps begun, the last one train on (8,). Give "
+        "every worker the same number of batches, leave a loop after the same step on every worker, and call "
         "`evaluate` and the like on every worker, not on the chief alone."
     ] * 2
 
@@ -396,33 +397,33 @@ def test_leaving_waits_for_steps_that_both_have_begun(cluster, monkeypatch):
     two = cluster(2)
     two.take((8,), (8,))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with two.records[1].pending.together():
-            left = pool.submit(two.members[0].leave, 60.0)
+        with two.statuses[1].in_flight.collective():
+            left = pool.submit(two.members[0].wait_for_shutdown, 60.0)
             with pytest.raises(concurrent.futures.TimeoutError):
                 left.result(0.5)
-        two.records[1].is_leaving = True
+        two.statuses[1].is_finished = True
         assert left.result(60) is None
 
 
 def test_a_new_step_is_not_waited_for_where_another_has_come_to_its_end(cluster):
     two = cluster(2)
-    two.records[1].is_leaving = True
+    two.statuses[1].is_finished = True
     with pytest.raises(
         ClusterError,
-        match=r"Received: worker 0 of 2 begins step 1, train on \(3,\); worker 1 has come to the end of its "
+        match=r"Received: worker 0 of 2 begins step 1, train on \(3,\); worker 1 has reached the end of its "
         r"program after 0 steps\. Give every worker the same number",
     ):
-        two.members[0].begin("train", [np.zeros(3)])
-    assert two.members[1].is_broken
+        two.members[0].begin_step("train", [np.zeros(3)])
+    assert two.members[1].is_aborted
 
 
 @pytest.mark.parametrize("other", ["step", "end"])
 def test_a_call_on_the_chief_alone_is_an_error_at_once(cluster, other):
     two = cluster(2)
     if other == "step":
-        two.records[1].begin(("train", ((8,),)))
+        two.statuses[1].begin_step(("train", ((8,),)))
     else:
-        two.records[1].is_leaving = True
+        two.statuses[1].is_finished = True
     with pytest.raises(ClusterError, match=r"a call of `evaluate`.*on every worker, not on the chief alone"):
         two.members[0].begin_call("evaluate")
 
@@ -432,7 +433,7 @@ def test_calls_that_differ_are_compared_with_their_arguments_later(cluster):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(m.begin_call, n) for m, n in zip(two.members, ("fit", "predict"), strict=True)]
         assert [call.result(60) for call in calls] == [None, None]
-    assert not any(member.is_broken for member in two.members)
+    assert not any(member.is_aborted for member in two.members)
 
 
 def test_a_file_is_waited_for_until_it_is_there(cluster):
@@ -440,7 +441,7 @@ def test_a_file_is_waited_for_until_it_is_there(cluster):
     waiting = threading.Thread(target=two.members[1].wait_for_file, args=("m.keras",))
     waiting.start()
     assert waiting.is_alive()
-    two.records[0].saved("m.keras")
+    two.statuses[0].note_file("m.keras")
     waiting.join(60)
     assert not waiting.is_alive()
 
@@ -448,12 +449,12 @@ def test_a_file_is_waited_for_until_it_is_there(cluster):
 def test_a_file_that_the_first_worker_does_not_write_is_not_waited_for(cluster, caplog):
     """As in TensorFlow's tutorial, where the others write to places of their own."""
     two = cluster(2)
-    two.records[0].saved("chief/m.keras")
-    two.records[0].meetings += 1
+    two.statuses[0].note_file("chief/m.keras")
+    two.statuses[0].collectives_begun += 1
     two.members[1].wait_for_file("worker-1/m.keras")
     assert not caplog.records
     two.ports[0].close()
-    two.records[1].meetings += 1
+    two.statuses[1].collectives_begun += 1
     two.members[1].wait_for_file("m.keras")
     assert "may not have written m.keras: its process has ended" in caplog.text
 

@@ -37,12 +37,12 @@ class Machine:
 
     def __init__(self, kind):
         self._filling = []
-        self.record = WorkerStatus()
+        self.status = WorkerStatus()
         if kind == "here":
-            self.presence = StatusServer("127.0.0.1", self.record, "x")
-            self.port = self.presence.port
+            self.server = StatusServer("127.0.0.1", self.status, "x")
+            self.port = self.server.port
             return
-        self.presence = None
+        self.server = None
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=0 if kind == "gone" else 16)
         self.port = self._listener.getsockname()[1]
         if kind == "ended":
@@ -63,8 +63,8 @@ class Machine:
         return False
 
     def close(self):
-        if self.presence is not None:
-            self.presence.close()
+        if self.server is not None:
+            self.server.close()
         else:
             self._listener.close()
         for sock in self._filling:
@@ -78,19 +78,19 @@ def watched():
 
     def start(*kinds):
         machines = [Machine(kind) for kind in kinds]
-        record = WorkerStatus()
+        status = WorkerStatus()
         addresses = ("127.0.0.1:1", *(f"127.0.0.1:{m.port}" for m in machines))
         names = tuple(f"worker {i}" for i in range(len(addresses)))
-        attendance = PeerMonitor(record, Peers(0, addresses, names, "x", SECONDS), 5.0)
-        pending, ended, words = InFlight(), threading.Event(), []
+        monitor = PeerMonitor(status, Peers(0, addresses, names, "x", SECONDS), 5.0)
+        in_flight, ended, words = InFlight(), threading.Event(), []
 
         def end(word):
             words.append(word)
             ended.set()
 
-        opened.extend([PeerWatchdog(attendance, pending, SECONDS, end), *machines])
+        opened.extend([PeerWatchdog(monitor, in_flight, SECONDS, end), *machines])
         start.machines = machines
-        return attendance, pending, ended, words
+        return monitor, in_flight, ended, words
 
     yield start
     for thing in opened:
@@ -101,36 +101,36 @@ def watched():
     ("kind", "error"), [("gone", UnreachableError), ("stopped", AbsentError), ("ended", EndedError)]
 )
 def test_how_a_process_is_absent(watched, kind, error):
-    attendance, *_ = watched(kind)
-    assert type(attendance.absent()[1]) is error
+    monitor, *_ = watched(kind)
+    assert type(monitor.find_absent()[1]) is error
 
 
 @pytest.mark.parametrize("kind", ["program", "message"])
 def test_who_waits_for_a_machine_that_is_gone_ends_and_tells_the_others(watched, kind):
-    attendance, pending, ended, words = watched("gone", "here")
+    monitor, in_flight, ended, words = watched("gone", "here")
     if kind == "program":
-        pending.started(Token())
+        in_flight.note_program(Token())
         assert ended.wait(PATIENCE)
     else:
-        with pending.together():
+        with in_flight.collective():
             assert ended.wait(PATIENCE)
-    assert "worker 0 of 3 lost worker 1: it gives no sign of life within 0.1 s" in words[0]
+    assert "worker 0 of 3 lost worker 1: it did not answer within 0.1 s" in words[0]
     assert "its machine cannot be reached" in words[0]
     assert "worker 2" not in words[0]
-    assert attendance.record.word == words[0]
+    assert monitor.status.abort_reason == words[0]
 
 
 def test_the_others_hear_it(watched):
-    attendance, *_ = watched("gone", "here")
-    attendance.lost({1: attendance.absent()[1]})
-    assert attendance.record.word.count("worker 0 of 3 lost worker 1: ") == 1
-    assert watched.machines[1].record.word == attendance.record.word
+    monitor, *_ = watched("gone", "here")
+    monitor.broadcast_lost({1: monitor.find_absent()[1]})
+    assert monitor.status.abort_reason.count("worker 0 of 3 lost worker 1: ") == 1
+    assert watched.machines[1].status.abort_reason == monitor.status.abort_reason
 
 
 def test_who_was_told_why_all_end_and_still_waits_ends(watched):
-    attendance, pending, ended, words = watched("here")
-    attendance.record.word = "Somebody is gone."
-    pending.started(Token())
+    monitor, in_flight, ended, words = watched("here")
+    monitor.status.abort_reason = "Somebody is gone."
+    in_flight.note_program(Token())
     assert ended.wait(PATIENCE)
     assert words == ["Somebody is gone."]
 
@@ -138,9 +138,9 @@ def test_who_was_told_why_all_end_and_still_waits_ends(watched):
 @pytest.mark.parametrize("kind", ["here", "stopped", "ended"])
 def test_nobody_ends_for_one_whose_machine_is_there(watched, kind, caplog):
     """It may be busy; and the end of a process is seen by the collective itself."""
-    _, pending, ended, words = watched(kind)
+    _, in_flight, ended, words = watched(kind)
     with caplog.at_level("WARNING", "unisono"):
-        pending.started(Token())
+        in_flight.note_program(Token())
         assert not ended.wait(15 * SECONDS)
     assert not words
     # Once, and only of one that does not answer.
@@ -149,17 +149,17 @@ def test_nobody_ends_for_one_whose_machine_is_there(watched, kind, caplog):
 
 
 def test_as_long_as_something_goes_on_nobody_is_asked(watched, monkeypatch):
-    attendance, pending, ended, _ = watched("gone")
+    monitor, in_flight, ended, _ = watched("gone")
     asked, programs = [], itertools.count()
-    monkeypatch.setattr(attendance, "absent", lambda: asked.append(1) or {})
+    monkeypatch.setattr(monitor, "find_absent", lambda: asked.append(1) or {})
     # Another one at each look.
-    monkeypatch.setattr(InFlight, "waits_for", property(lambda self: next(programs)))
+    monkeypatch.setattr(InFlight, "oldest", property(lambda self: next(programs)))
     assert not ended.wait(10 * SECONDS)
     monkeypatch.undo()
-    monkeypatch.setattr(attendance, "absent", lambda: asked.append(1) or {})
+    monkeypatch.setattr(monitor, "find_absent", lambda: asked.append(1) or {})
     done = Token()
     done.ready = True
-    pending.started(done)
+    in_flight.note_program(done)
     assert not ended.wait(5 * SECONDS)
     assert next(programs) > 3
     assert not asked
@@ -170,23 +170,23 @@ def test_a_token_that_was_taken_over_is_done():
         def is_ready(self):
             raise RuntimeError("Array has been deleted")
 
-    pending = InFlight()
-    pending.started(Deleted())
-    assert pending.waits_for is None
+    in_flight = InFlight()
+    in_flight.note_program(Deleted())
+    assert in_flight.oldest is None
 
 
 def test_a_program_beside_the_steps_is_waited_for_although_a_later_step_is_done():
     """A check of weights runs beside steps of which none may need the others."""
-    pending, beside, step = InFlight(), Token(), Token()
-    pending.started_beside(beside)
-    pending.started(step)
+    in_flight, beside, step = InFlight(), Token(), Token()
+    in_flight.note_concurrent_program(beside)
+    in_flight.note_program(step)
     step.ready = True
-    first = pending.waits_for
+    first = in_flight.oldest
     assert first is not None
     further = Token()
-    pending.started_beside(further)
-    assert pending.waits_for == first
+    in_flight.note_concurrent_program(further)
+    assert in_flight.oldest == first
     beside.ready = True
-    assert pending.waits_for not in (None, first)
+    assert in_flight.oldest not in (None, first)
     further.ready = True
-    assert pending.waits_for is None
+    assert in_flight.oldest is None

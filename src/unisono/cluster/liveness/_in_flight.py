@@ -1,80 +1,91 @@
-"""What this process waits for together with the others: the last program that it started, or a message."""
+"""Work that this process waits for together with the others: the last programs, and open collectives."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 _NUMBERS = itertools.count()
 
 
-class InFlight:
-    """Told by the threads that compute; asked by one that looks out for the others.
+class ProgramToken(Protocol):
+    """An output of a program that was dispatched, such as a `jax.Array`."""
 
-    >>> pending = InFlight()
-    >>> pending.waits_for is None
+    def is_ready(self) -> bool: ...
+
+
+class InFlight:
+    """What is in flight. Written by the threads that compute, read by the watchdog's.
+
+    >>> in_flight = InFlight()
+    >>> in_flight.oldest is None
     True
-    >>> with pending.together():
-    ...     pending.waits_for is None
+    >>> with in_flight.collective():
+    ...     in_flight.oldest is None
     False
     """
 
     def __init__(self) -> None:
-        self._program: tuple[int, Any] | None = None
-        self._beside: tuple[tuple[int, Any], ...] = ()
-        self._meetings: dict[int, None] = {}
+        self._program: tuple[int, ProgramToken] | None = None
+        self._concurrent: tuple[tuple[int, ProgramToken], ...] = ()
+        self._collectives: dict[int, None] = {}
 
-    def started(self, token: Any) -> None:
-        """Note a program.
+    def note_program(self, token: ProgramToken) -> None:
+        """Note that a step was dispatched. Devices run steps in order: the last one is enough.
 
         Args:
-            token: an output that nothing donates.
+            token: an output that no later step donates.
         """
         self._program = next(_NUMBERS), token
 
-    def started_beside(self, token: Any) -> None:
-        """Note a program that runs beside the steps, which end before it or after it.
+    def note_concurrent_program(self, token: ProgramToken) -> None:
+        """Note a program beside the steps, which may finish before them or after them.
 
         Args:
-            token: an output that nothing donates.
+            token: an output that no later step donates.
 
         >>> import jax
-        >>> pending = InFlight()
-        >>> pending.started_beside(jax.numpy.zeros(()).block_until_ready())
-        >>> pending.waits_for is None
+        >>> in_flight = InFlight()
+        >>> in_flight.note_concurrent_program(jax.numpy.zeros(()).block_until_ready())
+        >>> in_flight.oldest is None
         True
         """
-        running = (entry for entry in self._beside if not _is_done(entry[1]))
-        self._beside = (*running, (next(_NUMBERS), token))
+        running = (entry for entry in self._concurrent if not _is_ready(entry[1]))
+        self._concurrent = (*running, (next(_NUMBERS), token))
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Around something that ends only when all processes have come to it."""
+    def collective(self) -> Iterator[None]:
+        """Surround a blocking call that returns only when all processes have made it."""
         number = next(_NUMBERS)
-        self._meetings[number] = None
+        self._collectives[number] = None
         try:
             yield
         finally:
-            del self._meetings[number]
+            del self._collectives[number]
 
     @property
-    def waits_for(self) -> int | None:
-        """A number of what is not done; the same as long as it is waited for. None for nothing."""
+    def oldest(self) -> int | None:
+        """The number of a program or collective that has not finished; None where nothing is in flight.
+
+        While this process makes no progress the number stays the same.
+        """
         program = self._program
-        if program is not None and not _is_done(program[1]):
+        if program is not None and not _is_ready(program[1]):
             return program[0]
-        for number, token in self._beside:
-            if not _is_done(token):
+        for number, token in self._concurrent:
+            if not _is_ready(token):
                 return number
-        return next(iter(self._meetings.copy()), None)
+        # A copy: another thread may enter or leave a collective meanwhile.
+        return next(iter(self._collectives.copy()), None)
 
 
-def _is_done(token: Any) -> bool:
+def _is_ready(token: ProgramToken) -> bool:
     try:
         return bool(token.is_ready())
-    except RuntimeError:  # deleted by whoever took it over
+    except RuntimeError:
+        # JAX's answer for a deleted array: a later step took the buffer over, so its program is done.
         return True
 
 

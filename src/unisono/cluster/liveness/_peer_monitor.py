@@ -1,7 +1,7 @@
-"""This process among the others of its cluster: who is missing, and whether all do the same.
+"""Compares this process with its peers: are all alive, and do all take the same steps?
 
-Messages go from port to port (`_presence`), beside JAX' collectives, and only when something is new: at
-the first step of another kind or shape, after a file, and when a collective has failed.
+Messages are sent from port to port (`_status_server`), beside JAX's collectives, and only at an event: the
+first step of another kind or shape, a file, a failed collective, the end of the program.
 """
 
 from __future__ import annotations
@@ -9,178 +9,185 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from unisono._errors import ClusterError
-from unisono.cluster.liveness._status import CALL, Step, WorkerStatus, described
+from unisono.cluster.liveness._status import CALL, Step, WorkerStatus, describe_step
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers
 from unisono.cluster.rendezvous._mismatch import differences, shortened
 
 _LOG = logging.getLogger("unisono")
 
-#: What JAX' errors say that tell of another process. Where a step is started they are ValueErrors.
-_WORDS = ("Gloo", "NCCL", "ollective", "by peer")
-#: Seconds between two questions, at first and at most.
+_T = TypeVar("_T")
+_States = Mapping[int, dict[str, Any] | AbsentError]
+
+#: Parts of the texts of JAX's errors that a peer caused. They have no class of their own:
+#: they are JaxRuntimeErrors, or ValueErrors where they are raised while a step is dispatched.
+_COLLECTIVE_ERRORS = ("Gloo", "NCCL", "ollective", "by peer")
+#: Seconds between two questions, at first and at most. A question takes 0.1 ms, and mostly the first will do.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
-#: Seconds for which another process waits in one collective, until it is sure that this one will not come.
+#: Seconds for which a peer must be blocked in one collective that this process never began, until all abort:
+#: one look may see a program that is just about to finish.
 _STUCK = 0.75
-#: Characters of the reason for an end that is sent to all.
-_REASON = 8000
+#: Characters of a reason that are sent: a question has 64 KiB, and JSON writes a character in up to 12 bytes.
+_REASON = 5000
 
 
 class PeerMonitor:
-    """This process among the others.
+    """This process and its peers.
 
     Args:
-        record: what the others may know of this process.
-        peers: the others.
-        limit: seconds that this process waits for another.
+        status: what peers may ask about this process.
+        peers: how they are asked.
+        limit: seconds for which this process waits for a peer.
     """
 
-    def __init__(self, record: WorkerStatus, peers: Peers, limit: float) -> None:
-        self.record, self._peers, self._limit = record, peers, limit
+    def __init__(self, status: WorkerStatus, peers: Peers, limit: float) -> None:
+        self.status, self._peers, self._limit = status, peers, limit
 
     @property
-    def is_broken(self) -> bool:
-        """Whether all must end: another process is lost, or does something else."""
-        return bool(self.record.word)
+    def is_aborted(self) -> bool:
+        """Whether all processes must end: one is lost, or takes other steps."""
+        return bool(self.status.abort_reason)
 
-    def begin(self, kind: str, batches: Sequence[Any]) -> None:
-        """Note the next step; where it differs from the one before, compare it with another process'.
+    def begin_step(self, kind: str, batches: Sequence[object]) -> None:
+        """Note the next step, and compare it with the next process' where it differs from the previous one.
 
-        If not all take the same, there is one whose step is new and whose neighbour takes another: it is
-        enough that each asks the next one.
+        If steps differ anywhere, some process takes a new step and the process after it another one:
+        asking one neighbour each is enough.
 
         Args:
-            kind: what is done.
-            batches: pytrees of arrays, none at the end of the data.
+            kind: such as `"train"`.
+            batches: pytrees of arrays; none at the end of the data.
 
         Raises:
-            ClusterError: when the next process takes another, or does not come to this one in time.
+            ClusterError: when the next process takes another step, or does not reach this one in time.
         """
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(list(batches))) if batches else None
         self._begin((kind, shapes))
 
     def begin_call(self, name: str) -> None:
-        """Note a call that all workers must make, before its arguments are compared in a collective.
+        """Note a call that all workers must make, before a collective compares its arguments.
 
         Args:
             name: of the method, such as `"evaluate"`.
 
         Raises:
-            ClusterError: when the next worker takes a step instead, or has come to the end of its program.
+            ClusterError: when the next worker takes a step instead, or has reached the end of its program.
         """
         self._begin((f"{CALL}`{name}`", ()))
 
     def _begin(self, step: Step) -> None:
-        is_new = self.record.begin(step)
-        if is_new and not self.is_broken:
-            self._compare(self.record.steps, described(step))
-        if self.is_broken:
-            raise ClusterError(self.record.word)
+        is_new = self.status.begin_step(step)
+        if is_new and not self.is_aborted:
+            self._compare_with_next(self.status.steps, describe_step(step))
+        if self.is_aborted:
+            raise ClusterError(self.status.abort_reason)
 
     def wait_for_file(self, path: str) -> None:
-        """Wait until the first process has written a file, or has gone on without it.
+        """Wait until the first process has written a file, or has continued without it.
 
         Args:
             path: of the file.
         """
-        self._ask_first({"kind": "saved", "path": path}, f"written {path}")
+        self._ask_first({"kind": "file", "path": path}, f"written {path}")
 
-    def number(self, series: str, number: int, *, is_first: bool) -> int:
+    def agree_on_number(self, series: str, number: int, *, is_first: bool) -> int:
         """Return the number of the next checkpoint of a series, which the first process chooses.
 
         Args:
             series: such as the path without the number.
-            number: what this process would choose; taken where the first goes on without a checkpoint.
+            number: this process' own choice; taken where the first one continues without a checkpoint.
             is_first: whether this is the first process.
         """
         if not is_first:
-            index = self.record.count(series)
-            question = {"kind": "number", "series": series, "index": index}
+            index = self.status.num_checkpoints(series)
+            question = {"kind": "checkpoint_number", "series": series, "index": index}
             answer = self._ask_first(question, f"numbered checkpoint {index} of {series}")
             if answer is not None and answer.get("number") is not None:
                 number = int(answer["number"])
-        self.record.numbered(series, number)
+        self.status.note_number(series, number)
         return number
 
-    def _ask_first(self, question: dict[str, Any], what: str) -> dict[str, Any] | None:
-        """The answer of the first process once it has done what is asked for, or has gone on without it."""
-        question |= {"meetings": self.record.meetings}
+    def _ask_first(self, question: dict[str, Any], action: str) -> dict[str, Any] | None:
+        """Wait until the first process has done something, or has continued without; return its answer."""
+        question |= {"collectives_begun": self.status.collectives_begun}
         try:
-            answer: dict[str, Any] | None = self._wait(lambda: self._asked(0, question, "done"), self._limit)
+            answer = self._poll(lambda: self._ask_until(0, question, "done"), self._limit)
         except EndedError as error:
-            _LOG.warning("The first worker may not have %s: %s.", what, error)
+            _LOG.warning("The first worker may not have %s: %s.", action, error)
             return None
         if answer is None:
-            _LOG.warning("The first worker has not %s within %g s.", what, self._limit)
+            _LOG.warning("The first worker has not %s within %g s.", action, self._limit)
         return answer
 
-    def explained(self, error: BaseException) -> ClusterError | None:
-        """Return the error for one of JAX that another process caused; None for other errors.
+    def explain(self, error: BaseException) -> ClusterError | None:
+        """Return the error that names the peer which caused one of JAX's; None for other errors.
 
         Args:
-            error: any.
+            error: any exception.
         """
-        cause = _of_others(error)
+        cause = _collective_error(error)
         if cause is None:
             return None
-        if not self.is_broken:
-            self._look_around()
-        return ClusterError(f"{self.record.word} Here: {cause[:300]}")
+        if not self.is_aborted:
+            self._abort_with_diagnosis()
+        return ClusterError(f"{self.status.abort_reason} The error on this worker: {cause[:300]}")
 
-    def leave(self, seconds: float) -> str | None:
-        """Wait until all have come to the end of their programs.
+    def wait_for_shutdown(self, timeout: float) -> str | None:
+        """Wait until all processes have reached the end of their programs.
 
-        One that answers is waited for as long as it runs: the first worker may be writing a model. But where
-        one waits in a collective that this process never began, both would wait for ever: all are told.
+        A peer that answers is waited for as long as it runs: the first worker may be writing a model. But if
+        it waits in a collective that this process never began, neither could ever continue: all abort.
 
         Args:
-            seconds: how long to wait for one that does not answer.
+            timeout: seconds to wait for a peer that does not answer.
 
         Returns:
-            Who has not come, None where all have, or all must end.
+            The state of the peers that did not reach it; None where all did, or all must abort.
         """
-        self.record.is_leaving = True
-        staying = list(self._peers.others)
-        heard = reminded = time.monotonic()
-        since: dict[tuple[int, int, int], float] = {}
+        self.status.is_finished = True
+        running = list(self._peers.others)
+        all_answered = reminded = time.monotonic()
+        blocked_since: dict[tuple[int, int, int], float] = {}
         pause = _FIRST_PAUSE
-        while not self.is_broken:
-            states = self._peers.ask_all({"kind": "state"}, staying)
-            staying = [p for p, s in states.items() if not (isinstance(s, dict) and s["leaving"])]
-            if not staying:
+        while not self.is_aborted:
+            states = self._peers.ask_all({"kind": "state"}, running)
+            running = [p for p, s in states.items() if not (isinstance(s, dict) and s["finished"])]
+            if not running:
                 return None
-            told = self._told({p: states[p] for p in staying})
+            summary = self._summary({p: states[p] for p in running})
             now = time.monotonic()
             absent = [s for s in states.values() if isinstance(s, AbsentError)]
-            heard = heard if absent else now
-            # One that is gone will not come; one that is only silent may.
-            if any(isinstance(s, EndedError) for s in absent) or now - heard >= seconds:
-                return told
-            since = {key: since.get(key, now) for key in self._waiting(states)}
-            if any(now - first >= _STUCK for first in since.values()):
-                here = f"{self._own} has come to the end of its program after {self.record.steps} steps"
-                self._end(_early(f"{here}; {told}"), self._peers.others)
-            if now - reminded >= seconds:
-                _LOG.warning("This worker has come to its end, and waits for the others: %s.", told)
+            all_answered = all_answered if absent else now
+            # A process that has ended cannot arrive any more; one that is only silent can.
+            if any(isinstance(s, EndedError) for s in absent) or now - all_answered >= timeout:
+                return summary
+            blocked_since = {key: blocked_since.get(key, now) for key in self._blocked(states)}
+            if any(now - first >= _STUCK for first in blocked_since.values()):
+                here = f"{self._own} has reached the end of its program after {self.status.steps} steps"
+                self._abort(_unequal_ends_text(f"{here}; {summary}"), self._peers.others)
+            if now - reminded >= timeout:
+                _LOG.warning("This worker has reached the end of its program and waits for: %s.", summary)
                 reminded = now
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 
-    def _waiting(self, states: Mapping[int, dict[str, Any] | AbsentError]) -> list[tuple[int, int, int]]:
-        """Who waits in a collective that this process has not begun, in which, and for what."""
+    def _blocked(self, states: _States) -> list[tuple[int, int, int]]:
+        """The peers in a collective that this process has not begun: who, in which one, waiting for what."""
         return [
-            (p, s["meetings"], s["waits_for"])
+            (p, s["collectives_begun"], s["in_flight"])
             for p, s in states.items()
-            if isinstance(s, dict) and s["waits_for"] is not None and s["meetings"] > self.record.meetings
+            if isinstance(s, dict)
+            and s["in_flight"] is not None
+            and s["collectives_begun"] > self.status.collectives_begun
         ]
 
-    def name(self, process: int) -> str:
+    def name_of(self, process: int) -> str:
         """Return the name of a process, for messages.
 
         Args:
@@ -188,44 +195,45 @@ class PeerMonitor:
         """
         return self._peers.names[process]
 
-    def absent(self) -> dict[int, AbsentError]:
-        """Return which of the others give no answer now, and why."""
+    def find_absent(self) -> dict[int, AbsentError]:
+        """Ask all peers; return those that do not answer, and why."""
         states = self._peers.ask_all({"kind": "state"}, self._peers.others)
         return {p: state for p, state in states.items() if isinstance(state, AbsentError)}
 
-    def lost(self, absent: Mapping[int, AbsentError]) -> None:
-        """Note that some of the others are gone for good, and tell those who are here.
+    def broadcast_lost(self, lost: Mapping[int, AbsentError]) -> None:
+        """Abort because peers are lost, and send the reason to the remaining ones.
 
         Args:
-            absent: who, and what is known of them.
+            lost: the peers, and what is known of them.
         """
-        here = [p for p in self._peers.others if p not in absent]
-        self._end(_stay(f"{self._own} lost {self._told(absent)}"), here)
+        remaining = [p for p in self._peers.others if p not in lost]
+        self._abort(_early_end_text(f"{self._own} lost {self._summary(lost)}"), remaining)
 
     @property
     def _own(self) -> str:
         return f"worker {self._peers.own} of {len(self._peers.addresses)}"
 
-    def _compare(self, number: int, step: str) -> None:
+    def _compare_with_next(self, number: int, step: str) -> None:
         process = (self._peers.own + 1) % len(self._peers.addresses)
         question = {"kind": "step", "number": number}
         try:
-            answer = self._wait(lambda: self._asked(process, question, "reached"), self._limit)
+            answer = self._poll(lambda: self._ask_until(process, question, "reached"), self._limit)
         except EndedError:
             answer = None
         if answer is None:
-            self._look_around()
-        elif not answer["reached"] and answer["leaving"]:
-            there = f"{self.name(process)} has come to the end of its program after {answer['steps']} steps"
-            self._end(_early(f"{self._own} begins step {number}, {step}; {there}"), self._peers.others)
+            self._abort_with_diagnosis()
+        elif not answer["reached"] and answer["finished"]:
+            peer = f"{self.name_of(process)} has reached the end of its program after {answer['steps']} steps"
+            text = _unequal_ends_text(f"{self._own} begins step {number}, {step}; {peer}")
+            self._abort(text, self._peers.others)
         elif answer["step"] not in (step, None) and not _are_calls(step, answer["step"]):
-            self._end(_same(self._unequal(number, step)), self._peers.others)
+            self._abort(_unequal_steps_text(self._step_differences(number, step)), self._peers.others)
 
-    def _asked(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-        """The answer of a process when it says yes to `key`, or when all must end; else None.
+    def _ask_until(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+        """A process' answer once `key` is true in it, or once waiting for that is pointless; else None.
 
         Raises:
-            EndedError: when it has ended. One that is only silent may be busy.
+            EndedError: when it has ended. One that does not answer may be busy.
         """
         try:
             answer = self._peers.ask(process, question)
@@ -233,56 +241,57 @@ class PeerMonitor:
             raise
         except AbsentError:
             return None
-        return answer if answer[key] or answer.get("leaving") or self.is_broken else None
+        return answer if answer[key] or answer.get("finished") or self.is_aborted else None
 
-    def _wait(self, ask: Callable[[], Any], seconds: float) -> Any:
-        """The first answer that is not None; None when the time is over."""
-        until = time.monotonic() + seconds
+    def _poll(self, ask: Callable[[], _T | None], timeout: float) -> _T | None:
+        """Ask until the answer is not None, or the timeout has passed."""
+        deadline = time.monotonic() + timeout
         pause = _FIRST_PAUSE
-        while (answer := ask()) is None and time.monotonic() < until:
+        while (answer := ask()) is None and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return answer
 
-    def _look_around(self) -> None:
-        """End: somebody is missing, or does not come to where this process waits."""
+    def _abort_with_diagnosis(self) -> None:
+        """Abort because a collective cannot finish: name the peers that are lost, or where each one is."""
         states = self._peers.ask_all({"kind": "state"}, self._peers.others)
         lost = {p: state for p, state in states.items() if isinstance(state, AbsentError)}
         if lost:
-            self.lost(lost)
+            self.broadcast_lost(lost)
             return
-        progress = _progress(self.record.answer({"kind": "state"}))
-        received = f"{self._own} has waited in vain, {progress}; but {self._told(states)}"
-        self._end(_stay(received), self._peers.others)
+        progress = _progress(self.status.answer({"kind": "state"}))
+        reports = self._summary(states)
+        received = f"{self._own} timed out waiting for its peers ({progress}). Peers report: {reports}"
+        self._abort(_early_end_text(received), self._peers.others)
 
-    def _end(self, text: str, others: Sequence[int]) -> None:
-        """Tell all why they end; what is told first counts."""
-        text = shortened(text, _REASON)
-        self.record.answer({"kind": "word", "text": text})
-        self._peers.ask_all({"kind": "word", "text": text}, others)
+    def _abort(self, reason: str, others: Sequence[int]) -> None:
+        """Send all processes the reason why they must end; the first reason that arrives counts."""
+        question = {"kind": "abort", "reason": shortened(reason, _REASON)}
+        self.status.answer(question)
+        self._peers.ask_all(question, others)
 
-    def _told(self, states: Mapping[int, dict[str, Any] | AbsentError]) -> str:
+    def _summary(self, states: _States) -> str:
         return "; ".join(f"{self._peers.names[p]}: {_progress(state)}" for p, state in states.items())
 
-    def _unequal(self, number: int, step: str) -> str:
+    def _step_differences(self, number: int, step: str) -> str:
         answers = self._peers.ask_all({"kind": "step", "number": number}, self._peers.others)
         texts = {p: a["step"] for p, a in answers.items() if isinstance(a, dict) and a["step"]}
         texts[self._peers.own] = step
         return " ".join(differences({p: {f"step {number}": text} for p, text in sorted(texts.items())}))
 
 
-def _stay(received: str) -> str:
+def _early_end_text(received: str) -> str:
     return (
-        f"All workers must stay until all are done. Received: {received}. The log of the worker "
-        "that ended or stopped first says why; `unisono launch --max-restarts 3` starts all again."
+        f"All workers must run until the last collective has finished. Received: {received}. The log of the "
+        "worker that ended or stopped first shows the cause; `unisono launch --max-restarts 3` restarts all."
     )
 
 
-def _early(received: str) -> str:
+def _unequal_ends_text(received: str) -> str:
     return (
-        f"All workers must take the same steps until all are done. Received: {received}. Give every worker "
-        "the same number of batches, let all leave a loop after the same step, and call `evaluate` and the "
-        "like on every worker, not on the chief alone."
+        f"All workers must take the same steps until their programs end. Received: {received}. Give every "
+        "worker the same number of batches, leave a loop after the same step on every worker, and call "
+        "`evaluate` and the like on every worker, not on the chief alone."
     )
 
 
@@ -290,7 +299,7 @@ def _are_calls(*steps: str) -> bool:
     return all(step.startswith(CALL) for step in steps)
 
 
-def _same(received: str) -> str:
+def _unequal_steps_text(received: str) -> str:
     if f"'{CALL}" in received:
         return (
             f"All workers must make the same calls of `fit`, `evaluate` and `predict`. Received: {received} "
@@ -298,7 +307,7 @@ def _same(received: str) -> str:
         )
     return (
         "All workers must take the same steps, on batches of the same shapes. "
-        f"Received: {received} For data of each worker's own there are `AutoShardPolicy.FILE` and "
+        f"Received: {received} To give each worker data of its own, use `AutoShardPolicy.FILE` or "
         "`strategy.distribute_datasets_from_function`."
     )
 
@@ -306,24 +315,24 @@ def _same(received: str) -> str:
 def _progress(state: dict[str, Any] | AbsentError) -> str:
     if isinstance(state, AbsentError):
         return str(state)
-    if state["leaving"]:
-        return "it has come to the end of its program"
-    last = f", the last: {state['step']}" if state["step"] else ""
-    return f"it has begun {state['steps']} steps{last}"
+    if state["finished"]:
+        return "it has reached the end of its program"
+    last = f", the last one {state['step']}" if state["step"] else ""
+    return f"{state['steps']} steps begun{last}"
 
 
-def _of_others(error: BaseException) -> str | None:
-    """What an error, or one that it came from, says of another process; None where none does.
+def _collective_error(error: BaseException) -> str | None:
+    """The text of an error, or of one in its chain, that a peer caused; None where there is none.
 
-    The state of a step that failed on the devices is gone, and what tries to save it fails as well.
+    The chain matters because a failed step deletes its state: what tries to save that state fails as well.
     """
-    seen: BaseException | None = error
-    # What was explained before is the program's own affair.
-    while seen is not None and not isinstance(seen, ClusterError):
-        text = str(seen)
-        if isinstance(seen, jax.errors.JaxRuntimeError) and any(word in text for word in _WORDS):
+    link: BaseException | None = error
+    # Stop at a ClusterError: what follows was explained before.
+    while link is not None and not isinstance(link, ClusterError):
+        text = str(link)
+        if isinstance(link, jax.errors.JaxRuntimeError) and any(part in text for part in _COLLECTIVE_ERRORS):
             return text
-        if isinstance(seen, ValueError) and "Gloo" in text:
+        if isinstance(link, ValueError) and "Gloo" in text:
             return text
-        seen = seen.__cause__ or seen.__context__
+        link = link.__cause__ or link.__context__
     return None

@@ -1,152 +1,155 @@
-"""What a process tells the others of itself, also while its main thread waits for them: pure."""
+"""What a process reports of itself, also while its main thread is blocked in a collective: pure."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from unisono.cluster.liveness._in_flight import InFlight
+from unisono.cluster.rendezvous._protocol import Message
 
-#: Steps, and files, that are remembered. A process can be some ten steps ahead of another.
+#: Steps, and files, that are remembered. The host runs at most 16 steps ahead of the devices, which wait for
+#: each other: a peer never asks about a step that is much older.
 _REMEMBERED = 256
 
-#: What is done, and the shapes of the arrays; None for the end of the data.
+#: A kind of step, and the shapes of its arrays; None at the end of the data.
 Step = tuple[str, tuple[tuple[int, ...], ...] | None]
 
-#: How a call of `fit`, `evaluate` or `predict` begins as text; what differs in it is compared with its data.
+#: How the text of a `fit`, `evaluate` or `predict` call begins; their arguments are compared in a collective.
 CALL = "a call of "
 
 #: What the answer to each kind of question holds.
 _STATE: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "step": (str, type(None)),
-    "meetings": (int,),
-    "waits_for": (int, type(None)),
-    "leaving": (bool,),
+    "collectives_begun": (int,),
+    "in_flight": (int, type(None)),
+    "finished": (bool,),
 }
 _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "state": _STATE,
-    "word": _STATE,
-    "step": {"reached": (bool,), "step": (str, type(None)), "steps": (int,), "leaving": (bool,)},
-    "saved": {"done": (bool,)},
-    "number": {"done": (bool,), "number": (int, type(None))},
+    "abort": _STATE,
+    "step": {"reached": (bool,), "step": (str, type(None)), "steps": (int,), "finished": (bool,)},
+    "file": {"done": (bool,)},
+    "checkpoint_number": {"done": (bool,), "number": (int, type(None))},
 }
 
 
 @dataclasses.dataclass
 class WorkerStatus:
-    """How far a process has come.
+    """The progress of a process.
 
     Args:
-        meetings: how many steps or messages of all processes it has begun.
-        steps: how many steps.
-        word: why it shall end, as a process found out.
-        is_leaving: whether its program has come to its end.
-        pending: what it waits for together with the others.
+        collectives_begun: how many steps and host collectives it has begun.
+        steps: how many steps it has begun.
+        abort_reason: why it must end; empty as long as it need not.
+        is_finished: whether its program has reached its end.
+        in_flight: the programs and collectives that it waits for.
     """
 
-    meetings: int = 0
+    collectives_begun: int = 0
     steps: int = 0
-    word: str = ""
-    is_leaving: bool = False
-    pending: InFlight = dataclasses.field(default_factory=InFlight)
-    _seen: collections.deque[Step] = dataclasses.field(
+    abort_reason: str = ""
+    is_finished: bool = False
+    in_flight: InFlight = dataclasses.field(default_factory=InFlight)
+    _last_steps: collections.deque[Step] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
-    _saved: collections.deque[tuple[int, str]] = dataclasses.field(
+    _files: collections.deque[tuple[int, str]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
-    #: Of each series, the numbers that its checkpoints got, in order.
+    #: Per series, the numbers of its checkpoints in order.
     _numbers: dict[str, list[int]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
 
-    def begin(self, step: Step) -> bool:
-        """Note a step; return whether it differs from the one before.
+    def begin_step(self, step: Step) -> bool:
+        """Note a step; return whether it differs from the previous one.
 
-        >>> record = WorkerStatus()
-        >>> record.begin(("train", ((8, 3),))), record.begin(("train", ((8, 3),)))
+        >>> status = WorkerStatus()
+        >>> status.begin_step(("train", ((8, 3),))), status.begin_step(("train", ((8, 3),)))
         (True, False)
         """
-        differs = not self._seen or self._seen[-1] != step
+        differs = not self._last_steps or self._last_steps[-1] != step
         self.steps += 1
-        self.meetings += 1
-        self._seen.append(step)
+        self.collectives_begun += 1
+        self._last_steps.append(step)
         return differs
 
-    def saved(self, path: str) -> None:
+    def note_file(self, path: str) -> None:
         """Note that a file is complete."""
-        self._saved.append((self.meetings, path))
+        self._files.append((self.collectives_begun, path))
 
-    def numbered(self, series: str, number: int) -> None:
+    def note_number(self, series: str, number: int) -> None:
         """Note the number of the next checkpoint of a series."""
         self._numbers[series].append(number)
 
-    def count(self, series: str) -> int:
-        """How many checkpoints of a series were numbered."""
+    def num_checkpoints(self, series: str) -> int:
+        """Return how many checkpoints of a series have a number."""
         return len(self._numbers[series])
 
-    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to another process' question.
+    def answer(self, question: Message) -> dict[str, object]:
+        """Return the answer to a peer's question.
 
         Args:
-            question: `"state"`; `"step"` with a number from 1; `"saved"` with a path, or `"number"` with a
-                series and an index, and the number of meetings after which it is asked; or `"word"` with
-                a text, to be told why all end.
+            question: `"state"`; `"step"` with a number from 1; `"file"` with a path, or
+                `"checkpoint_number"` with a series and an index, both with the asker's count of collectives;
+                or `"abort"` with a reason, which ends this process.
 
-        >>> record = WorkerStatus()
-        >>> record.answer({"kind": "step", "number": 1})
-        {'kind': 'step', 'reached': False, 'step': None, 'steps': 0, 'leaving': False}
-        >>> record.begin(("train", ((8, 3), (8,))))
+        >>> status = WorkerStatus()
+        >>> status.answer({"kind": "step", "number": 1})
+        {'kind': 'step', 'reached': False, 'step': None, 'steps': 0, 'finished': False}
+        >>> status.begin_step(("train", ((8, 3), (8,))))
         True
-        >>> record.answer({"kind": "step", "number": 1})
-        {'kind': 'step', 'reached': True, 'step': 'train on (8, 3), (8,)', 'steps': 1, 'leaving': False}
+        >>> status.answer({"kind": "step", "number": 1})
+        {'kind': 'step', 'reached': True, 'step': 'train on (8, 3), (8,)', 'steps': 1, 'finished': False}
         """
         kind = question.get("kind")
         if kind == "step":
             number = question.get("number")
             reached = isinstance(number, int) and number <= self.steps
-            step = self._step(number) if reached else None
-            progress = {"steps": self.steps, "leaving": self.is_leaving}
+            step = self._describe_number(number) if isinstance(number, int) and reached else None
+            progress = {"steps": self.steps, "finished": self.is_finished}
             return {"kind": kind, "reached": reached, "step": step, **progress}
-        if kind == "saved":
-            saved = (question.get("meetings"), question.get("path")) in self._saved
-            return {"kind": kind, "done": saved or self._has_passed(question)}
-        if kind == "number":
-            given, index = self._numbers.get(str(question.get("series")), []), question.get("index")
-            number = given[index] if isinstance(index, int) and 0 <= index < len(given) else None
-            done = number is not None or self._has_passed(question)
-            return {"kind": kind, "done": done, "number": number}
-        if kind == "word":
-            self.word = self.word or str(question.get("text"))
+        if kind == "file":
+            written = (question.get("collectives_begun"), question.get("path")) in self._files
+            return {"kind": kind, "done": written or self._has_passed(question)}
+        if kind == "checkpoint_number":
+            known, index = self._numbers.get(str(question.get("series")), []), question.get("index")
+            chosen = known[index] if isinstance(index, int) and 0 <= index < len(known) else None
+            return {"kind": kind, "done": chosen is not None or self._has_passed(question), "number": chosen}
+        if kind == "abort":
+            # The first reason counts: later ones are mostly its consequences.
+            self.abort_reason = self.abort_reason or str(question.get("reason"))
         return {
             "kind": "state",
             "steps": self.steps,
-            "step": self._step(self.steps),
-            "meetings": self.meetings,
-            "waits_for": self.pending.waits_for,
-            "leaving": self.is_leaving,
+            "step": self._describe_number(self.steps),
+            "collectives_begun": self.collectives_begun,
+            "in_flight": self.in_flight.oldest,
+            "finished": self.is_finished,
         }
 
-    def _has_passed(self, question: Mapping[str, Any]) -> bool:
-        """Whether it has gone on from where the other process is."""
-        at = question.get("meetings")
-        return self.is_leaving or (isinstance(at, int) and self.meetings > at)
+    def _has_passed(self, question: Message) -> bool:
+        """Whether this process has continued beyond the collective at which the asker waits."""
+        at = question.get("collectives_begun")
+        return self.is_finished or (isinstance(at, int) and self.collectives_begun > at)
 
-    def _step(self, number: Any) -> str | None:
-        """What the step of a number was, None where that is forgotten."""
+    def _describe_number(self, number: int) -> str | None:
+        """The text of the step with a number, None where it is forgotten."""
         back = self.steps - number
-        return described(self._seen[-1 - back]) if number > 0 and back < len(self._seen) else None
+        if number <= 0 or back >= len(self._last_steps):
+            return None
+        return describe_step(self._last_steps[-1 - back])
 
 
-def answer_problem(kind: str, message: Mapping[str, Any]) -> str | None:
-    """Return what an answer to a question lacks, None when it holds all parts.
+def answer_problem(kind: str, message: Mapping[str, object]) -> str | None:
+    """Return which part an answer lacks, None when it is complete.
 
     Args:
         kind: of the question.
-        message: what was received; another program may have the port.
+        message: the answer as received; another program may listen at the port.
 
-    >>> answer_problem("saved", {"kind": "saved", "done": 1})
+    >>> answer_problem("file", {"kind": "file", "done": 1})
     "its answer has no usable 'done'"
     """
     for name, types in _ANSWERS[kind].items():
@@ -156,11 +159,13 @@ def answer_problem(kind: str, message: Mapping[str, Any]) -> str | None:
     return None
 
 
-def described(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """Return a step as text.
 
-    >>> described(("train", ((8, 3), (8,)))), described(("train", None)), described(("a call of `fit`", ()))
-    ('train on (8, 3), (8,)', 'train: the end of the data', 'a call of `fit`')
+    >>> describe_step(("train", ((8, 3), (8,)))), describe_step(("train", None))
+    ('train on (8, 3), (8,)', 'train: the end of the data')
+    >>> describe_step(("a call of `fit`", ()))
+    'a call of `fit`'
     """
     kind, shapes = step
     if shapes is None:

@@ -1,8 +1,8 @@
-"""A port at which a thread of each process answers the others: is it running, and how far is it?
+"""A port at which a thread of each process answers its peers: is the process running, and how far is it?
 
-A main thread that waits in a collective answers nothing itself, and the error of a collective does not
-say which process it waited for. Questions carry a secret that the processes agreed on when they met: other
-programs that connect are not answered, and nothing that they send can end the thread.
+A main thread that is blocked in a collective answers nothing itself, and the error of a collective does not
+say which process it waited for. Questions carry the secret that the processes agreed on at the rendezvous:
+other programs that connect get no answer, and nothing that they send can end the thread.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError
 from unisono.cluster.liveness._status import WorkerStatus, answer_problem
-from unisono.cluster.rendezvous._protocol import UnknownPeerError, frame, take_frame
+from unisono.cluster.rendezvous._protocol import Message, UnknownPeerError, frame, take_frame
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for a question to come, and for an answer by default. Processors may be busy.
+#: Seconds for a question to arrive, and for an answer by default. Both take 0.1 ms, but the processors may be
+#: busy with the compilers of several processes.
 _SECONDS = 10.0
-#: Seconds between two looks at connections that say nothing.
+#: Seconds between two looks for connections whose time is over.
 _TICK = 1.0
 #: Seconds before a question is sent again whose connection was closed without an answer.
-_AGAIN = 0.05
-#: Connections that are open at once; beyond them the oldest is closed, and a peer asks again.
+_RETRY_SECONDS = 0.05
+#: Connections that are open at once; beyond them the oldest is closed, and a peer retries.
 _CONNECTIONS = 256
-#: Bytes of a question at most: what a stranger can make this process keep, for each connection.
+#: Bytes of a question at most: what an unknown peer can make this process keep, per connection.
 _QUESTION_BYTES = 1 << 16
 #: Bytes of an answer at most.
 _ANSWER_BYTES = 1 << 20
 
 
 class AbsentError(ClusterError):
-    """A process gives no answer; the text says what is known of it."""
+    """A process does not answer; the text says what is known of it."""
 
 
 class UnreachableError(AbsentError):
-    """No connection to a process: its machine, or the way to it, is gone."""
+    """A process cannot be connected to: its machine or the network is down."""
 
 
 class EndedError(AbsentError):
-    """A process has ended: nobody listens at its port."""
+    """A process has ended: its port refuses connections."""
 
     def __init__(self) -> None:
         super().__init__("its process has ended")
@@ -57,31 +58,31 @@ class EndedError(AbsentError):
 
 @dataclasses.dataclass(eq=False)
 class _Connection:
-    """One end of a connection: what was received, and until when more may be."""
+    """One end of a connection: what was received, and the deadline for the rest."""
 
     sock: socket.socket
-    until: float
+    deadline: float
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
 
 
 class StatusServer:
-    """This process' port; one thread answers all, for new ones cannot be started when a program ends.
+    """This process' port. One thread serves all, because no thread can be started while a program exits.
 
     Args:
         ip: the interface.
-        record: what it answers from.
+        status: what it answers from.
         secret: what a question must hold.
     """
 
-    def __init__(self, ip: str, record: WorkerStatus, secret: str) -> None:
+    def __init__(self, ip: str, status: WorkerStatus, secret: str) -> None:
         self._secret = _encoded(secret)
-        self._record = record
+        self._status = status
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         self._listener = socket.create_server((ip, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._is_open = True
-        self._thread = threading.Thread(target=self._serve, name="unisono-presence", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="unisono-status-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -99,11 +100,11 @@ class StatusServer:
                 for key, _ in selector.select(_TICK):
                     if key.data is None:
                         self._accept(selector)
-                    elif self._is_done(key.data):
+                    elif self._handle(key.data):
                         _drop(selector, key.data)
-                _drop_old(selector)
-            for line in _lines(selector):
-                _drop(selector, line)
+                _drop_expired(selector)
+            for connection in _connections(selector):
+                _drop(selector, connection)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -111,31 +112,31 @@ class StatusServer:
         except BlockingIOError:
             return
         except OSError as error:
-            # Mostly no file descriptor is left: the connection stays in the kernel, and the selector is
-            # ready at once.
+            # Usually EMFILE. The connection stays in the kernel's queue and the listener stays readable:
+            # without the pause this loop would use up a processor.
             _LOG.debug("A connection could not be accepted: %s", error)
-            time.sleep(_AGAIN)
+            time.sleep(_RETRY_SECONDS)
             return
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ, _Connection(sock, time.monotonic() + _SECONDS))
 
-    def _is_done(self, line: _Connection) -> bool:
-        """Read from a connection; return whether to close it: it was answered, or cannot be."""
+    def _handle(self, connection: _Connection) -> bool:
+        """Read from a connection; return whether to close it: it was answered, or rejected."""
         try:
-            question = _received(line, _QUESTION_BYTES)
+            question = _receive(connection, _QUESTION_BYTES)
             if question is None:
                 return False
-            told = question.get("secret")
-            if not isinstance(told, str) or not hmac.compare_digest(_encoded(told), self._secret):
+            secret = question.get("secret")
+            if not isinstance(secret, str) or not hmac.compare_digest(_encoded(secret), self._secret):
                 raise UnknownPeerError("it does not know the secret of this cluster")
-            # A short text for an empty buffer: it does not block.
-            line.sock.sendall(frame(self._record.answer(question)))
+            # Does not block: the answer is short, and the send buffer empty.
+            connection.sock.sendall(frame(self._status.answer(question)))
         except BlockingIOError:
             return False
         except (OSError, UnknownPeerError) as error:
             _LOG.debug("A question was rejected: %s", error)
         except Exception:
-            # The thread must go on: without it the others take this process for dead.
+            # The thread must keep running: without it the peers take this process for dead.
             _LOG.exception("A question could not be answered.")
         return True
 
@@ -145,98 +146,101 @@ def _encoded(secret: str) -> bytes:
     return secret.encode("utf-8", "surrogatepass")
 
 
-def _received(line: _Connection, limit: int) -> dict[str, Any] | None:
+def _receive(connection: _Connection, limit: int) -> dict[str, Any] | None:
     """Return the message of a connection, None while it is not complete.
 
     Raises:
         OSError: when the other end has closed.
         UnknownPeerError: when it is not a message, or longer than `limit` bytes.
     """
-    data = line.sock.recv(1 << 16)
+    data = connection.sock.recv(1 << 16)
     if not data:
         raise ConnectionResetError(errno.ECONNRESET, "closed without a message")
-    line.inbox += data
-    return take_frame(line.inbox, limit)
+    connection.inbox += data
+    return take_frame(connection.inbox, limit)
 
 
-def _lines(selector: selectors.BaseSelector) -> list[_Connection]:
+def _connections(selector: selectors.BaseSelector) -> list[_Connection]:
     """The open connections."""
     return [key.data for key in selector.get_map().values() if key.data]
 
 
-def _drop_old(selector: selectors.BaseSelector) -> None:
-    """Close the connections whose time is over, and the oldest where there are too many."""
-    lines = sorted(_lines(selector), key=lambda line: line.until)
+def _drop_expired(selector: selectors.BaseSelector) -> None:
+    """Close the connections whose deadline has passed, and the oldest where there are too many."""
+    oldest_first = sorted(_connections(selector), key=lambda connection: connection.deadline)
     now = time.monotonic()
-    for i, line in enumerate(lines):
-        if now > line.until or i < len(lines) - _CONNECTIONS:
-            _drop(selector, line)
+    for i, connection in enumerate(oldest_first):
+        if now > connection.deadline or i < len(oldest_first) - _CONNECTIONS:
+            _drop(selector, connection)
 
 
-def _drop(selector: selectors.BaseSelector, line: _Connection) -> None:
-    selector.unregister(line.sock)
-    line.sock.close()
+def _drop(selector: selectors.BaseSelector, connection: _Connection) -> None:
+    selector.unregister(connection.sock)
+    connection.sock.close()
 
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-    """All processes, as this one reaches them.
+    """The processes of the cluster and how this one connects to them.
 
     Args:
         own: this process' number.
         addresses: `"ip:port"` of each one's `StatusServer`, by process.
         names: of each, for messages.
         secret: of the cluster.
-        patience: seconds for an answer.
+        timeout: seconds for an answer.
     """
 
     own: int
     addresses: tuple[str, ...]
     names: tuple[str, ...]
     secret: str
-    patience: float = _SECONDS
+    timeout: float = _SECONDS
 
     @property
     def others(self) -> list[int]:
         """The numbers of the other processes."""
         return [p for p in range(len(self.addresses)) if p != self.own]
 
-    def ask(self, process: int, question: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, process: int, question: Message) -> dict[str, Any]:
         """Return a process' answer.
 
         Raises:
-            AbsentError: when it gives none; `EndedError` when there is no such process any more.
+            AbsentError: when it does not answer; `EndedError` when the process has ended.
         """
         answer = self.ask_all(question, [process])[process]
         if isinstance(answer, AbsentError):
             raise answer
         return answer
 
-    def ask_all(
-        self, question: Mapping[str, Any], processes: Sequence[int]
-    ) -> dict[int, dict[str, Any] | AbsentError]:
-        """Return what each of some processes answers, or why it does not; all are asked at once."""
+    def ask_all(self, question: Message, processes: Sequence[int]) -> dict[int, dict[str, Any] | AbsentError]:
+        """Ask some processes at once; return each one's answer, or why there is none."""
         text = frame({**question, "secret": self.secret})
-        until = time.monotonic() + self.patience
-        calls = {p: _PeerRequest(self.addresses[p], text, str(question["kind"])) for p in processes}
+        deadline = time.monotonic() + self.timeout
+        requests = {p: _PeerRequest(self.addresses[p], text, str(question["kind"])) for p in processes}
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
-            for call in calls.values():
-                stack.callback(call.close)
-                call.connect(selector)
-            while (open_ := [c for c in calls.values() if c.answer is None]) and time.monotonic() < until:
-                # Sockets are looked at, and closed connections opened again.
-                begin = min([until, *(c.again_at for c in open_ if c.sock is None)])
-                for key, mask in selector.select(max(0.0, begin - time.monotonic())):
-                    key.data.go_on(selector, mask)
-                for call in open_:
-                    if call.sock is None and call.answer is None and time.monotonic() >= call.again_at:
-                        call.connect(selector)
-        return {p: call.answer or call.silence(self.patience) for p, call in calls.items()}
+            for request in requests.values():
+                stack.callback(request.close)
+                request.connect(selector)
+            while (pending := _unanswered(requests.values())) and time.monotonic() < deadline:
+                # Wait for sockets, and until the next closed connection is due to be opened again.
+                wake_at = min([deadline, *(r.retry_at for r in pending if r.sock is None)])
+                for key, mask in selector.select(max(0.0, wake_at - time.monotonic())):
+                    key.data.advance(selector, mask)
+                for request in pending:
+                    due = request.answer is None and time.monotonic() >= request.retry_at
+                    if due and request.sock is None:
+                        request.connect(selector)
+        return {p: request.answer or request.timed_out(self.timeout) for p, request in requests.items()}
+
+
+def _unanswered(requests: Iterable[_PeerRequest]) -> list[_PeerRequest]:
+    return [request for request in requests if request.answer is None]
 
 
 class _PeerRequest:
-    """One question to one process, asked again where the connection is closed before the answer.
+    """One question to one process, sent again when the connection is closed before the answer.
 
     Only a refused connection shows that a process has ended: a closed one may be a process whose queue was
     full, or whose answer was lost.
@@ -252,26 +256,26 @@ class _PeerRequest:
         self._target = host.strip("[]"), int(port)
         self._text, self._kind = text, kind
         self.sock: socket.socket | None = None
-        self.again_at = 0.0
+        self.retry_at = 0.0
         self.answer: dict[str, Any] | AbsentError | None = None
         self._inbox = bytearray()
         self._trouble = ""
 
     def connect(self, selector: selectors.BaseSelector) -> None:
-        """Begin to connect; what is wrong is reported when the question is sent."""
+        """Begin to connect; an error of the connection is reported when the question is sent."""
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
         self._inbox.clear()
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
             self.sock.connect_ex(self._target)
-        except OSError as error:  # no descriptor is left, or the name is not known
+        except OSError as error:  # EMFILE, or a name that cannot be resolved
             self.close()
-            self._ask_again(f"no connection can be opened to it ({_described(error)})")
+            self._retry(f"no connection can be opened to it ({_describe(error)})")
             return
         selector.register(self.sock, selectors.EVENT_WRITE, self)
 
-    def go_on(self, selector: selectors.BaseSelector, mask: int) -> None:
+    def advance(self, selector: selectors.BaseSelector, mask: int) -> None:
         """Send the question, or receive the answer."""
         if self.sock is None:
             return
@@ -280,7 +284,7 @@ class _PeerRequest:
                 self._send(self.sock)
                 selector.modify(self.sock, selectors.EVENT_READ, self)
                 return
-            message = _received(_Connection(self.sock, 0.0, self._inbox), _ANSWER_BYTES)
+            message = _receive(_Connection(self.sock, 0.0, self._inbox), _ANSWER_BYTES)
             if message is None:
                 return
             if problem := answer_problem(self._kind, message):
@@ -291,36 +295,37 @@ class _PeerRequest:
         except ConnectionRefusedError:
             self.answer = EndedError()
         except (ConnectionError, UnknownPeerError) as error:
-            self._ask_again(f"it accepts connections, and does not answer ({_described(error)})")
+            self._retry(f"it accepts connections but does not answer ({_describe(error)})")
         except OSError as error:
-            self.answer = UnreachableError(f"its machine cannot be reached ({_described(error)})")
+            self.answer = UnreachableError(f"its machine cannot be reached ({_describe(error)})")
         selector.unregister(self.sock)
         self.close()
 
     def _send(self, sock: socket.socket) -> None:
         if (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) != 0:
             raise OSError(code, os.strerror(code))
-        # On one machine a connection to a port where no process listens can be given that very port.
+        # TCP's simultaneous open: a connection to a free port of the own machine may get that very port as
+        # its source, and then it is connected to itself.
         if sock.getsockname()[1] == self._target[1] and _is_own(sock):
             raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
         sock.sendall(self._text)
-        self._trouble = "it is stopped, or its machine is gone"
+        # The kernel accepts connections for a process that does not run.
+        self._trouble = "its process is stopped, or its machine is down"
 
-    def _ask_again(self, trouble: str) -> None:
+    def _retry(self, trouble: str) -> None:
         self._trouble = trouble
-        self.again_at = time.monotonic() + _AGAIN
+        self.retry_at = time.monotonic() + _RETRY_SECONDS
 
-    def silence(self, seconds: float) -> AbsentError:
+    def timed_out(self, seconds: float) -> AbsentError:
         """Return what is known of a process that has not answered.
 
         Args:
             seconds: how long it was asked.
         """
-        none = f"it gives no sign of life within {seconds:g} s"
+        silent = f"it did not answer within {seconds:g} s"
         if self._trouble:
-            # The machine accepts connections for a process that does not run.
-            return AbsentError(f"{none}: {self._trouble}")
-        return UnreachableError(f"{none}: its machine cannot be reached")
+            return AbsentError(f"{silent}: {self._trouble}")
+        return UnreachableError(f"{silent}: its machine cannot be reached")
 
     def close(self) -> None:
         """Close the connection, where one is open."""
@@ -337,7 +342,7 @@ def _is_own(sock: socket.socket) -> bool:
         return False
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
     return os.strerror(code).lower() if code else str(error)
 
@@ -351,5 +356,6 @@ def own_ip(address: str) -> str:
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(*found[:3]) as sock:
+        # Connecting a datagram socket sends nothing: the kernel only chooses the route.
         sock.connect(found[4])
         return str(sock.getsockname()[0])

@@ -1,8 +1,8 @@
-"""A thread that looks out for the others while this process waits for them.
+"""A thread that checks the peers while this process is blocked, waiting for them.
 
-A process that ends closes its connections, and the others hear of it at once. A machine that
-disappears does not: the others would wait in a collective until its limit, which is long, because
-somebody may be compiling. So who has waited for a while asks the others, whether they are there.
+When a process ends, the kernel closes its connections and the collectives of its peers fail at once. When a
+machine disappears, nothing is closed: its peers would be blocked until a collective times out, which takes
+minutes, because a peer may be compiling. So a process that has been blocked for a while asks its peers.
 """
 
 from __future__ import annotations
@@ -20,86 +20,91 @@ from unisono.cluster.liveness._status_server import AbsentError, UnreachableErro
 
 _LOG = logging.getLogger("unisono")
 
-#: A machine that could not be reached for so many periods is gone.
+#: Periods for which a machine must be unreachable until it counts as lost: a network may have a short outage.
 _PERIODS = 3
-#: Seconds between two looks at what this process itself knows, at most.
+#: Seconds between two looks at this process' own state, at most; nothing is sent for it.
 _TICK = 1.0
-#: Seconds in which a collective fails by itself, after it is known that all must end.
+#: Seconds for a collective to fail by itself after an abort, since its error shows where the program was.
 _GRACE = 5.0
 
 
 class PeerWatchdog:
-    """Asks the others when nothing goes on; ends this process when one of their machines is gone.
+    """Checks the peers when this process makes no progress, and ends it when a peer's machine is lost.
 
-    The main thread cannot be woken: it waits inside a collective.
+    The main thread cannot be interrupted: it is blocked in a collective, in C++.
 
     Args:
-        attendance: this process among the others.
-        pending: what it waits for.
-        seconds: for which nothing goes on before the others are asked, and between two questions.
-        end: is told why this process must end.
+        monitor: asks the peers.
+        in_flight: what this process waits for.
+        period: seconds without progress before the peers are asked, and between two checks.
+        end: called with the reason when this process must end.
     """
 
     def __init__(
-        self, attendance: PeerMonitor, pending: InFlight, seconds: float, end: Callable[[str], None]
+        self, monitor: PeerMonitor, in_flight: InFlight, period: float, end: Callable[[str], None]
     ) -> None:
-        self._attendance, self._pending, self._seconds, self._end = attendance, pending, seconds, end
-        self._silent_since: dict[int, float] = {}
-        self._named: set[int] = set()
+        self._monitor, self._in_flight, self._period, self._end = monitor, in_flight, period, end
+        self._unreachable_since: dict[int, float] = {}
+        self._logged: set[int] = set()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="unisono-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="unisono-peer-watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._closed.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        waited_for: int | None = None
-        asked = time.monotonic()
-        broken_since: float | None = None
-        while not self._closed.wait(min(_TICK, self._seconds)):
-            waits_for, now = self._pending.waits_for, time.monotonic()
-            if waits_for is None or waits_for != waited_for:
-                waited_for, asked, broken_since = waits_for, now, None
-                self._silent_since.clear()
-                self._named.clear()
+    def _run(self) -> None:
+        blocked_on: int | None = None
+        last_check = time.monotonic()
+        aborted_since: float | None = None
+        while not self._closed.wait(min(_TICK, self._period)):
+            oldest, now = self._in_flight.oldest, time.monotonic()
+            if oldest is None or oldest != blocked_on:
+                blocked_on, last_check, aborted_since = oldest, now, None
+                self._unreachable_since.clear()
+                self._logged.clear()
                 continue
-            if self._attendance.is_broken:
-                broken_since = now if broken_since is None else broken_since
-                # Time enough for the error of the collective.
-                if now - broken_since >= min(_GRACE, self._seconds):
-                    self._end(self._attendance.record.word)
+            if self._monitor.is_aborted:
+                aborted_since = now if aborted_since is None else aborted_since
+                if now - aborted_since >= min(_GRACE, self._period):
+                    self._end(self._monitor.status.abort_reason)
                     return
-            elif now - asked >= self._seconds:
-                if lost := self._lost():
-                    self._attendance.lost(lost)
-                    self._end(self._attendance.record.word)
+            elif now - last_check >= self._period:
+                if lost := self._find_lost():
+                    self._monitor.broadcast_lost(lost)
+                    self._end(self._monitor.status.abort_reason)
                     return
-                asked = time.monotonic()
+                last_check = time.monotonic()
 
-    def _lost(self) -> dict[int, AbsentError]:
-        """Whose machine is gone."""
+    def _find_lost(self) -> dict[int, AbsentError]:
+        """The peers whose machines have been unreachable for long enough."""
         began = time.monotonic()
-        absent = self._attendance.absent()
-        silent = {p: error for p, error in absent.items() if isinstance(error, UnreachableError)}
-        self._silent_since = {p: self._silent_since.get(p, began) for p in silent}
-        for process in sorted(absent.keys() - self._named):
-            _LOG.warning("Waiting for %s: %s.", self._attendance.name(process), absent[process])
-        self._named |= absent.keys()
-        limit = _PERIODS * self._seconds
-        return {p: e for p, e in silent.items() if time.monotonic() - self._silent_since[p] >= limit}
+        absent = self._monitor.find_absent()
+        unreachable = {p: error for p, error in absent.items() if isinstance(error, UnreachableError)}
+        self._unreachable_since = {p: self._unreachable_since.get(p, began) for p in unreachable}
+        for process in sorted(absent.keys() - self._logged):
+            _LOG.warning("Waiting for %s: %s.", self._monitor.name_of(process), absent[process])
+        self._logged |= absent.keys()
+        limit = _PERIODS * self._period
+        return {
+            p: error
+            for p, error in unreachable.items()
+            if time.monotonic() - self._unreachable_since[p] >= limit
+        }
 
 
-def end_process(word: str = "") -> None:
-    """End this process with code 1, at once: JAX would wait for the others, and perhaps end it in C++.
+def end_process(reason: str = "") -> None:
+    """End this process with code 1, without exit handlers.
+
+    JAX's handler would wait for the peers at a barrier, and abort the process in C++ when one never arrives.
 
     Args:
-        word: why; nothing is said where it was said before.
+        reason: written to stderr; empty where it was written before.
     """
-    if word:
-        sys.stderr.write(f"This process ends with code 1. {word}\n")
+    if reason:
+        sys.stderr.write(f"This process ends with code 1. {reason}\n")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

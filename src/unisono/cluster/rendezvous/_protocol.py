@@ -16,17 +16,20 @@ from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 
-# Written twice for importers of this file.
+# Re-exported for importers of this module.
 from unisono.cluster.rendezvous._mismatch import differences as differences  # noqa: PLC0414
 from unisono.cluster.rendezvous._mismatch import shortened
 
 #: Raised when the meaning of a message changes.
-VERSION = 2
+VERSION = 3
 #: The longest message, in bytes: what a stranger can make a process keep in memory.
 MAX_BYTES = 1 << 20
 #: Seconds that a process which process 0 knows waits beyond its own time for process 0's verdict,
 #: so that all tell the same; process 0 may have started a little later.
 GRACE_SECONDS = 5.0
+
+#: A JSON object with a `"kind"`.
+Message = Mapping[str, Any]
 
 _MAGIC = b"UNIM"
 _HEADER = struct.Struct(">4sHI")
@@ -44,7 +47,7 @@ class OtherVersionError(UnknownPeerError):
     """The other end is Unisono, but of a version that speaks differently."""
 
 
-def frame(message: Mapping[str, Any]) -> bytes:
+def frame(message: Message) -> bytes:
     """Return a message as bytes.
 
     Raises:
