@@ -15,7 +15,7 @@ from unisono.cluster.liveness import _peer_monitor
 DELAYS = [
     {"_connected": 0.5, "_start_jax": 0.2, "_part": 0.5},
     {"_start_jax": 0.5, "gather": 1.5, "_read_agreement": 0.3},
-    {"_connected": 0.5, "rendezvous": 0.5, "leave": 0.5},
+    {"_connected": 0.5, "rendezvous": 0.5, "wait_for_shutdown": 0.5},
 ]
 OWNERS = {
     _client._RendezvousClient: ["_connected"],
@@ -23,7 +23,7 @@ OWNERS = {
     _server.RendezvousServer: ["_part"],
     _distributed: ["rendezvous", "_start_jax"],
     _host_collectives.HostCollectives: ["gather"],
-    _peer_monitor.PeerMonitor: ["leave"],
+    _peer_monitor.PeerMonitor: ["wait_for_shutdown"],
 }
 delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]
 
