@@ -121,12 +121,12 @@ def _introduce(
     """
     status = WorkerStatus(in_flight=IN_FLIGHT)
     ip = agreement.bind.rpartition(":")[0].strip("[]") or own_ip(agreement.coordinator)
-    presence = StatusServer(ip, status, agreement.secret)
+    server = StatusServer(ip, status, agreement.secret)
     everywhere = ip in ("0.0.0.0", "::")
     host = agreement.coordinator.rpartition(":")[0].strip("[]") if everywhere else ip
     try:
         with IN_FLIGHT.collective():
-            every = [d.decode() for d in collectives.gather(with_port(host, presence.port).encode())]
+            every = [d.decode() for d in collectives.gather(with_port(host, server.port).encode())]
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
             "All workers must stay while the cluster is started. Received: the first message of all failed: "
