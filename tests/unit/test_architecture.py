@@ -156,6 +156,36 @@ def test_keras_is_wrapped_in_one_file():
             assert not wraps or name == "training._bind", f"{name} assigns to Keras"
 
 
+def private_names_of_keras():
+    """The table in `step/_keras_internals`."""
+    statements = TREES["step._keras_internals"].body
+    table = next(s.value for s in statements if isinstance(s, ast.Assign) and s.targets[0].id == "RELIED_ON")
+    # An attribute `_model` is every second class' own.
+    return {name for names in ast.literal_eval(table).values() for name in names} - {"_model"}
+
+
+def test_private_names_of_keras_occur_in_one_file():
+    """And as names of what is wrapped, in the two files with the wraps."""
+    names = private_names_of_keras()
+    for name, tree in TREES.items():
+        uses = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        if name not in ("training._bind", "training._replica_patches"):
+            uses |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        assert name == "step._keras_internals" or not uses & names, (name, uses & names)
+
+
+def test_only_installing_asks_the_file_of_wraps():
+    """Who owns a model or variable is asked in `training/_binding`."""
+    taken = {
+        (name, alias.name)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "unisono.training._bind"
+        for alias in node.names
+    }
+    assert taken == {("strategies._base", "install"), ("callbacks._backup", "install")}
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_short(name):
     assert len(FILES[name].read_text().splitlines()) <= 500

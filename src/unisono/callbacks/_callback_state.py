@@ -19,11 +19,9 @@ import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidTypeError
 from unisono.checkpoint._json_state import encode
+from unisono.step._keras_internals import CALLBACK_ATTRIBUTES, has_had_model
 
 _LOG = logging.getLogger("unisono")
-
-#: What Keras sets on every callback, and what belongs to the process.
-_NOT_STATE = {"_model", "model", "params"}
 
 #: What Keras' own callbacks derive from their arguments while they run, and derive again.
 _DERIVED = {
@@ -49,7 +47,7 @@ class Made:
     @classmethod
     def of(cls, callback: Any) -> Made:
         """Note what a callback is before `fit` begins."""
-        return cls(attributes_of(callback), vars(callback).get("_model") is None)
+        return cls(attributes_of(callback), not has_had_model(callback))
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def attributes_of(callback: Any) -> dict[str, Any]:
         return {}
     found = {}
     for name, value in vars(callback).items():
-        if name in _NOT_STATE or callable(value):
+        if name in CALLBACK_ATTRIBUTES or callable(value):
             continue
         try:
             encode(value, {}, name)
@@ -89,7 +87,9 @@ def state_of(callback: Any, made: Made) -> dict[str, Any]:
     """
     if callable(getattr(callback, "get_state", None)):
         return {"state": callback.get_state()}
-    paths = {n: _import_path(v) for n, v in vars(callback).items() if n not in _NOT_STATE and callable(v)}
+    paths = {
+        n: _import_path(v) for n, v in vars(callback).items() if n not in CALLBACK_ATTRIBUTES and callable(v)
+    }
     return {
         "attributes": attributes_of(callback),
         # Keras' callbacks find out late which way their monitor goes, and keep `less` or `greater`.

@@ -159,7 +159,7 @@ class TensorBoard(keras.callbacks.Callback):
         logs = dict(logs or {})
         train = {k: v for k, v in logs.items() if not k.startswith("val_")}
         validation = {k.removeprefix("val_"): v for k, v in logs.items() if k.startswith("val_")}
-        train.setdefault("learning_rate", self._learning_rate())
+        train.setdefault("learning_rate", self._current_rate())
         if self.write_steps_per_second:
             seconds = time.perf_counter() - self._epoch_began
             train["steps_per_second"] = max(self._ends, default=0) / seconds
@@ -220,7 +220,7 @@ class TensorBoard(keras.callbacks.Callback):
         for key, value in values.items():
             self._writer(name).write("scalar", tag.format(key), step, np.asarray(value))
 
-    def _learning_rate(self) -> Any:
+    def _current_rate(self) -> Any:
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer = optimizer.inner_optimizer

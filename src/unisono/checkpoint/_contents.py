@@ -17,6 +17,13 @@ from unisono._errors import CheckpointMismatchError, InvalidArgumentError
 from unisono.checkpoint._json_state import decode, encode
 from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
+from unisono.step._keras_internals import (
+    initialize_with,
+    store_value,
+    stored_dtype,
+    stored_value,
+    trained_variables,
+)
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of
@@ -129,7 +136,7 @@ class Parts:
         elif isinstance(value, keras.Variable):
             self.variables[name] = value
         elif isinstance(value, keras.Optimizer):
-            weights = variables_by_name(getattr(value, "_trainable_variables", ()))
+            weights = variables_by_name(trained_variables(value))
             self._add_optimizer(name, value, weights)
         elif isinstance(value, (keras.Layer, keras.metrics.Metric)):
             self.units.append(Unit(name, value, isinstance(value, keras.metrics.Metric) or value.built))
@@ -333,15 +340,15 @@ def _logical_value(variable: Any) -> Any:
 def _set_logical_value(variable: Any, value: np.ndarray) -> None:
     if _keeps_copies(variable):
         variable.stored_copies = jnp.asarray(value)
-    elif variable._value is None:
+    elif stored_value(variable) is None:
         # Keras creates the value when the scope around ends in which the variable was made.
-        variable._initializer = lambda shape, dtype: jnp.asarray(value, dtype)
+        initialize_with(variable, lambda shape, dtype: jnp.asarray(value, dtype))
     elif isinstance(variable, Variable) and variable.stored_copies is not None:
         variable.assign(value)
     else:
         # Not `assign`: a stateless scope around, in which a model is built, would get the value instead.
         with jax.ensure_compile_time_eval():
-            variable._value = jnp.asarray(value, variable._dtype)
+            store_value(variable, jnp.asarray(value, stored_dtype(variable)))
 
 
 def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
@@ -349,7 +356,7 @@ def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
     found = []
     if shape != saved.shape:
         found.append(f"{name} has shape {shape}, in the checkpoint {saved.shape}")
-    dtype = jnp.dtype(variable._dtype)
+    dtype = jnp.dtype(stored_dtype(variable))
     if dtype != saved.dtype:
         found.append(f"{name} has dtype {dtype}, in the checkpoint {saved.dtype}")
     return found

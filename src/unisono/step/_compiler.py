@@ -18,6 +18,7 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._explain import explain
 from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
 from unisono.step._identity import identity_of
+from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 
@@ -172,7 +173,7 @@ def _laid_out(result: Any, mesh: ReplicaMesh) -> Any:
 
 
 def _stored(slot: Slot) -> Any:
-    return slot.variable.stored_copies if slot.is_stacked else slot.variable._value
+    return slot.variable.stored_copies if slot.is_stacked else stored_value(slot.variable)
 
 
 def _store(slot: Slot, value: Any) -> None:
@@ -180,7 +181,7 @@ def _store(slot: Slot, value: Any) -> None:
     if slot.is_stacked:
         slot.variable.stored_copies = value
     else:
-        slot.variable._value = value
+        store_value(slot.variable, value)
 
 
 class StepCompiler:

@@ -10,6 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 
+from unisono.step._keras_internals import stored_dtype, stored_value
+
 #: Whether steps run to learn what they touch; values do not matter then.
 _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
 
@@ -27,10 +29,11 @@ def discovering() -> Iterator[None]:
 def _stored(variable: Any) -> Any:
     """The value that a variable itself holds; a stand-in for it while steps are discovered."""
     if not _DISCOVERING.get():
-        return variable._value
+        return stored_value(variable)
     # Not the array itself: it lies on a mesh, which a trace inside that mesh must not see. And there is
     # none yet where the step creates the variable: Keras initializes it after the trace.
-    return jnp.zeros(variable.shape, variable._dtype if variable._value is None else variable._value.dtype)
+    value = stored_value(variable)
+    return jnp.zeros(variable.shape, stored_dtype(variable) if value is None else value.dtype)
 
 
 class StateScope(keras.StatelessScope):

@@ -38,6 +38,7 @@ from unisono.data._workers import (
     pipeline_of_worker,
     values_of_workers,
 )
+from unisono.step._keras_internals import is_validation, stored_value
 from unisono.strategies._base import Strategy
 from unisono.strategies.multi_worker_fit._call_comparison import (
     are_within,
@@ -137,7 +138,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _compare(self, variables: Sequence[Any]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         paths = canonical_paths(v.path for v in variables)
-        self._group.compare_state(self._mesh, paths, [v._value for v in variables])
+        self._group.compare_state(self._mesh, paths, [stored_value(v) for v in variables])
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine a per-replica value into one array; see `Strategy.reduce`."""
@@ -303,7 +304,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         arguments = dict(inspect.signature(original).bind(model, *args, **kwargs).arguments)
         arguments.pop("self")
         # In `fit`, Keras evaluates with arguments that were compared when it began.
-        if not arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
+        if not is_validation(arguments.get("kwargs", {})):
             name = original.__name__
             self._group.note_call(name)
             self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")

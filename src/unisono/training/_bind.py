@@ -30,6 +30,7 @@ from unisono._mesh import on_device
 from unisono._pooling import install_fast_pooling
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
+from unisono.step._keras_internals import check_keras
 from unisono.training._binding import (
     bind,
     check_variables,
@@ -56,6 +57,7 @@ def install() -> None:
     global _installed
     if _installed:
         return
+    check_keras()
     _installed = True
     if wants_fast_pooling():
         install_fast_pooling()
@@ -77,7 +79,7 @@ def install() -> None:
         ("predict", TrainerTask.PREDICT),
     ):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
-    _wrap(keras.Model, "_get_jax_state", _get_jax_state)
+    _wrap(keras.Model, "_get_jax_state", _take_state)
     _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
     for owner, name, wrapper in replica_patches():
         _wrap(owner, name, wrapper)
@@ -226,7 +228,7 @@ def _scope_of(strategy: Any) -> Iterator[None]:
         yield
 
 
-def _get_jax_state(original: Callable[..., Any], self: Any, **wanted: bool) -> Any:
+def _take_state(original: Callable[..., Any], self: Any, **wanted: bool) -> Any:
     return original(self, **wanted) if strategy_of(self) is None else taken_state(original, self, wanted)
 
 

@@ -15,12 +15,10 @@ from unisono.data._batches import check_values, empty
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 from unisono.data._keras_input import as_keras_input
+from unisono.step._keras_internals import is_of_no_batch
 
 #: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
 _ARRAYS = ("x", "y")
-
-#: Variables of Keras' loops that its first batch sets.
-_UNBOUND = ("batch_outputs",)
 
 #: Arguments that are numbers of rows.
 _SIZES = ("batch_size", "validation_batch_size")
@@ -141,7 +139,7 @@ def data_needed(name: str, model: Any, data: Any) -> Iterator[None]:
             _check_has_rows(model, data)
         raise
     except UnboundLocalError as error:
-        if any(f"'{name}'" in str(error) for name in _UNBOUND):
+        if is_of_no_batch(error):
             raise empty(f"data without a batch in `{name}`") from error
         raise
 

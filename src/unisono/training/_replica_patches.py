@@ -21,11 +21,18 @@ from typing import Any
 import keras
 
 from unisono._context import Context, OneReplica, current, entered
+from unisono.step._keras_internals import (
+    compiled_metrics,
+    reduced_axes,
+    replace_losses,
+    replaced_losses,
+    trained_variables,
+)
 from unisono.step._program import current_frame
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.replica._added_losses import added_losses, check_own_loss
 from unisono.training.replica._losses import aggregate_gradients, replica_loss, synchronized_moments
-from unisono.training.replica._metrics import compiled_metrics, metrics_add_up, update_with_all_rows
+from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
 from unisono.training.replica._rows import first_rows, gather_rows
 
 #: Whether the gradients that an optimizer is given are those of all replicas already.
@@ -52,7 +59,7 @@ def replica_patches() -> list[tuple[type, str, Wrapper]]:
         (keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss),
         (keras.optimizers.LossScaleOptimizer, "apply", _apply_loss_scale),
         (keras.layers.BatchNormalization, "__init__", _batch_normalization_init),
-        (keras.layers.BatchNormalization, "_moments", _moments),
+        (keras.layers.BatchNormalization, "_moments", _batch_normalization_moments),
     ]
 
 
@@ -81,7 +88,7 @@ def _compute_loss(
     context = _replica_context()
     rows = _all_rows(context, y, y_pred, sample_weight)
     if context is not None and rows is None and context.means and self.losses:
-        self._losses_override = added_losses(self, x, training, context) or self._losses_override
+        replace_losses(self, added_losses(self, x, training, context) or replaced_losses(self))
     if rows is None or context is None:
         return original(self, x, y, y_pred, sample_weight, training)
     with entered(None):
@@ -188,7 +195,7 @@ def _stateless_apply(
         return original(self, optimizer_variables, grads, trainable_variables)
     if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
         context = dataclasses.replace(context, means=False)
-    grads = aggregate_gradients(list(grads), self._trainable_variables, context)
+    grads = aggregate_gradients(list(grads), trained_variables(self), context)
     with _aggregated():
         return original(self, optimizer_variables, grads, trainable_variables)
 
@@ -204,7 +211,7 @@ def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     if context is None or context.replica is None or not context.means:
         return scaled
     if not isinstance(self, keras.optimizers.LossScaleOptimizer):
-        if not any(v.overwrite_with_gradient for v in self._trainable_variables):
+        if not any(v.overwrite_with_gradient for v in trained_variables(self)):
             return scaled
         context.replica.is_part = True
     return scaled / context.replica.num_replicas_in_sync
@@ -214,7 +221,7 @@ def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variab
     context = _must_aggregate()
     if context is None:
         return original(self, grads, trainable_variables)
-    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     grads = aggregate_gradients(list(grads), variables, context)
     with _aggregated():
         return original(self, grads, trainable_variables)
@@ -227,11 +234,11 @@ def _apply_loss_scale(
     if current_frame() is None:
         return original(self, grads, trainable_variables)
     context = _must_aggregate()
-    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     grads = list(grads) if context is None else aggregate_gradients(list(grads), variables, context)
     if not self.built:
         self.build(variables)
-    wanted = list(self._trainable_variables)
+    wanted = trained_variables(self)
     given = {id(v): g for v, g in zip(trainable_variables or wanted, grads, strict=True)}
     with _aggregated(synced=context is not None):
         trained, own = self.stateless_apply(
@@ -264,12 +271,12 @@ def _batch_normalization_init(original: Callable[..., Any], self: Any, *args: An
     self.synchronized = synchronized
 
 
-def _moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
+def _batch_normalization_moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
     if not self.synchronized:
         return original(self, inputs, mask)
     context = _replica_context()
     if context is not None and context.replica is not None:
-        return synchronized_moments(inputs, self._reduction_axes, mask, context.replica)
+        return synchronized_moments(inputs, reduced_axes(self), mask, context.replica)
     self.synchronized = False
     try:
         return original(self, inputs, mask)

@@ -14,6 +14,7 @@ import numpy as np
 from unisono._context import STRATEGY_MARK, ReplicaContext, check_holder, current
 from unisono._errors import InvalidArgumentError
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
+from unisono.step._keras_internals import stored_dtype, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 from unisono.step.variables._merge_rules import (
@@ -112,7 +113,7 @@ class Variable(keras.Variable, DistributedValues):
     @property
     def kind(self) -> VariableKind:
         """What the variable's rule depends on."""
-        return VariableKind(self._sync, self._agg, _is_float(self._dtype), owns_copies=True)
+        return VariableKind(self._sync, self._agg, _is_float(stored_dtype(self)), owns_copies=True)
 
     @property
     def value(self) -> Any:
@@ -176,7 +177,7 @@ class Variable(keras.Variable, DistributedValues):
                 f"clear whether it counts once or once per replica. Received: {value!r} for {self.path}. "
                 "Assign an array computed in the replica, or use aggregation MEAN or ONLY_FIRST_REPLICA."
             )
-        return jnp.asarray(value, self._dtype)
+        return jnp.asarray(value, stored_dtype(self))
 
     def _aggregate(self, value: Any, replica: ReplicaContext) -> Any:
         if self._agg is VariableAggregation.SUM:
@@ -241,7 +242,7 @@ class Variable(keras.Variable, DistributedValues):
     def _scatter(self, how: str, sparse_delta: Any, batched: bool = False) -> Any:
         if getattr(self, STRATEGY_MARK, None) is not None:
             check_scatter(how, self._sync, self._agg, self.path)
-        slices = as_slices(sparse_delta, tuple(self.shape), self._dtype, batched)
+        slices = as_slices(sparse_delta, tuple(self.shape), stored_dtype(self), batched)
         return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
 
     def _assign_everywhere(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -251,10 +252,10 @@ class Variable(keras.Variable, DistributedValues):
         if copies is None:
             return super().assign(combine(super().value, value))
         if self._sync is VariableSynchronization.ON_READ:
-            new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), self._dtype)
+            new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), stored_dtype(self))
             self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
         else:
-            new = jax.vmap(lambda copy: jnp.asarray(combine(copy, value), self._dtype))(copies)
+            new = jax.vmap(lambda copy: jnp.asarray(combine(copy, value), stored_dtype(self)))(copies)
             self._set_copies(new)
         return self.value
 
@@ -267,7 +268,7 @@ class Variable(keras.Variable, DistributedValues):
                 "value first: `variable.assign(strategy.reduce('MEAN', value, axis=None))`."
             )
         new = jnp.stack([combine(old, v) for old, v in zip(self.values, value.values, strict=True)])
-        self._set_copies(new.astype(self._dtype))
+        self._set_copies(new.astype(stored_dtype(self)))
         return self.value
 
     def _forbid_sum(self, what: str) -> None:
@@ -295,7 +296,7 @@ class Variable(keras.Variable, DistributedValues):
         """Keep one copy per replica from now on; return the copies."""
         if self.stored_copies is None:
             self.num_copies = replicas
-            self.stored_copies = jnp.broadcast_to(self._value, (replicas, *self.shape))
+            self.stored_copies = jnp.broadcast_to(stored_value(self), (replicas, *self.shape))
         return self.stored_copies
 
     def __repr__(self) -> str:
@@ -309,7 +310,7 @@ class Variable(keras.Variable, DistributedValues):
 
     def _describe(self, name: str, value: Any) -> str:
         shown = "" if isinstance(value, jax.core.Tracer) else f", numpy={np.asarray(value)}"
-        return f"<unisono.Variable {name!r} shape={self.shape} dtype={self._dtype}{shown}>"
+        return f"<unisono.Variable {name!r} shape={self.shape} dtype={stored_dtype(self)}{shown}>"
 
 
 def _parse(kind: type[enum.Enum], value: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ import keras
 
 from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.data._keras_input import KerasInput, KerasStream
+from unisono.step._keras_internals import compile_arguments
 from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
 from unisono.strategies.multi_worker_fit._chief_callbacks import is_chief_only
 from unisono.training._fit_extension import FitExtension, flat_callbacks
@@ -50,7 +51,7 @@ def facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     )
     # What was built in another way differs above.
     facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
-    compiled = getattr(getattr(model, "_compile_config", None), "config", {"loss": model.loss})
+    compiled = compile_arguments(model)
     # Outputs have names that Keras counts up, by which a user may give losses.
     names = {name: i for i, name in enumerate(getattr(model, "output_names", None) or ())}
     facts |= {name: described(compiled.get(name), names) for name in _COMPILED}

@@ -23,6 +23,8 @@ import jax
 import keras
 import numpy as np
 
+from unisono.step._keras_internals import all_layers, function_arguments
+
 #: Entries of configurations that may differ: initial values and the state of generators are the chief's.
 _LEFT_OUT = frozenset({"name", "seed", "registered_name", "build_config", "module", "shared_object_id"})
 
@@ -47,7 +49,7 @@ def layers_of(model: Any) -> str:
     """
     # Containers first; their own configuration holds the others'.
     lines = []
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         is_container = isinstance(layer, keras.Model)
         lines.append(_class_of(layer) if is_container else described(layer))
         lines += _connections(layer) if is_container else []
@@ -167,8 +169,8 @@ def _config_of(value: Any) -> Mapping[str, Any] | None:
     except Exception:  # a user's may do anything, and Keras' own refuses classes without one
         return None
     # Keras' own losses and metrics keep arguments of their function here, and out of the configuration.
-    kwargs = getattr(value, "_fn_kwargs", None)
-    config = {**config, "_fn_kwargs": kwargs} if kwargs and isinstance(config, Mapping) else config
+    kwargs = function_arguments(value)
+    config = {**config, "function arguments": kwargs} if kwargs and isinstance(config, Mapping) else config
     return config if isinstance(config, Mapping) else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from unisono.step._keras_internals import has_rate_variable, restored_epoch, set_restored_epoch
 from unisono.training._fit_extension import overrides
 
 _LOG = logging.getLogger("unisono")
@@ -126,19 +127,19 @@ class SharedDecisions(keras.callbacks.Callback):
     def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__()
         self._broadcast = broadcast
-        self._moments = moments
+        self._hooks = moments
         self._stops_later = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin at the epoch that a callback of the chief has restored."""
-        if "on_train_begin" in self._moments:
-            epoch = getattr(self.model, "_initial_epoch", None)
+        if "on_train_begin" in self._hooks:
+            epoch = restored_epoch(self.model)
             self._share({"stop": bool(self.model.stop_training), "epoch": epoch})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Forget the epoch before; a scheduler may just have set the learning rate."""
         self._stops_later = False
-        if "on_epoch_begin" in self._moments:
+        if "on_epoch_begin" in self._hooks:
             self._share({"stop": bool(self.model.stop_training)})
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -148,13 +149,13 @@ class SharedDecisions(keras.callbacks.Callback):
     def _share(self, own: dict[str, Any]) -> None:
         """Take over the chief's decision and learning rate."""
         optimizer = self.model.optimizer
-        is_variable = isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+        is_variable = has_rate_variable(optimizer)
         if is_variable:
             own["rate"] = float(optimizer.learning_rate)
         chiefs = json.loads(self._broadcast(json.dumps(own).encode()))
         self.model.stop_training = chiefs["stop"]
         if "epoch" in own:
-            self.model._initial_epoch = chiefs["epoch"]
+            set_restored_epoch(self.model, chiefs["epoch"])
         if is_variable and own["rate"] != chiefs["rate"]:
             optimizer.learning_rate = chiefs["rate"]
 

@@ -10,6 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from unisono._context import Context, entered
+from unisono.step._keras_internals import (
+    adds_losses,
+    all_layers,
+    loss_of_step,
+    replace_losses,
+    replaced_losses,
+    takes_training,
+)
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import Aside, rows_of
 
@@ -53,19 +61,19 @@ def added_losses(model: Any, x: Any, training: bool, context: Context) -> list[A
 
 
 def _uses(model: Any, x: Any, training: bool, rows: int, total: int) -> list[RowUse]:
-    kwargs = {"training": training} if model._call_has_training_arg else {}
+    kwargs = {"training": training} if takes_training(model) else {}
 
     def losses(x: Any) -> list[Any]:
         with entered(None), Aside(collect_losses=True):
             model(x, **kwargs)
             return [jnp.sum(loss) for loss in model.losses]
 
-    override = model._losses_override
-    model._losses_override = []
+    override = replaced_losses(model)
+    replace_losses(model, [])
     try:
         return row_uses(losses, (jax.tree.map(jnp.asarray, x),), rows, total)
     finally:
-        model._losses_override = override
+        replace_losses(model, override)
 
 
 def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> None:
@@ -83,7 +91,7 @@ def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> 
 
     def loss(*trees: Any) -> Any:
         with entered(None), Aside():
-            return model._compute_loss(*trees, training=arguments[-1])
+            return loss_of_step(model, *trees, training=arguments[-1])
 
     shapes = jax.tree.map(jnp.asarray, arguments[:-1])
     try:
@@ -101,7 +109,7 @@ def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> 
 
 
 def _warn(model: Any) -> None:
-    layers = [layer.name for layer in model._flatten_layers() if layer._loss_ids and layer is not model]
+    layers = [layer.name for layer in all_layers(model) if adds_losses(layer) and layer is not model]
     _LOG.warning(
         "A loss that is added by %s counts as the mean of its values on the replicas: it could not be shown "
         "to be a mean or a sum over rows, so another number of replicas may give other numbers.",

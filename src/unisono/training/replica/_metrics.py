@@ -33,16 +33,6 @@ _ADD_UP = frozenset(
 )
 
 
-def compiled_metrics(model: Any) -> list[Any]:
-    """Return the metrics that were given to `compile`, once Keras has made them.
-
-    Args:
-        model: a model.
-    """
-    own = [m for m in model.metrics if type(m).__name__ == "CompileMetrics"]
-    return [metric for m in own if m.built for metric in m.metrics]
-
-
 def metrics_add_up(update: Callable[..., Any], metrics: list[Any], given: Any, context: Context) -> bool:
     """Whether the metrics' variables, added up over the replicas, are those of one device.
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._batches import unbatched
+from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
 
 _LOG = logging.getLogger("unisono")
 
@@ -56,9 +57,6 @@ _PARTS = ("ConvLSTMCell", "DropoutRNNCell")
 
 #: Marks an `InputLayer` that Keras made from the first data.
 _FROM_DATA = "_unisono_from_data"
-
-#: Of these, those whose config holds the number of an axis that may be the batch's.
-_AXES = ("axis", "axes", "_axis", "_attention_axes")
 
 
 class Mode(enum.Enum):
@@ -173,11 +171,11 @@ def depends_on_batch(model: Any) -> str | None:
     """
     if not _is_keras_own(model):
         return f"the model is of the class {type(model).__name__}, whose code may mix rows"
-    for layer in model._flatten_layers(include_self=False):
+    for layer in all_layers(model, include_self=False):
         reason = _layer_mixes_rows(layer)
         if reason:
             return reason
-    nested = [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+    nested = [layer for layer in all_layers(model) if isinstance(layer, keras.Model)]
     for part in nested:
         for operation in getattr(part, "operations", ()):
             if not isinstance(operation, keras.Layer):
@@ -191,7 +189,7 @@ def one_batch_size(model: Any) -> str | None:
     Args:
         model: a built Keras model.
     """
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         name = f"the layer {layer.name!r} ({type(layer).__name__})"
         if getattr(layer, "stateful", False):
             return f"{name} keeps a state for each row"
@@ -208,10 +206,11 @@ def sequential_built(original: Callable[..., Any], self: Any, *args: Any, **kwar
     Keras makes the input of a model without one from the first data, with their number of rows, and
     accepts any other number afterwards. A user who writes `Input(batch_shape=...)` asks for that number.
     """
-    declared = any(isinstance(layer, keras.layers.InputLayer) for layer in self._layers[:1])
+    declared = any(isinstance(layer, keras.layers.InputLayer) for layer in layers_with_input(self)[:1])
     result = original(self, *args, **kwargs)
-    if not declared and self._layers and isinstance(self._layers[0], keras.layers.InputLayer):
-        object.__setattr__(self._layers[0], _FROM_DATA, True)
+    first = next(iter(layers_with_input(self)), None)
+    if not declared and isinstance(first, keras.layers.InputLayer):
+        object.__setattr__(first, _FROM_DATA, True)
     return result
 
 
@@ -243,11 +242,8 @@ def _is_part(layer: Any) -> bool:
 
 
 def _crosses_batch(layer: Any) -> bool:
-    for name in _AXES:
-        axes = getattr(layer, name, None)
-        numbers = axes if isinstance(axes, (list, tuple)) else [axes]
-        if any(n is not None and (n == 0 or n < -1) for n in numbers):
-            return True
+    if any(axis == 0 or axis < -1 for axis in named_axes(layer)):
+        return True
     equation = getattr(layer, "equation", None)
     if isinstance(layer, keras.layers.EinsumDense) and equation is not None:
         inputs, result = equation.replace(" ", "").split("->")

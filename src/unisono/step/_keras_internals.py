@@ -1,0 +1,338 @@
+"""What the library uses of Keras that is not public: each private name of Keras occurs here alone.
+
+Keras keeps these names from one release to the next, but promises nothing. Each function says what it
+relies on, and since which release Keras has it. `check_keras` finds out, once, whether the installed
+Keras still has all of them.
+
+Tests: tests/unit/step/test_keras_internals.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from unisono._errors import BackendError
+from unisono._types import PyTree
+
+#: Every name, by the class whose code must have it. `_bind` and `_replica_patches` wrap some of them.
+RELIED_ON = {
+    "Variable": ("_value", "_dtype", "_initializer"),
+    "Layer": ("_flatten_layers", "_call_has_training_arg", "_loss_ids", "_losses_override"),
+    "Model": (
+        "_jax_state",
+        "_jax_state_synced",
+        "_get_jax_state",
+        "_purge_model_variables",
+        "_initial_epoch",
+        "_use_cached_eval_dataset",
+        "batch_outputs",
+        "_compile_config",
+        "_compute_loss",
+        "CompileMetrics",
+    ),
+    "Sequential": ("_layers",),
+    "Optimizer": ("_trainable_variables", "_learning_rate"),
+    "callbacks.Callback": ("_model",),
+    "layers.BatchNormalization": ("_moments", "_reduction_axes"),
+    "layers.MultiHeadAttention": ("_attention_axes",),
+    "losses.MeanSquaredError": ("_fn_kwargs",),
+    "metrics.MeanSquaredError": ("_fn_kwargs",),
+}
+
+#: What a model's training step keeps between batches, by the names of its lists of variables.
+TrainingState = Mapping[str, Sequence[jax.Array]]
+
+# --- variables: the lists below are read at each step, so these are C functions, and not `def` -------------
+
+#: Return the array that a variable holds itself, whatever scope runs: None before Keras has made it.
+#: `Variable.value` would look the variable up in a stateless scope, and cast it. `Variable._value`, 3.0.
+stored_value: Callable[[keras.Variable], Any] = operator.attrgetter("_value")
+
+#: Return the type in which a variable is stored, as a string. In a scope of mixed precision
+#: `Variable.dtype` is the type to which a read casts. `Variable._dtype`, 3.0.
+stored_dtype: Callable[[keras.Variable], str] = operator.attrgetter("_dtype")
+
+
+def store_value(variable: keras.Variable, value: jax.Array) -> None:
+    """Let a variable hold an array, without the conversion and the checks of `assign`.
+
+    `Variable._value`, 3.0.
+    """
+    variable._value = value
+
+
+def initialize_with(variable: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
+    """Replace what makes the first value of a variable that has none yet.
+
+    Keras calls it where the stateless scope ends in which the variable was made, and forgets it.
+    `Variable._initializer`, 3.0.
+
+    Args:
+        variable: whose `stored_value` is None.
+        initializer: from a shape and a `dtype`.
+    """
+    variable._initializer = initializer
+
+
+# --- layers and models ------------------------------------------------------------------------------------
+
+
+def all_layers(layer: keras.Layer, include_self: bool = True) -> Iterator[keras.Layer]:
+    """Return a layer or model and all layers inside of it, at any depth. `Layer._flatten_layers`, 3.0."""
+    found: Iterator[keras.Layer] = layer._flatten_layers(include_self=include_self)
+    return found
+
+
+def layers_with_input(model: keras.Sequential) -> Sequence[keras.Layer]:
+    """Return a sequential model's layers, its `InputLayer` too, which `layers` omits.
+
+    `Sequential._layers`, 3.0.
+    """
+    found: Sequence[keras.Layer] = model._layers
+    return found
+
+
+def takes_training(layer: keras.Layer) -> bool:
+    """Return whether `call` has the argument `training`. `Layer._call_has_training_arg`, 3.0."""
+    return bool(layer._call_has_training_arg)
+
+
+def adds_losses(layer: keras.Layer) -> bool:
+    """Return whether a layer itself, not one inside of it, has called `add_loss` in the last forward pass.
+
+    `Layer._loss_ids`, 3.0.
+    """
+    return bool(layer._loss_ids)
+
+
+def replaced_losses(model: keras.Model) -> list[jax.Array]:
+    """Return what `model.losses` gives instead of the losses of the layers; empty for those.
+
+    `Layer._losses_override`, 3.2.
+    """
+    found: list[jax.Array] = model._losses_override
+    return found
+
+
+def replace_losses(model: keras.Model, losses: list[jax.Array]) -> None:
+    """Let `model.losses` give these, or those of the layers for an empty list.
+
+    Keras does so with the losses of its stateless call. `Layer._losses_override`, 3.2.
+    """
+    model._losses_override = losses
+
+
+def named_axes(layer: keras.Layer) -> Iterator[int]:
+    """Return the axes that a layer's configuration names, among them those of attention.
+
+    `MultiHeadAttention._attention_axes`, 3.0.
+    """
+    for name in ("axis", "axes", "_attention_axes"):
+        axes = getattr(layer, name, None)
+        yield from (n for n in (axes if isinstance(axes, (list, tuple)) else [axes]) if n is not None)
+
+
+def reduced_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Return the axes over which a built layer computes mean and variance.
+
+    `BatchNormalization._reduction_axes`, 3.0.
+    """
+    found: list[int] = layer._reduction_axes
+    return found
+
+
+# --- what `compile` keeps ----------------------------------------------------------------------------------
+
+
+def loss_of_step(model: keras.Model, *arguments: PyTree, training: bool) -> jax.Array:
+    """Return the loss as Keras' own training step gets it from `compute_loss`, which a user may override.
+
+    It passes `training` to those that take it. `Trainer._compute_loss`, 3.4.
+
+    Args:
+        model: a compiled model.
+        arguments: `x`, `y`, `y_pred`, `sample_weight`.
+        training: as in `compute_loss`.
+    """
+    found: jax.Array = model._compute_loss(*arguments, training=training)
+    return found
+
+
+def compile_arguments(model: keras.Model) -> Mapping[str, Any]:
+    """Return the arguments that `compile` was given, by name; the loss alone where Keras has not kept them.
+
+    `Trainer._compile_config`, 3.0.
+    """
+    kept = getattr(model, "_compile_config", None)
+    arguments: Mapping[str, Any] = getattr(kept, "config", {"loss": model.loss})
+    return arguments
+
+
+def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Return the metrics that were given to `compile`, once Keras has made them.
+
+    Keras keeps them in a metric of the private class `CompileMetrics`, 3.0.
+    """
+    own = [m for m in model.metrics if type(m).__name__ == "CompileMetrics"]
+    return [metric for m in own if m.built for metric in m.metrics]
+
+
+def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, Any]:
+    """Return the arguments with which a loss or metric calls the function that it was made of.
+
+    Its configuration omits them. `LossFunctionWrapper._fn_kwargs` and `MeanMetricWrapper._fn_kwargs`, 3.0.
+    """
+    return getattr(wrapper, "_fn_kwargs", None) or {}
+
+
+def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """Return the variables for which an optimizer was built. `Optimizer._trainable_variables`, 3.0."""
+    return list(getattr(optimizer, "_trainable_variables", ()))
+
+
+def has_rate_variable(optimizer: keras.Optimizer | None) -> bool:
+    """Return whether the learning rate is a variable, and not a schedule. `Optimizer._learning_rate`, 3.0."""
+    return isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+
+
+# --- Keras' loops ------------------------------------------------------------------------------------------
+
+
+def training_state(model: keras.Model) -> TrainingState | None:
+    """Return the state that a model holds while Keras' loop runs, whose variables are empty then.
+
+    `Trainer._jax_state`, 3.0.
+    """
+    return getattr(model, "_jax_state", None)
+
+
+def set_training_state(model: keras.Model, state: TrainingState | None) -> None:
+    """Note the newest state, where Keras looks for it when its loop ends. `Trainer._jax_state`, 3.0."""
+    # Not as an attribute, which Keras' `__setattr__` would look into, array by array: this is done at each
+    # step.
+    vars(model)["_jax_state"] = state
+
+
+def mark_synced(model: keras.Model, is_synced: bool) -> None:
+    """Note whether the variables hold the newest state; else Keras moves it there where they are read.
+
+    `Trainer._jax_state_synced`, 3.0.5.
+    """
+    model._jax_state_synced = is_synced
+
+
+def empty_variables(model: keras.Model, lists: Mapping[str, bool]) -> None:
+    """Take the arrays from a model's variables, so that a step may reuse their memory.
+
+    `Trainer._purge_model_variables`, 3.0.
+
+    Args:
+        model: whose.
+        lists: names of lists of variables, and whether they are emptied.
+    """
+    model._purge_model_variables(**lists)
+
+
+#: The attributes that every callback has from Keras. `Callback._model`, 3.0.
+CALLBACK_ATTRIBUTES = frozenset({"_model", "model", "params"})
+
+
+def restored_epoch(model: keras.Model) -> int | None:
+    """Return the epoch that a callback has restored, with which `fit` begins; None for its argument.
+
+    `Trainer._initial_epoch`, 3.1.
+    """
+    return getattr(model, "_initial_epoch", None)
+
+
+def set_restored_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Let `fit` begin with an epoch; None for its argument. `Trainer._initial_epoch`, 3.1."""
+    model._initial_epoch = epoch
+
+
+def is_validation(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether `fit` has called `evaluate`, for the validation after an epoch, and not a user.
+
+    Args:
+        kwargs: of `evaluate` that are not among its named arguments: `_use_cached_eval_dataset`, 3.0.
+    """
+    return bool(kwargs.get("_use_cached_eval_dataset"))
+
+
+def has_had_model(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a loop has given a callback its model. `Callback._model`, 3.0."""
+    return vars(callback).get("_model") is not None
+
+
+def is_of_no_batch(error: UnboundLocalError) -> bool:
+    """Return whether Keras' loop has failed because its data had no batch.
+
+    `predict` reads its variable `batch_outputs`, which the first batch sets, after the loop, 3.0.
+    """
+    return "'batch_outputs'" in str(error)
+
+
+# --- the check ---------------------------------------------------------------------------------------------
+
+
+def check_keras() -> None:
+    """Check that the installed Keras has all the names on which this file relies.
+
+    Raises:
+        BackendError: naming those that are missing.
+    """
+    classes = {path: operator.attrgetter(path)(keras) for path in RELIED_ON}
+    missing = [
+        f"{path}.{name}"
+        for path, names in RELIED_ON.items()
+        for name in names
+        if name not in names_in(classes[path])
+    ]
+    if missing:
+        raise BackendError(
+            f"This release of Unisono needs a Keras with {', '.join(missing)}, which are private. "
+            f"Received: Keras {keras.__version__}. Install another: pip install 'keras>=3.15,<3.17'"
+        )
+
+
+@functools.cache
+def names_in(cls: type) -> frozenset[str]:
+    """Return the names of a class' attributes, and those that its methods' code mentions.
+
+    An attribute of instances is in the code of the method that sets it, often `__init__`: so the check
+    makes no object, which would start JAX.
+
+    Args:
+        cls: any class.
+
+    >>> class A:
+    ...     def __init__(self):
+    ...         self.size = 1
+    >>> "size" in names_in(A), "width" in names_in(A)
+    (True, False)
+    """
+    found: set[str] = set()
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            found.add(name)
+            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
+            if isinstance(function, types.FunctionType):
+                found.update(_names_of(function.__code__))
+    return frozenset(found)
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    yield from (*code.co_names, *code.co_varnames, *code.co_cellvars)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_of(constant)
+        elif isinstance(constant, str):
+            yield constant
