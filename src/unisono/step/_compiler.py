@@ -15,6 +15,7 @@ from unisono._values import PerReplica
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep
+from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
 from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
 from unisono.step._identity import identity_of
@@ -76,13 +77,13 @@ class Entry:
             self._results.append(description)
             return outputs, new
 
-        shardings = [mesh.sharded if s.is_stacked else mesh.replicated for s in written]
+        shardings = [s.layout.sharding for s in written]
         self.step = CompiledStep(pure, mesh, state_shardings=shardings)
 
     def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The donated and the kept arguments, on their devices."""
         slots = self.plan.slots
-        values = self._strategy.fetch_state([self._placed(s) for s in slots])
+        values = self._strategy.state_layout.fetch([self._placed(s) for s in slots])
         written = [v for v, s in zip(values, slots, strict=True) if s.written]
         reads = [v for v, s in zip(values, slots, strict=True) if not s.written]
         return written, (reads, self._place_arrays(call))
@@ -112,15 +113,14 @@ class Entry:
 
     def _compared(self) -> tuple[list[str], list[Any]]:
         """Names and arrays of what all workers must hold alike after a step."""
-        slots = [s for s in self.plan.slots if s.written and not s.is_stacked]
+        slots = [s for s in self.plan.slots if s.written and s.layout.spec == UNSHARDED]
         return [s.variable.path for s in slots], [self._last[id(s.variable)][1] for s in slots]
 
     def _store_all(self, new: list[Any]) -> None:
         """Store the new state in the variables."""
-        mesh = self._strategy.mesh
         slots = [s for s in self.plan.slots if s.written]
-        for slot, value in zip(slots, self._strategy.store_state(new), strict=True):
-            held = mesh.local(value)
+        for slot, value in zip(slots, self._strategy.state_layout.rest(new), strict=True):
+            held = slot.layout.hold(value)
             _store(slot, held)
             self._last[id(slot.variable)] = held, value
 
@@ -140,10 +140,9 @@ class Entry:
         held, placed = self._last.get(id(slot.variable), (None, None))
         if held is value:
             return placed
-        mesh = self._strategy.mesh
-        placed = mesh.put(value, mesh.sharded if slot.is_stacked else mesh.replicated)
+        placed = slot.layout.place(value)
         if not slot.written:
-            held = value if mesh.is_spread else placed
+            held = value if self._strategy.mesh.is_spread else placed
             _store(slot, held)
             self._last[id(slot.variable)] = held, placed
         return placed
@@ -188,8 +187,8 @@ class StepCompiler:
     """Runs functions once per replica, compiled once per signature.
 
     Args:
-        strategy: whose replicas; gives `mesh`, `num_replicas_in_sync`, `cross_device_ops`,
-            `fetch_state` and `store_state`.
+        strategy: whose replicas; gives `mesh`, `num_replicas_in_sync`, `cross_device_ops` and
+            `state_layout`.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -242,7 +241,7 @@ class StepCompiler:
     def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> StatePlan:
         step = Replicated(self._strategy, fn, call, parent=parent)
         discover(lambda arrays: discarded(step([], arrays)), call.arrays)
-        plan = StatePlan.from_scopes(step.scopes)
+        plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
         if parent is None:
             for slot in plan.slots:
                 if slot.is_stacked:
@@ -260,7 +259,7 @@ class StepCompiler:
                 if slot.is_stacked:
                     scope.set_copies(slot.variable, value)
                 else:
-                    scope.add_update((slot.variable, value))
+                    scope.add_update((slot.variable, slot.layout.enter(value, in_replica=False)))
         return result
 
     def _note_program(self, fn: Callable[..., Any]) -> None:
@@ -279,7 +278,7 @@ class StepCompiler:
 def _value_in(slot: Slot, scope: StateScope, replicas: int) -> Any:
     """The value of a variable in the function around a step."""
     if not slot.is_stacked:
-        return scope.get_current_value(slot.variable)
+        return slot.layout.leave(scope.get_current_value(slot.variable), in_replica=False)
     copies = scope.get_copies(slot.variable)
     if copies is None:
         value = scope.get_current_value(slot.variable)

@@ -20,6 +20,7 @@ from unisono._reads import NOT_IN_A_STEP
 from unisono._values import PerReplica
 from unisono.step._call_signature import Call, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
+from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._program import Frame, Program, Run
 from unisono.step._scope import StateScope, discovering
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
@@ -27,11 +28,12 @@ from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A variable of a step: how its copies merge, and whether the step writes it."""
+    """A variable of a step: how its copies merge, whether the step writes it, and how it lies."""
 
     variable: Any
     rule: Merge
     written: bool
+    layout: VariableLayout
 
     @property
     def is_stacked(self) -> bool:
@@ -46,8 +48,13 @@ class StatePlan:
     slots: tuple[Slot, ...] = ()
 
     @classmethod
-    def from_scopes(cls, scopes: Sequence[StateScope]) -> StatePlan:
-        """Make the plan of a step from what its replicas touched."""
+    def from_scopes(cls, scopes: Sequence[StateScope], layout: StateLayout) -> StatePlan:
+        """Make the plan of a step from what its replicas touched.
+
+        Args:
+            scopes: of the replicas.
+            layout: the strategy's.
+        """
         seen: dict[int, Any] = {}
         written: set[int] = set()
         by_replica: set[int] = set()
@@ -55,14 +62,19 @@ class StatePlan:
             seen.update(scope.seen)
             written.update(scope.written)
             by_replica.update(scope.written_by_replica)
-        return cls(tuple(_slot(v, k in written, k in by_replica) for k, v in seen.items()))
+        return cls(tuple(_slot(v, k in written, k in by_replica, layout) for k, v in seen.items()))
 
     @classmethod
-    def from_cross_replica(cls, scope: StateScope) -> StatePlan:
-        """Make the plan of a function that runs outside the replicas."""
+    def from_cross_replica(cls, scope: StateScope, layout: StateLayout) -> StatePlan:
+        """Make the plan of a function that runs outside the replicas.
+
+        Args:
+            scope: of the function.
+            layout: the strategy's.
+        """
         for key in scope.copies:
             scope.seen[key].promote(len(scope.copies[key]))
-        slots = (_slot(v, key in scope.written, False) for key, v in scope.seen.items())
+        slots = (_slot(v, key in scope.written, False, layout) for key, v in scope.seen.items())
         return cls(tuple(slots))
 
     @property
@@ -86,10 +98,11 @@ class StatePlan:
                 )
 
 
-def _slot(variable: Any, written: bool, by_replica: bool) -> Slot:
+def _slot(variable: Any, written: bool, by_replica: bool, layout: StateLayout) -> Slot:
+    rule = merge_rule(kind_of(variable)) if by_replica else Merge.KEEP
     if getattr(variable, "stored_copies", None) is not None:
-        return Slot(variable, Merge.STACK, written)
-    return Slot(variable, merge_rule(kind_of(variable)) if by_replica else Merge.KEEP, written)
+        rule = Merge.STACK
+    return Slot(variable, rule, written, layout.of(variable, is_stacked=rule is Merge.STACK))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,7 +150,7 @@ class Replicated:
             outputs.append(out)
             return ([x[None] for x in own] if replicas > 1 else own), mirrored, new
 
-        state_specs = [SHARDED if s.is_stacked else UNSHARDED for s in slots]
+        state_specs = [s.layout.spec for s in slots]
         written_specs = [p for p, s in zip(state_specs, slots, strict=True) if s.written]
         array_specs = [SHARDED if split else UNSHARDED for split in self.call.split]
         if replicas > 1:
@@ -156,7 +169,8 @@ class Replicated:
         """The body of shard_map: this replica's output, and the merged state."""
         slots = self.plan.slots if self.plan else ()
         start = [
-            localize(s.rule, v[0] if s.is_stacked else v, engine) for s, v in zip(slots, values, strict=True)
+            localize(s.rule, v[0], engine) if s.is_stacked else _entered(s, v, engine)
+            for s, v in zip(slots, values, strict=True)
         ]
         args, kwargs = self.call.rebuild(arrays, lambda _, part: part[0][0])
         context = Context(self.strategy, ReplicaContext(self.strategy, engine))
@@ -172,7 +186,11 @@ class Replicated:
         written = [s for s in slots if s.written]
         copies = [frame.scope.state_mapping[id(s.variable)] for s in written]
         merged = merge_all([s.rule for s in written], copies, engine)
-        new = [m[None] if s.is_stacked else m for s, m in zip(written, merged, strict=True)]
+        in_replica = engine.num_replicas > 1
+        new = [
+            m[None] if s.is_stacked else s.layout.leave(m, in_replica)
+            for s, m in zip(written, merged, strict=True)
+        ]
         return *Output.parse(result), new
 
     def _in_turn(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
@@ -191,7 +209,7 @@ class Replicated:
             kept = [there or slot.rule is Merge.SEED for there in present]
             chosen = [e if k else s for e, s, k in zip(self.scopes, starts, kept, strict=True)]
             copies = [scope.state_mapping[id(slot.variable)] for scope in chosen]
-            new.append(merge_in_turn(slot.rule, copies, present))
+            new.append(slot.layout.leave(merge_in_turn(slot.rule, copies, present), in_replica=False))
         return regroup([Output.parse(result) for result, _ in outcomes]), new
 
     def _check(self, scope: StateScope) -> None:
@@ -206,7 +224,7 @@ class Replicated:
         def scope_of(i: int) -> Callable[[], StateScope]:
             engine = _Numbered(i, self.strategy.num_replicas_in_sync)
             start = [
-                localize(s.rule, v[i] if s.is_stacked else v, engine)
+                localize(s.rule, v[i] if s.is_stacked else s.layout.enter(v, in_replica=False), engine)
                 for s, v in zip(slots, values, strict=True)
             ]
             pairs = list(zip((s.variable for s in slots), start, strict=True))
@@ -223,6 +241,10 @@ class Replicated:
             [context_of for _ in replicas],
             NOT_IN_A_STEP,
         )
+
+
+def _entered(slot: Slot, value: Any, engine: ReplicaEngine) -> Any:
+    return localize(slot.rule, slot.layout.enter(value, engine.num_replicas > 1), engine)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from unisono.data._distribute import (
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
+from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import check_run_options
@@ -56,6 +57,7 @@ class Strategy(DeprecatedMethods):
         ensure_collectives_can_run(mesh.devices)
         self._mesh = mesh
         self._group = process_group or SingleProcessGroup()
+        self._state_layout: StateLayout = MirroredLayout(mesh)
         self._compiler = StepCompiler(self)
         self._extended = StrategyExtended(self)
         if not self.is_default:
@@ -70,13 +72,10 @@ class Strategy(DeprecatedMethods):
     def cross_device_ops(self) -> CrossDeviceOps:
         """How an all-reduce between the replicas is done."""
 
-    def fetch_state(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Bring the state of a step to the devices that compute."""
-        return values
-
-    def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Bring the new state of a step to where variables live."""
-        return values
+    @property
+    def state_layout(self) -> StateLayout:
+        """Where variables rest between steps, and how gradients are reduced."""
+        return self._state_layout
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what `fit`, `evaluate` or `predict` of a model call for each batch."""

@@ -9,6 +9,7 @@ import jax
 
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.step._layout import CentralLayout
 from unisono.strategies._base import Strategy
 
 
@@ -36,11 +37,12 @@ class CentralStorageStrategy(Strategy):
         if parameter_device is None:
             parameter_device = devices[0] if len(devices) == 1 else "cpu:0"
         if parameter_device == "host":
-            self._home = jax.sharding.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
+            home = jax.sharding.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
             self._parameter_devices = (devices[0],)
         else:
             self._parameter_devices = resolve_devices([parameter_device])
-            self._home = jax.sharding.SingleDeviceSharding(self._parameter_devices[0])
+            home = jax.sharding.SingleDeviceSharding(self._parameter_devices[0])
+        self._state_layout = CentralLayout(self._mesh, home)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -54,17 +56,3 @@ class CentralStorageStrategy(Strategy):
     def parameter_devices(self) -> tuple[Any, ...]:
         """The device on which variables live."""
         return self._parameter_devices
-
-    def fetch_state(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Copy the state to every compute device."""
-        return list(jax.device_put(list(values), self._mesh.replicated))
-
-    def store_state(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Bring the state back to its one place."""
-        return [jax.device_put(self._on_first_device(v), self._home) for v in values]
-
-    def _on_first_device(self, value: Any) -> Any:
-        """All of an array on one device: JAX refuses to copy from several devices to host memory."""
-        if value.is_fully_replicated:
-            return value.addressable_shards[0].data
-        return jax.device_put(value, self._mesh.devices[0])  # a copy for each replica

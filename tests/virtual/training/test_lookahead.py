@@ -154,7 +154,7 @@ def test_batches_of_other_shapes_break_a_group(together):
 
 
 def modes(model):
-    return {mode for mode, _ in model.train_function._programs}
+    return {mode for mode, *_ in model.train_function._programs}
 
 
 def test_who_looks_at_batches_gets_them_one_by_one(tmp_path):

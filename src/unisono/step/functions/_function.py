@@ -169,10 +169,11 @@ class Function:
             raise Interrupted
         if trace.fetched.needs is not None:
             return trace.fetched.needs
-        plan = StatePlan.from_cross_replica(trace.scope)
+        strategy = _one_strategy(trace.scope.strategies)
+        plan = StatePlan.from_cross_replica(trace.scope, strategy.state_layout)
         if isinstance(trace.result, _Ended) and not any(slot.written for slot in plan.slots):
             return trace.result
-        return _Compiled(trace, plan)
+        return _Compiled(trace, plan, strategy)
 
 
 class _Trace:
@@ -212,7 +213,7 @@ class _Trace:
             args, kwargs, batches = self.sources.restored(args)
         self.fetched = Fetched(self.sources, batches)
         pairs = list(zip(plan.slots, values, strict=True)) if plan else []
-        plain = [(s.variable, v) for s, v in pairs if not s.is_stacked]
+        plain = [(s.variable, s.layout.enter(v, in_replica=False)) for s, v in pairs if not s.is_stacked]
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
 
         def body() -> Any:
@@ -243,12 +244,12 @@ class _Compiled:
     Args:
         trace: of the function, which has been discovered.
         plan: its variables.
+        strategy: whose replicas.
     """
 
-    def __init__(self, trace: _Trace, plan: StatePlan) -> None:
+    def __init__(self, trace: _Trace, plan: StatePlan, strategy: Any) -> None:
         self._trace, self._plan = trace, plan
-        used = trace.scope.strategies
-        self._entry = Entry(self._traced, plan, _one_strategy(used), is_shared=bool(used))
+        self._entry = Entry(self._traced, plan, strategy, is_shared=bool(trace.scope.strategies))
         trace.result = None
 
     def __call__(self, call: Call, sources: Sources | None) -> Any:
@@ -272,7 +273,9 @@ class _Compiled:
         scope = self._trace.scope
         written = [s for s in self._plan.slots if s.written]
         new = [
-            scope.copies[id(s.variable)] if s.is_stacked else scope.state_mapping[id(s.variable)]
+            scope.copies[id(s.variable)]
+            if s.is_stacked
+            else s.layout.leave(scope.state_mapping[id(s.variable)], in_replica=False)
             for s in written
         ]
         return result, new

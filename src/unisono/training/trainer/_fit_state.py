@@ -7,10 +7,11 @@ devices, as it returned them. `FitState` keeps both, and puts the newest state b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono.step._layout import StateLayout, VariableLayout
 from unisono.training._model_state import hold_state, release_state
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
@@ -26,12 +27,12 @@ class StatePart(Sequence[Any]):
 
     Args:
         values: arrays, where the next step wants them.
-        view: gives the array that Keras and callbacks see.
+        layouts: of their variables; they give what Keras and callbacks see.
     """
 
-    def __init__(self, values: list[Any], view: Callable[[Any], Any] = lambda value: value) -> None:
+    def __init__(self, values: list[Any], layouts: Sequence[VariableLayout]) -> None:
         self.values = values
-        self._view = view
+        self._layouts = layouts
         self._seen: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -43,7 +44,7 @@ class StatePart(Sequence[Any]):
 
     def _at(self, number: int) -> Any:
         if number not in self._seen:
-            self._seen[number] = self._view(self.values[number])
+            self._seen[number] = self._layouts[number].hold(self.values[number])
         return self._seen[number]
 
     def behind(self, number: int, seen: Any) -> Any | None:
@@ -67,6 +68,9 @@ class FitState:
 
     def __init__(self, model: Any, strategy: Any, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
+        self._layout: StateLayout = strategy.state_layout
+        #: How each variable of the state lies; known once a state was placed.
+        self.layouts: tuple[list[VariableLayout], ...] = ()
         self._names = tuple(f"{name}_variables" for name in task.value)
         self._returned: tuple[StatePart, ...] | None = None
         self._number, self._count = next(_NUMBERS), 0
@@ -84,9 +88,11 @@ class FitState:
     def keep(self, state: State, steps: int) -> State:
         """The state as Keras carries it."""
         mesh = self._strategy.mesh
-        view = {"view": mesh.local} if mesh.is_spread else {}
         self._count += 1
-        self._returned = tuple(StatePart(list(self._strategy.store_state(p)), **view) for p in state)
+        self._returned = tuple(
+            StatePart(list(self._layout.rest(part)), layouts)
+            for part, layouts in zip(state, self.layouts, strict=True)
+        )
         # Keras does this when the function has returned, and in between it may be interrupted.
         hold_state(self._model, self._names, self._returned)
         if mesh.is_spread and self._task is TrainerTask.TRAIN:
@@ -99,13 +105,16 @@ class FitState:
             variables_of(self._model, self._task), self._returned or (), strict=True
         )
         pairs = [
-            p for vs, xs in (optimizer, trainable, non_trainable) for p in zip(vs, xs.values, strict=True)
+            (v, x)
+            for vs, xs in (optimizer, trainable, non_trainable)
+            for v, x in zip(vs, xs.values, strict=True)
+            if x.is_fully_replicated
         ]
         return [v.path for v, _ in pairs], [x for _, x in pairs]
 
     def place(self, state: State, batch: Any) -> State:
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
-            return tuple(list(self._strategy.fetch_state(part.values)) for part in self._returned)
+            return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
         values = [value for part in state for value in part]
         # What the last step returned lies on the devices already.
         last = self._last(state)
@@ -115,8 +124,16 @@ class FitState:
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
-        flat = iter(self._strategy.mesh.put(last, self._strategy.mesh.replicated))
-        return tuple(list(self._strategy.fetch_state([next(flat) for _ in part])) for part in state)
+        if [len(part) for part in self.layouts] != [len(part) for part in state]:
+            # Also after a layer was frozen: its weights move to another part of the state.
+            self.layouts = self._layouts_of_state()
+        flat = iter(self._layout.place([one for part in self.layouts for one in part], last))
+        return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
+
+    def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
+        if self._task is TrainerTask.TRAIN:
+            self._layout.prepare(self._model.optimizer)
+        return tuple(list(map(self._layout.of, part)) for part in variables_of(self._model, self._task))
 
     def _last(self, state: State) -> list[Any]:
         """The last step's arrays; None where a state has another."""
@@ -128,7 +145,10 @@ class FitState:
     def give_back(self, state: State) -> None:
         """Put the newest state of a step that failed back into the variables, which Keras has emptied."""
         if self.done:
-            state = tuple(list(self._strategy.store_state(part)) for part in self.done[0][1])
+            state = tuple(
+                [layout.hold(value) for layout, value in zip(layouts, self._layout.rest(part), strict=True)]
+                for layouts, part in zip(self.layouts, self.done[0][1], strict=True)
+            )
         for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 if not value.is_deleted():

@@ -216,9 +216,11 @@ class TrainerFunction:
         return jax.tree.map(lambda x: np.asarray(x)[:count].reshape(-1, *x.shape[2:]), logs)
 
     def _program(self, mode: Mode, detail: Any) -> CompiledStep:
-        if (mode, detail) not in self._programs:
-            self._programs[mode, detail] = self._compile(mode, detail)
-        return self._programs[mode, detail]
+        # After a layer was frozen its weights lie in another part of the state.
+        key = mode, detail, tuple(map(len, self._state.layouts))
+        if key not in self._programs:
+            self._programs[key] = self._compile(mode, detail)
+        return self._programs[key]
 
     def _compile(self, mode: Mode, detail: Any) -> CompiledStep:
         step, batch, outputs = self._step_of(*detail[1:] if mode is Mode.TOGETHER else (mode, detail))
@@ -227,12 +229,14 @@ class TrainerFunction:
             batch, outputs = (UNSHARDED, _later(batch)), _later(outputs)
             if self._strategy.mesh.is_spread:
                 step, batch, outputs = with_agreed_size(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+        layouts = self._state.layouts
+        specs = tuple([layout.spec for layout in part] for part in layouts)
         return CompiledStep(
             step,
             self._strategy.mesh,
-            state_shardings=self._strategy.mesh.replicated,
-            in_specs=(UNSHARDED, batch),
-            out_specs=(outputs, UNSHARDED),
+            state_shardings=tuple([layout.sharding for layout in part] for part in layouts),
+            in_specs=(specs, batch),
+            out_specs=(outputs, specs),
         )
 
     def _step_of(self, mode: Mode, rows: Any) -> tuple[Callable[..., Any], Any, Any]:

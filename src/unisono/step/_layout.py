@@ -1,0 +1,215 @@
+"""Where the state of a step rests between steps, how it lies inside one, and how gradients are reduced.
+
+A strategy has one `StateLayout`. It gives each variable a `VariableLayout`, which a program keeps for
+as long as it lives, and moves a whole state between the place where it rests and the devices that compute.
+What lies in another way, such as optimizer state in shards, is a subclass of both: nothing else knows of it.
+
+Tests: tests/virtual/strategies/test_contract.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from unisono._mesh import ReplicaMesh
+from unisono._values import ReduceOp
+from unisono.step._engines import SHARDED, UNSHARDED
+
+#: Sums or averages gradients of this replica over all replicas.
+GradientReducer = Callable[[ReduceOp, list[Any]], list[Any]]
+
+#: An optimizer's update as a pure function: from its values, gradients and weights to weights and values.
+PureUpdate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableLayout:
+    """How one variable lies: here the same array on every device.
+
+    Args:
+        mesh: the devices that compute.
+    """
+
+    mesh: ReplicaMesh
+
+    @property
+    def spec(self) -> jax.sharding.PartitionSpec:
+        """How the array of a program lies on the replicas inside `jax.shard_map`."""
+        return UNSHARDED
+
+    @property
+    def sharding(self) -> jax.sharding.NamedSharding:
+        """Where a program puts the new value."""
+        return self.mesh.replicated
+
+    def place(self, value: Any) -> jax.Array:
+        """Return the array that a program takes for what the variable holds; no communication.
+
+        Args:
+            value: what the variable holds between steps, or was assigned.
+        """
+        return self.mesh.put(value, self.sharding)  # type: ignore[no-any-return]
+
+    def hold(self, array: jax.Array) -> Any:
+        """Return what the variable holds between steps, for an array that a program gave.
+
+        Args:
+            array: the variable's, as it rests.
+        """
+        return self.mesh.local(array)
+
+    def enter(self, array: jax.Array, in_replica: bool) -> Any:
+        """Return the value that code in a program sees.
+
+        Args:
+            array: traced; in a replica, this replica's part.
+            in_replica: whether the code runs inside `jax.shard_map`.
+        """
+        return array
+
+    def leave(self, value: Any, in_replica: bool) -> jax.Array:
+        """Return the array of a program for the value that its code has left; the inverse of `enter`.
+
+        Args:
+            value: traced.
+            in_replica: as for `enter`.
+        """
+        return value  # type: ignore[no-any-return]
+
+
+class StackedLayout(VariableLayout):
+    """How a variable lies that has one value for each replica: as rows of one array."""
+
+    @property
+    def spec(self) -> jax.sharding.PartitionSpec:
+        """A row on each replica."""
+        return SHARDED
+
+    @property
+    def sharding(self) -> jax.sharding.NamedSharding:
+        """A row on each device."""
+        return self.mesh.sharded
+
+
+class StateLayout:
+    """Where the state of a strategy lies; base of all layouts.
+
+    Args:
+        mesh: the devices that compute.
+    """
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        self._mesh = mesh
+        self._whole = VariableLayout(mesh)
+        self._stacked = StackedLayout(mesh)
+
+    def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
+        """Return how a variable lies.
+
+        Args:
+            variable: any.
+            is_stacked: whether it has one value for each replica between steps.
+        """
+        return self._stacked if is_stacked else self._whole
+
+    def prepare(self, optimizer: keras.Optimizer | None) -> None:
+        """Decide how the variables of an optimizer lie, before a program is made that updates them.
+
+        Args:
+            optimizer: built; None for a model without one.
+        """
+
+    def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
+        """Return the arrays that a program takes, for many variables at once.
+
+        Args:
+            layouts: of the variables.
+            values: what they hold, or were assigned.
+        """
+        return list(self._mesh.put(list(values), self._mesh.replicated))
+
+    def fetch(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Bring arrays from where they rest to the devices that compute.
+
+        Args:
+            arrays: of a program's state.
+        """
+        return arrays
+
+    def rest(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Bring a program's new state to where it rests; the inverse of `fetch`.
+
+        Args:
+            arrays: of a program's state.
+        """
+        return arrays
+
+    def splits_update(self, values: Sequence[Any]) -> bool:
+        """Return whether each replica updates a part of the weights, in `update`.
+
+        Args:
+            values: of an optimizer's variables, as code in a replica sees them.
+        """
+        return False
+
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        values: Sequence[Any],
+        weights: Sequence[Any],
+        aggregate: Callable[[GradientReducer | None], Sequence[Any]],
+        apply: PureUpdate,
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Update weights and an optimizer's variables in a replica, by the gradients of all.
+
+        Args:
+            optimizer: whose update.
+            values: of its variables.
+            weights: values of the variables that it trains.
+            aggregate: returns the gradients of all replicas, reduced in a given way or, for None, by
+                an all-reduce.
+            apply: the optimizer's own update.
+
+        Returns:
+            The new weights and the new values.
+        """
+        return apply(values, aggregate(None), weights)
+
+
+class MirroredLayout(StateLayout):
+    """Every device holds a copy of every variable; gradients are all-reduced."""
+
+
+class CentralLayout(StateLayout):
+    """State rests once, in one place; a step copies it to every device that computes.
+
+    Args:
+        mesh: the devices that compute.
+        home: the place, on one device.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, home: jax.sharding.SingleDeviceSharding) -> None:
+        super().__init__(mesh)
+        self._home = home
+
+    def fetch(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Copy the state to every device that computes."""
+        return list(jax.device_put(list(arrays), self._mesh.replicated))
+
+    def rest(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Bring the state back to its one place."""
+        return [jax.device_put(self._on_first_device(a), self._home) for a in arrays]
+
+    def _on_first_device(self, array: jax.Array) -> jax.Array:
+        # JAX refuses to copy from several devices to host memory.
+        first: jax.Array = (
+            array.addressable_data(0)
+            if array.is_fully_replicated
+            else jax.device_put(array, self._mesh.devices[0])  # a copy for each replica
+        )
+        return first
