@@ -28,7 +28,7 @@ def until(condition, what):
     """Wait until a condition holds, and return its value."""
     deadline = time.monotonic() + LIMIT
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
     return value
 

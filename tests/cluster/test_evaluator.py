@@ -61,7 +61,7 @@ def test_each_epoch_is_evaluated_once_although_a_worker_is_killed(tmp_path):
         log = run.log("evaluator:0")
         assert len(run.history("started", task="evaluator:0")) == 2
         assert [e["detail"] for e in run.history("ending")] == ["failed"]
-        assert "training has ended; the evaluator finishes" in run.err
+        assert "training has ended; waiting for the evaluator" in run.err
     record = json.loads((tmp_path / "run/checkpoints/evaluations-evaluator.json").read_text())
     found = record["evaluations"]
     # Epoch 2 was trained and saved again, with the same bits, and not evaluated again.

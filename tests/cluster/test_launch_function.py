@@ -55,7 +55,7 @@ def test_an_exception_is_raised_here_with_its_traceback():
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
         (lambda: sys.exit(5), "failed with exit code 5"),
-        (lambda: sys.exit(0), "ended its process without an error"),
+        (lambda: sys.exit(0), "whose process exited with code 0"),
     ],
 )
 def test_a_worker_that_ends_otherwise(ending, words):

@@ -1,1 +1,1 @@
-"""The command `unisono`: launch a cluster on this machine, and see whether all is well."""
+"""The command `unisono`: launch a cluster on this machine, and check the installation."""

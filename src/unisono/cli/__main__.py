@@ -1,4 +1,7 @@
-"""`python -m unisono.cli` is the command `unisono`."""
+"""Run the command `unisono` as `python -m unisono.cli`.
+
+Tests: tests/cluster/test_launch.py.
+"""
 
 from unisono.cli._app import main
 

@@ -1,4 +1,7 @@
-"""The command line: flags, and what they call. Imports nothing slow before it must."""
+"""The command line: flags, and what they call. Imports nothing slow before it must.
+
+Tests: tests/cluster/test_launch.py, tests/cluster/test_launch_doctor.py.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +22,58 @@ app = typer.Typer(
     help="Distributed training with Keras 3 on JAX.",
 )
 
-#: Flags behind the script are the script's.
+#: Flags after the script belong to the script.
 _LAUNCH_SETTINGS = {"allow_interspersed_args": False}
 
-_CANNOT = 2
+#: The exit code for a command line that cannot be used: typer and click use the same.
+_USAGE_ERROR = 2
 
 
 @app.command(context_settings=_LAUNCH_SETTINGS, no_args_is_help=True)
 def launch(
-    script: Annotated[str, typer.Argument(help="The script; with -m, the module.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
-    workers: Annotated[int | None, typer.Option("-n", "--workers", help="Tasks of the job 'worker'.")] = None,
-    ps: Annotated[int, typer.Option(help="Tasks of the job 'ps'.")] = 0,
+    script: Annotated[str, typer.Argument(help="The script to run; with -m, the module.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("-n", "--workers", help="Number of tasks of the job 'worker'.")
+    ] = None,
+    ps: Annotated[int, typer.Option(help="Number of tasks of the job 'ps'.")] = 0,
     chief: Annotated[bool, typer.Option("--chief", help="Add a chief.")] = False,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False,
-    devices_per_worker: Annotated[int | None, typer.Option(help="Virtual CPU devices of each task.")] = None,
+    devices_per_worker: Annotated[
+        int | None, typer.Option(help="Number of virtual CPU devices of each task.")
+    ] = None,
     max_restarts: Annotated[
-        int | None, typer.Option(help="Restarts of all tasks after failures, per 10 minutes. [default: 0]")
+        int | None,
+        typer.Option(help="Restarts of all tasks that failures may cause within 10 minutes. [default: 0]"),
     ] = None,
     spares: Annotated[
-        str, typer.Option(help="Processes that wait with JAX and Keras imported; 'auto': one per task.")
+        str,
+        typer.Option(
+            help="Number of standby processes with JAX and Keras imported; 'auto': one per task if restarts "
+            "are allowed."
+        ),
     ] = "auto",
     elastic: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Go on with fewer workers, and grow again.")
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Continue with fewer workers after failures, and grow again."),
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(help="Logs and history. [default: a new temporary one]")
+        Path | None, typer.Option(help="Directory for logs and history. [default: a new temporary one]")
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")] = 30.0,
     stall_timeout: Annotated[
-        float, typer.Option(help="Seconds without a step until a task is ended; 0 never.")
+        float,
+        typer.Option(help="Seconds without a step after which a task has failed; 0 disables the limit."),
     ] = 300.0,
-    cool_down: Annotated[float, typer.Option(help="Seconds before an elastic launch changes size.")] = 60.0,
+    cool_down: Annotated[
+        float, typer.Option(help="Seconds that a generation runs before an elastic launch resizes.")
+    ] = 60.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each task's variables, start nothing.")
+        bool, typer.Option("--dry-run", help="Print the environment of each task and exit.")
     ] = False,
 ) -> None:
-    """Run a script as a whole cluster on this machine; each task gets its TF_CONFIG."""
+    """Run a script as a cluster of processes on this machine; each task gets its TF_CONFIG."""
     from unisono.cli import _launch
 
     size = None if elastic is None else parse_elastic(elastic)
@@ -83,11 +100,12 @@ def launch(
 @app.command()
 def doctor(
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where files are tried. [default: a temporary one]")
+        Path | None,
+        typer.Option("--dir", help="Directory for the file system check. [default: a temporary one]"),
     ] = None,
-    machine: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    machine: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is installed and whether it works, to be pasted into an issue."""
+    """Print what is installed and whether it works, to be pasted into an issue."""
     import tempfile
 
     from unisono.cli import _doctor
@@ -108,9 +126,9 @@ def unisono(
 
 
 def main() -> None:
-    """Run the command line; what cannot be done is one line on standard error."""
+    """Run the command line; print a user's error as one line on standard error."""
     try:
         app()
     except UnisonoError as error:
         print(f"unisono: {error}", file=sys.stderr)
-        sys.exit(_CANNOT)
+        sys.exit(_USAGE_ERROR)

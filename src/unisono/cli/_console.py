@@ -1,4 +1,4 @@
-"""What a launch shows: its own lines, and what the chief prints."""
+"""The terminal output of a launch: its own messages and the chief's output."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from unisono.cli._lines import Lines, cut, plain, width_of
+from unisono.cli._lines import Lines, plain, truncate, width_of
 from unisono.cli._run_files import Tail
 from unisono.cluster_resolver._spec import Task
 
-#: Seconds between two looks at what the chief has printed.
-_LOOK = 0.05
-#: Columns of a terminal that does not say how many it has.
+#: Seconds between two reads of the chief's log: 20 a second are as smooth as a progress bar's own updates.
+_POLL = 0.05
+#: The width of a terminal that does not report one, such as a notebook's cell.
 _COLUMNS = 80
-#: Seconds after which a line that is not complete is shown where lines cannot be rewritten.
-_PATIENCE = 30.0
+#: Seconds after which an incomplete line is shown where lines cannot be rewritten: a prompt or a step that
+#: takes minutes must not stay invisible, and a progress bar must not fill a CI log.
+_PARTIAL_LINE_AFTER = 30.0
 
 
-class Shows(Protocol):
-    """What a supervisor needs to show what happens."""
+class Display(Protocol):
+    """What a supervisor needs of a console."""
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show what this task prints from now on."""
+        """Show the output of this task from now on."""
 
     def flush(self) -> bool:
-        """Show what the task has printed since."""
+        """Show the task's new output."""
 
     def finish(self) -> None:
-        """Show all that the task has printed: it has ended."""
+        """Show the rest of the output of a task that has ended."""
 
     def say(self, text: str) -> None:
-        """Show a line of the launcher's."""
+        """Show a message of the launcher."""
 
 
-class Screen:
+class Console:
     """Writes to the terminal, or to a notebook's cell.
 
-    A line that the chief rewrites, such as a progress bar, is rewritten on a terminal, within one row.
-    A file or a pipe gets its last state alone, without colours.
+    A line that the chief rewrites, such as a progress bar, is rewritten in one row of the terminal. A file or
+    a pipe receives only its final state, without colours.
 
     Args:
-        messages: for the launcher's own lines; None for silence.
-        output: for the chief's; None where standard output is closed.
-        rewrites: whether `output` can show a line again; None asks it.
+        messages: the stream for the launcher's messages; None drops them.
+        output: the stream for the chief's output; None where standard output is closed.
+        rewrites: whether `output` can rewrite a line; None detects it.
     """
 
     def __init__(self, messages: TextIO | None, output: TextIO | None, rewrites: bool | None = None) -> None:
@@ -56,22 +57,22 @@ class Screen:
         self._tail: Tail | None = None
         self._prefix = ""
         self._lines = Lines()
-        #: The part of a line that is on the terminal now, and its columns.
+        #: The incomplete line that is on the terminal now, and its columns.
         self._drawn, self._width = "", 0
         self._shown_at = time.monotonic()
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show what this task prints from now on."""
+        """Show the output of this task from now on."""
         self.finish()
         self._tail, self._prefix = tail, f"[{task}] "
 
     def flush(self) -> bool:
-        """Show what the task has printed since, or the next part of much; return whether there was any."""
+        """Show the next part of the task's new output, at most one chunk; return whether there was any."""
         if self._tail is None:
             return False
         text = self._tail.read()
         lines = self._lines.feed(text)
-        if not self._rewrites and time.monotonic() - self._shown_at > _PATIENCE:
+        if not self._rewrites and time.monotonic() - self._shown_at > _PARTIAL_LINE_AFTER:
             lines += self._lines.end()
         self._put(lines)
         if self._rewrites:
@@ -79,8 +80,8 @@ class Screen:
         return bool(text)
 
     def finish(self) -> None:
-        """Show all that the task has printed: it has ended."""
-        # A process that has escaped may print on.
+        """Show the rest of the output of a task that has ended."""
+        # Bounded by today's size of the log: a daemon that outlives the task may append to it for ever.
         parts = 0 if self._tail is None else self._tail.parts_left()
         while parts > 0 and self.flush():
             parts -= 1
@@ -93,14 +94,14 @@ class Screen:
             self._tail = None
 
     def say(self, text: str) -> None:
-        """Show a line of the launcher's, on a line of its own."""
+        """Show a message of the launcher, on a line of its own."""
         self.flush()
         self._put(self._lines.end())
         if self._messages is not None:
             self._write(self._messages, text + "\n")
 
     def _put(self, lines: list[str]) -> None:
-        """Write whole lines of the task, over what is drawn of the first."""
+        """Write complete lines of the task; the first overwrites its part that is already drawn."""
         if not lines:
             return
         self._shown_at = time.monotonic()
@@ -112,8 +113,8 @@ class Screen:
         self._write(self._output, text)
 
     def _draw(self, pending: str) -> None:
-        """Show the line that is not complete, in one row: a terminal cannot rewrite two."""
-        row = cut(self._prefix + pending, _columns(self._output) - 1) if pending else ""
+        """Show the incomplete line, cut to one row: a carriage return does not reach the row above."""
+        row = truncate(self._prefix + pending, _columns(self._output) - 1) if pending else ""
         if row == self._drawn:
             return
         text = ("\r" if self._width else "") + row + self._rest(row)
@@ -121,7 +122,7 @@ class Screen:
         self._write(self._output, text)
 
     def _rest(self, row: str) -> str:
-        """Return what erases the end of a longer row."""
+        """Return the spaces that erase the end of a longer row."""
         return " " * (self._width - width_of(plain(row)))
 
     def _write(self, stream: TextIO | None, text: str) -> None:
@@ -131,44 +132,44 @@ class Screen:
             stream.write(_writable(text, stream))
             stream.flush()
         except (OSError, ValueError):
-            # The reader has ended, as `head` does, or the terminal; tasks go on, and write their logs.
+            # The reader (such as `head`) or the terminal is gone. The tasks continue, and write their logs.
             self._messages, self._output = None, None
             self._release()
             if stream is sys.stdout:
-                sys.stdout = None  # or Python complains at the end
+                sys.stdout = None  # otherwise Python's final flush prints a BrokenPipeError
 
 
-class BackgroundScreen:
-    """A screen with a thread: a terminal that is held (Ctrl-S, `| less`) does not hold the launcher.
+class BackgroundConsole:
+    """A console with a thread of its own: a paused terminal (Ctrl-S, `| less`) does not block the launcher.
 
     Args:
-        screen: which only the thread uses from now on.
+        screen: the console; from now on only the thread uses it.
     """
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Console) -> None:
         self._screen = screen
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show what this task prints from now on."""
+        """Show the output of this task from now on."""
         self._calls.put(lambda: self._screen.follow(task, tail))
 
     def flush(self) -> bool:
-        """Do nothing: the thread looks by itself."""
+        """Do nothing: the thread flushes by itself."""
         return False
 
     def finish(self) -> None:
-        """Show all that the task has printed, after what was asked for before."""
+        """Show the rest of the task's output, after everything requested before."""
         self._calls.put(self._screen.finish)
 
     def say(self, text: str) -> None:
-        """Show a line of the launcher's, after what was asked for before."""
+        """Show a message of the launcher, after everything requested before."""
         self._calls.put(lambda: self._screen.say(text))
 
     def close(self) -> None:
-        """Wait until all is shown."""
+        """Wait until everything is shown."""
         self._calls.put(None)
         self._thread.join()
 
@@ -178,7 +179,7 @@ class BackgroundScreen:
             try:
                 call = self._calls.get(timeout=pause)
             except queue.Empty:
-                pause = 0.0 if self._screen.flush() else _LOOK
+                pause = 0.0 if self._screen.flush() else _POLL
                 continue
             if call is None:
                 return
@@ -186,7 +187,7 @@ class BackgroundScreen:
 
 
 def _writable(text: str, stream: TextIO) -> str:
-    """Return a text with question marks for what the stream's encoding does not have."""
+    """Return a text with question marks for characters that the stream's encoding lacks."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 

@@ -1,4 +1,7 @@
-"""The command `unisono doctor`: what is installed, what is seen, and whether it works."""
+"""The command `unisono doctor`: print what is installed, which devices there are, and whether they work.
+
+Tests: tests/cluster/test_launch_doctor.py.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.cli._run_files import write_aside
+from unisono.cli._run_files import write_atomically
 
-#: What must be installed.
+#: The packages that must be installed.
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
-#: Whoever waits longer than this for an all-reduce has found the problem, in seconds.
-_PATIENCE = 120.0
+#: Seconds after which the checks have hung: to start JAX and to compile the all-reduce takes a few.
+_TIME_LIMIT = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Args:
-        name: what was looked at.
-        text: what was found, in one line.
-        ok: whether it can be worked with.
+        name: what was checked.
+        text: the result, in one line.
+        ok: whether the check passed.
     """
 
     name: str
@@ -39,13 +42,13 @@ class Finding:
 
 
 def examine(directory: Path) -> list[Finding]:
-    """Look at everything; a check that fails is a finding, not an error.
+    """Run all checks; a check that fails is a finding, not an error.
 
     Args:
-        directory: where the file system is tried.
+        directory: the directory of the file system check.
     """
-    # A collective that hangs tells where, and ends the process.
-    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+    # A collective that hangs cannot be interrupted from Python: print where it hangs and exit.
+    faulthandler.dump_traceback_later(_TIME_LIMIT, exit=True)
     try:
         return [
             _attempt("python", python_version),
@@ -65,12 +68,12 @@ def _attempt(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, check())
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, f"not installed; write `pip install {name}`", ok=False)
-    except Exception as error:  # whatever is broken is what we are asked for
+    except Exception as error:  # any error is a result of the check
         return Finding(name, f"{type(error).__name__}: {error}", ok=False)
 
 
 def python_version() -> str:
-    """Return Python's version and the machine's kind."""
+    """Return Python's version, the platform and the number of cores."""
     return f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores"
 
 
@@ -88,7 +91,9 @@ def _devices() -> str:
 
 
 def cluster_text(environ: Mapping[str, str]) -> str:
-    """Return who this process is in which cluster; only what was understood, never raw variables.
+    """Return this process' task and its cluster, as the resolver understood them.
+
+    Never the raw variables: the text is pasted into public issues, and they may hold secrets.
 
     Args:
         environ: the environment.
@@ -104,7 +109,7 @@ def cluster_text(environ: Mapping[str, str]) -> str:
 
     resolver = resolve(dict(environ))
     if resolver is None:
-        return "none: no launcher has set its variables"
+        return "none: no launcher has set the variables of a cluster"
     who = f"{resolver.task} is process {resolver.process_id} of {resolver.num_processes}"
     return f"{type(resolver).__name__}: {who} in {resolver.cluster_spec().as_dict()}"
 
@@ -133,22 +138,22 @@ def try_files(directory: Path) -> str:
     """Write, sync, rename and read a file, as checkpoints do.
 
     Args:
-        directory: where.
+        directory: the directory to write in.
 
     Raises:
-        OSError: when one of these fails.
+        OSError: when one of these operations fails.
     """
     with tempfile.TemporaryDirectory(dir=directory, prefix="unisono-doctor-") as folder:
         path = Path(folder) / "file"
         for text in ("first", "second"):
-            write_aside(path, text)
+            write_atomically(path, text)
             if path.read_text() != text:
                 raise OSError(f"{path} does not hold what was written to it")
     return f"write, fsync, rename and read work in {directory}"
 
 
 def as_text(findings: list[Finding]) -> str:
-    r"""Return findings for an issue: a line each, those that are wrong marked.
+    r"""Return the findings for an issue, one line each; failed checks are marked.
 
     >>> as_text([Finding("jax", "0.10"), Finding("disk", "full", ok=False)])
     'ok     jax   0.10\nWRONG  disk  full'
@@ -158,12 +163,12 @@ def as_text(findings: list[Finding]) -> str:
 
 
 def as_json(findings: list[Finding]) -> str:
-    """Return findings for programs."""
+    """Return the findings as JSON."""
     return json.dumps({f.name: {"ok": f.ok, "text": f.text} for f in findings}, indent=2)
 
 
 def main(directory: Path, machine: bool) -> int:
-    """Print the findings; return 1 where something is wrong."""
+    """Run the checks and print the findings; return 1 where a check failed."""
     findings = examine(directory)
     sys.stdout.write((as_json(findings) if machine else as_text(findings)) + "\n")
     return 0 if all(f.ok for f in findings) else 1

@@ -1,4 +1,4 @@
-"""One generation of tasks: their processes, what is seen of them, and how they are ended."""
+"""One generation of tasks: start, observe and end their processes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from typing import Any
 
 from unisono.cli import _restart_policy as decide
 from unisono.cli._plan import LaunchPlan
-from unisono.cli._processes import Process, end_all
+from unisono.cli._processes import Process, kill_all
 from unisono.cli._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
-from unisono.cli._stall_detector import Sight, Stall, Watcher, find_stall
+from unisono.cli._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
 from unisono.cluster_resolver._spec import Task
 
-#: The code of a shell where a program cannot be started.
+#: A shell's exit code for a program that cannot be started.
 _NOT_STARTED = 126
 _KILLED = 128 + signal.SIGKILL
-#: How long a task may take to write its stack into its log, in seconds: the machine may be busy.
+#: The most seconds for a task to write its stack traces into its log: on an idle machine it takes
+#: milliseconds.
 _STACK_WAIT = 5.0
-#: It writes line by line, and is done when its log has not grown for so long.
+#: faulthandler writes line by line, and gives no sign of its end: assume it once the log has not grown for so
+#: long.
 _STACK_PAUSE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Starter:
-    """How tasks get a process.
+class ProcessSource:
+    """Where tasks get their processes from.
 
     Args:
         take: returns a warm process, or None.
-        start: makes a cold one for a task, or raises OSError.
-        job: what a task is told.
+        start: starts a cold process for a task, or raises OSError.
+        job: returns the job that a task's process is sent.
     """
 
     take: Callable[[], Process | None]
@@ -41,38 +43,39 @@ class Starter:
     job: Callable[[LaunchPlan, Task], dict[str, Any]]
 
 
-class Tasks:
+class TaskGroup:
     """The processes of one generation.
 
     Args:
-        plan: what they are.
-        starter: how each gets its process.
-        history: where events are written.
-        files: reports what cannot be written.
+        plan: the tasks.
+        starter: where each gets its process from.
+        history: the log of events.
+        files: reports files that cannot be written.
     """
 
-    def __init__(self, plan: LaunchPlan, starter: Starter, history: History, files: BestEffort) -> None:
+    def __init__(self, plan: LaunchPlan, starter: ProcessSource, history: History, files: BestEffort) -> None:
         self.plan = plan
         self._history, self._files = history, files
         self._processes: dict[Task, Process] = {}
         self._failures: dict[Task, decide.Failure] = {}
         self._codes: dict[Task, int] = {}
         self._starts = {task: self._open_log(task) for task in plan.tasks}
-        self._watcher = Watcher({t: plan.place.progress(t, plan.generation) for t in plan.tasks})
+        self._monitor = ProgressMonitor({t: plan.paths.progress(t, plan.generation) for t in plan.tasks})
         self._ending: decide.Ending | None = None
         self._raised: set[Task] = set()
-        #: Until when what fails is a cause, in seconds since the epoch; later, it is what we did.
+        #: A failure up to this time, in seconds since the epoch, is a possible root cause; a later one is the
+        #: consequence of the SIGTERM that the launcher sent.
         self._until = math.inf
         self._killed = False
         for task in plan.tasks:
             self._start(task, starter)
 
-    def _start(self, task: Task, starter: Starter) -> None:
-        for path in (self.plan.place.error, self.plan.place.progress):
+    def _start(self, task: Task, starter: ProcessSource) -> None:
+        for path in (self.plan.paths.error, self.plan.paths.progress):
             with self._files.attempt():
                 path(task, self.plan.generation).unlink(missing_ok=True)
         try:
-            process = self._assigned(task, starter)
+            process = self._assign(task, starter)
         except OSError as error:
             detail = f"could not be started: {error}"
             self._failures[task] = decide.Failure(task, time.time(), _NOT_STARTED, detail)
@@ -82,13 +85,14 @@ class Tasks:
         self._processes[task] = process
         self._history.write("started", task, process.pid, detail="warm" if process.warm else "cold")
 
-    def _assigned(self, task: Task, starter: Starter) -> Process:
+    def _assign(self, task: Task, starter: ProcessSource) -> Process:
         job = starter.job(self.plan, task)
         warm = starter.take()
         while warm is not None:
+            # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
             if warm.assign(job):
                 return warm
-            end_all([warm])
+            kill_all([warm])
             warm = starter.take()
         process = starter.start(task)
         if not process.assign(job):
@@ -96,12 +100,12 @@ class Tasks:
         return process
 
     def tail(self) -> Tail:
-        """What the shown task prints."""
+        """Return a reader of the shown task's output."""
         shown = self.plan.shown
-        return Tail(self.plan.place.log(shown), self._starts[shown])
+        return Tail(self.plan.paths.log(shown), self._starts[shown])
 
-    def look(self, signals: tuple[int, ...], resize: bool) -> decide.Generation:
-        """Return the generation as it is now."""
+    def observe(self, signals: tuple[int, ...], resize: bool) -> decide.Generation:
+        """Return the current state of the generation."""
         for task, process in self._processes.items():
             code = process.poll()
             self._note_error(task, process)
@@ -114,10 +118,10 @@ class Tasks:
         return decide.Generation(states, self._ending, signals, resize)
 
     def _note_error(self, task: Task, process: Process) -> None:
-        """An exception counts from when it was raised: the task may take long to end."""
+        """Count a task as failed from the time of its exception: it may take long to end after that."""
         if task in self._raised:
             return
-        record = read_error(self.plan.place.error(task, self.plan.generation))
+        record = read_error(self.plan.paths.error(task, self.plan.generation))
         if record is None:
             return
         self._raised.add(task)
@@ -129,7 +133,9 @@ class Tasks:
         self._codes[task] = code
         self._history.write("ended", task, process.pid, code)
         at = process.ended_at or time.time()
-        # Nobody else in a cluster kills a process: it is a cause also when it is seen late.
+        # Within a cluster only the launcher sends SIGKILL. If it did not, the kill came from outside (the
+        # kernel's OOM killer, an operator): a root cause, even when it is noticed after the others were asked
+        # to end.
         cause = at <= self._until or (code == _KILLED and not self._killed)
         if cause and code not in (0, decide.RESTART_WANTED):
             self._fail(decide.Failure(task, at, code, decide.exit_text(code)), process.pid)
@@ -141,52 +147,60 @@ class Tasks:
 
     @property
     def codes(self) -> tuple[int, ...]:
-        """The exit codes of all that ended."""
+        """The exit codes of the tasks that have ended."""
         return tuple(self._codes.values())
 
     def pids(self) -> dict[Task, int]:
-        """The processes that run."""
+        """Return the ids of the running processes."""
         return {t: p.pid for t, p in self._processes.items() if t not in self._codes}
 
-    def sights(self, now: float) -> tuple[Sight, ...]:
-        """What is seen of the tasks that run, at a time of the supervisor's clock."""
-        return self._watcher.look(self.pids(), now)
+    def progress(self, now: float) -> tuple[TaskProgress, ...]:
+        """Return the progress of the running tasks, at a time of the supervisor's clock."""
+        return self._monitor.poll(self.pids(), now)
 
-    def check_progress(self, sights: tuple[Sight, ...], timeout: float, now: float) -> Stall | None:
-        """Count a task that holds the others up as failed, after it wrote its stack into its log."""
+    def check_progress(self, progress: tuple[TaskProgress, ...], timeout: float, now: float) -> Stall | None:
+        """Count a task that stalls the others as failed, after it wrote its stack traces into its log."""
         over = self._ending or self._failures or self._is_training_over()
-        stall = None if over else find_stall(sights, timeout, now)
-        if stall is None or not (stall.stopped or self._signs_arrive(stall.task)):
+        stall = None if over else find_stall(progress, timeout, now)
+        if stall is None or not (stall.stopped or self._can_report_progress(stall.task)):
             return None
         process = self._processes[stall.task]
         self._history.write("stalled", stall.task, process.pid, detail=stall.detail)
         if not stall.stopped:
-            self._ask_for_stack(stall.task, process)
+            self._request_stack_trace(stall.task, process)
         failure = decide.Failure(stall.task, time.time(), decide.STALLED, stall.detail)
         self._fail(failure, process.pid)
         if stall.stopped:
-            # It hears no request to end, and the next generation need not wait for an answer.
+            # A stopped process does not handle SIGTERM: waiting for its grace period would only delay the
+            # restart.
             process.kill()
         return stall
 
-    def _signs_arrive(self, task: Task) -> bool:
-        """Whether a task could show progress: a file system that became read-only is not its silence."""
+    def _can_report_progress(self, task: Task) -> bool:
+        """Return whether a task is able to write its progress: on a read-only file system it is not.
+
+        Without this check, a full or remounted disk would look like a stall of every task.
+        """
         try:
-            # Not the file itself, whose time is what tasks show.
-            os.utime(self.plan.place.progress(task, self.plan.generation).parent)
+            # The directory, not the file: the file's time is the sign of progress.
+            os.utime(self.plan.paths.progress(task, self.plan.generation).parent)
         except OSError as error:
             self._files.note(error.strerror or str(error))
             return False
         return True
 
     def _is_training_over(self) -> bool:
-        """Workers that compute together end together: who is left saves, exports, or says good-bye."""
+        """Return whether a worker has succeeded.
+
+        Workers that compute together finish together. The remaining ones save, export or shut down, which
+        takes an unknown time without any step.
+        """
         jobs = {task.type for task in self.plan.tasks}
         ended = {task.type for task, code in self._codes.items() if code == 0}
         return "ps" not in jobs and bool(ended & {"chief", "worker"})
 
-    def _ask_for_stack(self, task: Task, process: Process) -> None:
-        log = self.plan.place.log(task)
+    def _request_stack_trace(self, task: Task, process: Process) -> None:
+        log = self.plan.paths.log(task)
         size = size_of(log)
         process.send(signal.SIGUSR1)
         until = deadline = time.monotonic() + _STACK_WAIT
@@ -196,8 +210,8 @@ class Tasks:
             if size != before:
                 until = min(deadline, time.monotonic() + _STACK_PAUSE)
 
-    def end(self, ending: decide.Ending) -> None:
-        """Ask every task to end; this is decided once."""
+    def terminate(self, ending: decide.Ending) -> None:
+        """Send SIGTERM to every task; call this once."""
         self._ending, self._until = ending, time.time()
         self._history.write("ending", detail=ending.reason.value)
         for process in self._processes.values():
@@ -205,21 +219,21 @@ class Tasks:
                 process.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End every task at once, by its number, also those that are stopped."""
+        """Kill every task, also those that are stopped."""
         self._killed = True
-        end_all(list(self._processes.values()))
+        kill_all(list(self._processes.values()))
 
     def report(self, failure: decide.Failure) -> str:
-        """Return what a task that failed left behind: its traceback, or its last lines."""
-        record = read_error(self.plan.place.error(failure.task, self.plan.generation))
+        """Return the traceback of a failed task, or else the last lines of its log."""
+        record = read_error(self.plan.paths.error(failure.task, self.plan.generation))
         if record is not None and record["traceback"] and failure.code == record["code"]:
             return str(record["traceback"]).rstrip()
-        log = self.plan.place.log(failure.task)
+        log = self.plan.paths.log(failure.task)
         return last_lines(log, self._starts[failure.task])
 
     def _open_log(self, task: Task) -> int:
-        """Return where a task's part of its log begins; a line divides generations."""
-        log = self.plan.place.log(task)
+        """Return the byte of a task's log where this generation begins; a line divides generations."""
+        log = self.plan.paths.log(task)
         with self._files.attempt(), log.open("a") as file:
             if file.tell():
                 file.write(f"--- {task}, generation {self.plan.generation} ---\n")

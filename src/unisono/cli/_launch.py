@@ -1,4 +1,4 @@
-"""The command `unisono launch`: a cluster of processes on this machine."""
+"""The command `unisono launch`: run a cluster of processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono.cli._console import BackgroundScreen, Screen
+from unisono.cli._console import BackgroundConsole, Console
 from unisono.cli._options import LaunchOptions, UserProgram
 from unisono.cli._plan import (
     LaunchPlan,
@@ -33,22 +33,22 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
     """Launch a program; return the launcher's exit code.
 
     Raises:
-        InvalidArgumentError: when the script is not there or the directory cannot be used.
+        InvalidArgumentError: when the script does not exist or the directory cannot be used.
         ClusterError: when another launcher uses the directory, or no ports are free.
     """
     check_program(program)
-    place = make_place(log_dir)
-    base = base_environment(environ(), options, _count(options), cores(), place)
-    screen = BackgroundScreen(Screen(sys.stderr, sys.stdout))
-    with closing(screen), stop_signals() as asked:
+    paths = make_run_paths(log_dir)
+    base = base_environment(environ(), options, _count(options), cores(), paths)
+    screen = BackgroundConsole(Console(sys.stderr, sys.stdout))
+    with closing(screen), stop_signals() as stop_requests:
         outcome = Supervisor(
             Launch(
                 options,
-                place,
+                paths,
                 base,
-                lambda plan, task: job_of(plan, task, program),
+                lambda plan, task: job_description(plan, task, program),
                 screen,
-                lambda: tuple(asked),
+                lambda: tuple(stop_requests),
                 lambda plan: start_up_block(plan, base, program),
                 visible_gpus(environ()),
             )
@@ -60,21 +60,21 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
 
 
 def dry_run(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> str:
-    """Return each task's variables and command, as lines for a shell; starts nothing."""
+    """Return the variables and the command of each task, as lines for a shell, without starting any."""
     check_program(program)
-    place = RunPaths((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
+    paths = RunPaths((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
     workers = options.worker_range[1]
     tasks = tasks_of(options, workers)
-    plan = make_plan(options, 0, workers, free_ports(len(tasks)), place, visible_gpus(environ()))
-    base = base_environment(environ(), options, len(tasks), cores(), place)
+    plan = make_plan(options, 0, workers, free_ports(len(tasks)), paths, visible_gpus(environ()))
+    base = base_environment(environ(), options, len(tasks), cores(), paths)
     return shell_lines(plan, base, environ(), program)
 
 
 def check_program(program: UserProgram) -> None:
-    """Check that a script is there.
+    """Check that the script exists.
 
     Raises:
-        InvalidArgumentError: when it is not.
+        InvalidArgumentError: when it does not.
     """
     path = Path(program.target)
     if not program.is_module and not path.is_file() and not (path / "__main__.py").is_file():
@@ -84,11 +84,11 @@ def check_program(program: UserProgram) -> None:
         )
 
 
-def make_place(log_dir: Path | None) -> RunPaths:
-    """Return the directory of a launch, made if need be; a new temporary one by default.
+def make_run_paths(log_dir: Path | None) -> RunPaths:
+    """Create the directory of a launch where it is missing, by default a new temporary one, and return it.
 
     Raises:
-        InvalidArgumentError: when it cannot be made.
+        InvalidArgumentError: when it cannot be created.
     """
     if log_dir is None:
         return RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
@@ -96,8 +96,8 @@ def make_place(log_dir: Path | None) -> RunPaths:
         log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgumentError(
-            f"The log directory must be one that can be made. Received: {str(log_dir)!r} ({error.strerror}). "
-            "Write `--log-dir logs`."
+            "The log directory must exist, or the launcher must be able to create it. "
+            f"Received: {str(log_dir)!r} ({error.strerror}). Write `--log-dir logs`."
         ) from None
     return RunPaths(log_dir.resolve())
 
@@ -108,20 +108,22 @@ def environ() -> Mapping[str, str]:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return what the tasks may share: the user's choice, or all GPUs of NVIDIA.
+    """Return the GPUs that the tasks share: those of CUDA_VISIBLE_DEVICES, by default all NVIDIA GPUs.
 
     Args:
         environ: the environment.
-        devices: where the system's device files are.
+        devices: the directory of the device files.
     """
     if "CUDA_VISIBLE_DEVICES" in environ:
         return tuple(name for name in environ["CUDA_VISIBLE_DEVICES"].split(",") if name)
+    # Device files instead of JAX or nvidia-smi: to import JAX takes seconds and would start CUDA in the
+    # launcher.
     files = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
     return tuple(sorted((name for name in files if name.isdigit()), key=int))
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -129,42 +131,42 @@ def _count(options: LaunchOptions) -> int:
     return len(tasks_of(options, options.worker_range[1]))
 
 
-def job_of(plan: LaunchPlan, task: Task, program: UserProgram) -> dict[str, Any]:
-    """Return what a task is told: who it is, what to run, where to write."""
+def job_description(plan: LaunchPlan, task: Task, program: UserProgram) -> dict[str, Any]:
+    """Return the job that is sent to a task's process: its environment, its program and its files."""
     return {
         "environ": plan.environment(task),
         "kind": "module" if program.is_module else "script",
         "target": program.target,
         "args": list(program.args),
         "sys_path": None,
-        "log": str(plan.place.log(task)),
-        "error": str(plan.place.error(task, plan.generation)),
+        "log": str(plan.paths.log(task)),
+        "error": str(plan.paths.error(task, plan.generation)),
     }
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Yield the signals by which this process was asked to stop, instead of stopping.
+    """Collect the signals that ask this process to stop, and yield their list.
 
-    What is ignored stays so: `nohup` and background jobs of shells want that.
+    Signals that are ignored stay ignored: `nohup` and a shell's background jobs rely on that.
     """
-    asked: list[int] = []
+    stop_requests: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        stop_requests.append(number)
 
     every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     numbers = [number for number in every if signal.getsignal(number) != signal.SIG_IGN]
     before: Mapping[int, Any] = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield asked
+        yield stop_requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def report(outcome: Outcome) -> str:
-    """Return how a launch ended; the traceback of what failed first comes last."""
+    """Return how a launch ended, with the traceback of the first failure at the end."""
     lines = []
     if outcome.detail:
         lines.append(f"unisono: {outcome.detail}")
@@ -172,7 +174,7 @@ def report(outcome: Outcome) -> str:
         task = outcome.failure.task
         lines.append(
             f"unisono: {task} {outcome.failure.detail}, in generation {outcome.plan.generation}; "
-            f"its log is {outcome.plan.place.log(task)}"
+            f"its log is {outcome.plan.paths.log(task)}"
         )
     if outcome.report:
         lines.append(outcome.report)

@@ -1,4 +1,4 @@
-"""What a task prints, as lines: whole ones, and one that is still being written or rewritten; pure."""
+"""Divide a task's output into complete lines and the one still being written or rewritten; pure."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import dataclasses
 import re
 import unicodedata
 
-#: Characters of a line that are kept together; a longer one is shown in pieces.
+#: The most characters that are buffered of one line; a longer one is shown in pieces, so that a task that
+#: never prints a line break does not fill the launcher's memory.
 _LONGEST = 1 << 16
+#: ANSI escape sequences: CSI (colours, cursor) and OSC (titles, links), which ends with BEL or ST.
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?")
+#: An escape sequence whose end has not been read yet.
 _CUT_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*)?$")
 _COLOURS_OFF = "\x1b[0m"
-#: What libraries print on standard output for their authors; it is in the log.
+#: Messages that libraries print on standard output for their developers: left out on the terminal, kept in
+#: the log.
 _CHATTER = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number .*")
 
 
 @dataclasses.dataclass
 class Lines:
-    r"""Divides what a task prints into lines.
+    r"""Divides a task's output into lines.
 
-    A carriage return begins the line anew, as progress bars do many times a second: only what it
-    holds at its end is one of the lines.
+    A carriage return starts the line over, as progress bars do many times a second: only its final content is
+    returned as a line.
 
     >>> lines = Lines()
     >>> lines.feed("Epoch 1\n\r1/9 loss 2\b\b\r9/9 lo"), lines.feed("ss 1\nEpoch"), lines.pending
@@ -31,40 +35,42 @@ class Lines:
 
     @property
     def pending(self) -> str:
-        """The line that is not complete, as it is now."""
-        return _CUT_ESCAPE.sub("", rewritten(self._text))
+        """The current content of the incomplete line."""
+        return _CUT_ESCAPE.sub("", render_line(self._text))
 
     def feed(self, text: str) -> list[str]:
-        """Return the lines that are complete with `text`, without their ends."""
+        """Append `text` and return the lines that it completes, without their line breaks."""
         *ended, self._text = (self._text + text).split("\n")
-        lines = [line for line in map(rewritten, ended) if not _CHATTER.fullmatch(line)]
+        lines = [line for line in map(render_line, ended) if not _CHATTER.fullmatch(line)]
+        # What precedes the last carriage return was overwritten; drop it, or a long epoch's bar grows without
+        # limit.
         begin = self._text.rstrip("\r").rfind("\r")
         self._text = self._text[max(begin, 0) :]
         while len(self._text) > _LONGEST:
-            lines.append(rewritten(self._text[:_LONGEST]))
+            lines.append(render_line(self._text[:_LONGEST]))
             self._text = self._text[_LONGEST:]
         return lines
 
     def end(self) -> list[str]:
-        """Return what is left as a line, if anything is."""
-        left, self._text = rewritten(self._text), ""
+        """Return the incomplete line as a line, if there is one."""
+        left, self._text = render_line(self._text), ""
         return [left] if left else []
 
 
-def rewritten(line: str) -> str:
-    r"""Return a line as a terminal shows it after its carriage returns and backspaces.
+def render_line(line: str) -> str:
+    r"""Return a line as a terminal shows it, with its carriage returns and backspaces applied.
 
-    >>> rewritten("\r1/9\b\b\b\b\r2/9"), rewritten("|\b/"), rewritten("text\r")
+    >>> render_line("\r1/9\b\b\b\b\r2/9"), render_line("|\b/"), render_line("text\r")
     ('2/9', '/', 'text')
     """
     line = line.rstrip("\r")
     begin = line.rfind("\r")
-    # What a program writes over a longer line it fills up with spaces.
+    # A program that overwrites a longer line pads the new one with spaces.
     line = line[begin + 1 :].rstrip(" ") if begin >= 0 else line
-    return _typed_over(plain(line)) if "\b" in line else line
+    return _apply_backspaces(plain(line)) if "\b" in line else line
 
 
-def _typed_over(line: str) -> str:
+def _apply_backspaces(line: str) -> str:
     cells: list[str] = []
     cursor = 0
     for character in line:
@@ -77,7 +83,7 @@ def _typed_over(line: str) -> str:
 
 
 def width_of(text: str) -> int:
-    r"""Return the columns of a text without escape sequences.
+    r"""Return the number of terminal columns of a text without escape sequences.
 
     >>> width_of("abc"), width_of("\u4e2d"), width_of("e\u0301")
     (3, 2, 1)
@@ -102,10 +108,10 @@ def plain(text: str) -> str:
     return _ESCAPE.sub("", text)
 
 
-def cut(text: str, columns: int) -> str:
-    r"""Return the part of a text that a terminal shows in so many columns.
+def truncate(text: str, columns: int) -> str:
+    r"""Return the part of a text that fits into a number of terminal columns.
 
-    >>> cut("\x1b[1m1/9\x1b[0m loss", 5), cut("abc", 3)
+    >>> truncate("\x1b[1m1/9\x1b[0m loss", 5), truncate("abc", 3)
     ('\x1b[1m1/9\x1b[0m l\x1b[0m', 'abc')
     """
     text = text.replace("\t", " ")

@@ -1,4 +1,7 @@
-"""What a launch is asked to do: one frozen record, checked when it is made; pure."""
+"""The options of a launch: one frozen record, validated on construction; pure.
+
+Tests: tests/unit/cli/test_launch_options.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import shlex
 
 from unisono._errors import InvalidArgumentError
 
-#: Restarts where `--elastic` is given and `--max-restarts` is not.
+#: Restarts where `--elastic` is given and `--max-restarts` is not. Elastic launches run where machines are
+#: taken away as a matter of course; the limit is there to stop a program that fails at each start.
 _ELASTIC_RESTARTS = 10
 
 
@@ -18,8 +22,8 @@ class UserProgram:
 
     Args:
         target: the path of a script, or the name of a module.
-        args: what the program finds in `sys.argv[1:]`.
-        is_module: whether `target` is a module's name.
+        args: the program's `sys.argv[1:]`.
+        is_module: whether `target` is the name of a module.
 
     >>> UserProgram("train.py", ("--lr", "0.1")).text
     'train.py --lr 0.1'
@@ -31,30 +35,31 @@ class UserProgram:
 
     @property
     def text(self) -> str:
-        """The program as it is written behind `python`."""
+        """The program as it is written after `python`."""
         return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.args])
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions:
-    """How many tasks run, with what, and what happens when one fails.
+    """How many tasks run, with which devices, and what happens when one fails.
 
     Args:
-        workers: tasks of the job `worker`.
-        ps: tasks of the job `ps`.
+        workers: the number of tasks of the job `worker`.
+        ps: the number of tasks of the job `ps`.
         chief: whether there is a task of the job `chief`.
         evaluator: whether there is an evaluator.
-        devices_per_worker: virtual CPU devices of each computing task; None leaves it to the program.
-        max_restarts: restarts after failures within `window`; None: 0, or 10 with `elastic`.
-        spares: warm processes that wait; None: one per task where restarts are allowed.
-        elastic: the fewest and the most workers, None for always `workers`.
+        devices_per_worker: the number of virtual CPU devices of each computing task; None leaves it to the
+            program.
+        max_restarts: restarts after failures within `window`; None means 0, or 10 with `elastic`.
+        spares: the number of warm standby processes; None means one per task where restarts are allowed.
+        elastic: the fewest and the most workers; None means always `workers`.
         grace: seconds between SIGTERM and SIGKILL.
-        stall_timeout: seconds without progress after which a task is ended; 0 never.
-        window: seconds in which restarts and failures are counted.
-        cool_down: seconds a generation runs before a change of size is asked for.
+        stall_timeout: seconds without progress after which a task has failed; 0 disables the limit.
+        window: the sliding window, in seconds, in which restarts and failures are counted.
+        cool_down: seconds that a generation runs before it is resized.
 
     Raises:
-        InvalidArgumentError: when a number cannot be used; the message names the flag.
+        InvalidArgumentError: when a number is out of range; the message names the flag.
 
     >>> LaunchOptions(workers=4, max_restarts=1).spare_count(4), LaunchOptions(workers=4).spare_count(4)
     (4, 0)
@@ -84,7 +89,7 @@ class LaunchOptions:
 
     @property
     def restarts(self) -> int:
-        """How many restarts after failures are allowed within the window."""
+        """The number of restarts after failures that are allowed within the window."""
         if self.max_restarts is not None:
             return self.max_restarts
         return _ELASTIC_RESTARTS if self.elastic else 0
@@ -95,14 +100,14 @@ class LaunchOptions:
         return self.elastic or (self.workers, self.workers)
 
     def spare_count(self, tasks: int) -> int:
-        """Return how many warm processes wait while `tasks` tasks run."""
+        """Return the number of warm standby processes while `tasks` tasks run."""
         if self.spares is not None:
             return self.spares
         return tasks if self.restarts else 0
 
 
 def _check_at_least(name: str, value: float | None, least: int) -> None:
-    # Not `value < least`: that is false for nan.
+    # Not `value < least`, which is false for NaN.
     if value is not None and not least <= value < float("inf"):
         flag = "-n" if name == "workers" else "--" + name.replace("_", "-")
         raise InvalidArgumentError(
@@ -119,7 +124,7 @@ def _check_elastic(elastic: tuple[int, int], workers: int) -> None:
         )
     if workers != most:
         raise InvalidArgumentError(
-            "An elastic launch starts with the most workers. "
+            "An elastic launch must start with the most workers. "
             f"Received: workers={workers}, elastic={least}:{most}. Leave `-n` out, or write `-n {most}`."
         )
 
@@ -128,7 +133,7 @@ def parse_elastic(text: str) -> tuple[int, int]:
     """Return the fewest and the most workers from `"2:4"`.
 
     Raises:
-        InvalidArgumentError: when the text is something else.
+        InvalidArgumentError: when the text does not have this form.
 
     >>> parse_elastic("2:4")
     (2, 4)
@@ -136,16 +141,16 @@ def parse_elastic(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text)
     if match is None:
         raise InvalidArgumentError(
-            f"`--elastic` must be two numbers. Received: {text!r}. Write `--elastic 2:4`."
+            f"`--elastic` must be two numbers, MIN:MAX. Received: {text!r}. Write `--elastic 2:4`."
         )
     return int(match.group(1)), int(match.group(2))
 
 
 def parse_spares(text: str) -> int | None:
-    """Return how many spares `"auto"` (None) or a number asks for.
+    """Return the number of spares in a text, or None for `"auto"`.
 
     Raises:
-        InvalidArgumentError: when the text is something else.
+        InvalidArgumentError: when the text is neither a number nor `"auto"`.
 
     >>> parse_spares("auto"), parse_spares("2")
     (None, 2)

@@ -1,7 +1,7 @@
-"""Ends the tasks of a launcher that died; runs by itself, in its own session, without Unisono.
+"""Kill the tasks of a launcher that died: a program in a session of its own, without Unisono.
 
 Standard input is a pipe whose other end the launcher holds. A line `+123` adds a process group, `-123`
-takes it out; at the end of the input, those that are left get SIGKILL. The argument is the launch's mark.
+removes it; at the end of the input, the remaining groups get SIGKILL. The argument is the launch's mark.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-#: How long processes that start new ones are hunted, in seconds.
-_HUNT = 10.0
+#: Seconds after which `sweep` gives up on processes that start new ones faster than it kills them.
+_SWEEP_LIMIT = 10.0
 
 
-def groups_left(lines: Iterable[str]) -> set[int]:
-    """Return the groups that were added and not taken out.
+def remaining_groups(lines: Iterable[str]) -> set[int]:
+    """Return the groups that were added and not removed.
 
-    >>> groups_left(["+5", "+6", "-5"])
+    >>> remaining_groups(["+5", "+6", "-5"])
     {6}
     """
     groups: set[int] = set()
@@ -33,20 +33,20 @@ def groups_left(lines: Iterable[str]) -> set[int]:
     return groups
 
 
-def marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
-    """Return the processes whose environment holds a mark; none where `/proc` does not say.
+def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
+    """Return the processes whose environment holds a mark; none where there is no `/proc`.
 
-    It was inherited from a task, also by those that have a session of their own, or another parent.
+    Processes inherit the mark from a task, also daemons with a session of their own or another parent.
 
     Args:
         mark: a text that is in no other environment.
-        processes: where the system describes them.
+        processes: the system's directory of processes.
     """
     found = set()
     for place in processes.glob("[0-9]*"):
         try:
             environment = (place / "environ").read_bytes()
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         if mark.encode() in environment:
             found.add(int(place.name))
@@ -57,20 +57,20 @@ def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
     """Kill all marked processes, and those that they start meanwhile.
 
     Args:
-        mark: as in `marked`.
-        spared: numbers of processes that stay.
+        mark: as in `find_marked`.
+        spared: ids of processes that are kept.
 
     Returns:
-        The processes that were there.
+        The ids of the killed processes.
     """
     found: set[int] = set()
-    deadline = time.monotonic() + _HUNT
-    while left := marked(mark) - {*spared, os.getpid()}:
+    deadline = time.monotonic() + _SWEEP_LIMIT
+    while left := find_marked(mark) - {*spared, os.getpid()}:
         found |= left
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended, or has become another user's
+            except OSError:  # the process has ended, or has changed its user
                 continue
         if time.monotonic() > deadline:
             break
@@ -79,10 +79,12 @@ def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
 
 
 def main() -> None:
-    """Wait for the launcher's end."""
+    """Wait for the launcher's end, then kill what it left."""
+    # Ctrl-C and a closed terminal reach the launcher and this process alike; this one must outlive the
+    # launcher.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for group in groups_left(line.strip() for line in sys.stdin):
+    for group in remaining_groups(line.strip() for line in sys.stdin):
         try:
             os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The tasks of one generation: where each listens, what is in its environment; pure."""
+"""The plan of one generation: each task's address, environment and files; pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 from unisono.cli._options import LaunchOptions, UserProgram
 from unisono.cluster_resolver._spec import Task, with_port
 
+#: Tasks listen on loopback only: neither JAX's coordinator nor Gloo authenticates its peers.
 HOST = "127.0.0.1"
 
-#: Variables that tell a process of its cluster: a task must not inherit those of the launcher.
+#: Variables that describe a process' cluster: a task must not inherit the launcher's.
 CLUSTER_VARIABLES = (
     "TF_CONFIG",
     "JAX_COORDINATOR_ADDRESS",
@@ -24,10 +25,10 @@ CLUSTER_VARIABLES = (
     "JAX_LOCAL_DEVICE_IDS",
 )
 
-#: Marks every process of a launch, also those that its tasks start and forget.
+#: The variable that marks every process of a launch, including daemons that its tasks start: they inherit it.
 MARK = "UNISONO_LAUNCH"
 
-#: Thread pools that libraries make for themselves, each as large as the machine.
+#: The sizes of libraries' own thread pools, by default one thread per core of the machine in every task.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -42,40 +43,40 @@ class RunPaths:
     root: Path
 
     def log(self, task: Task) -> Path:
-        """Everything that a task prints, over all generations."""
+        """Return the log of a task's output, over all generations."""
         return self.root / f"{task.type}-{task.index}.log"
 
     def error(self, task: Task, generation: int) -> Path:
-        """The exception that ended a task."""
+        """Return the file for the exception that ended a task."""
         return self.root / "errors" / f"g{generation}-{task.type}-{task.index}.json"
 
     def progress(self, task: Task, generation: int) -> Path:
-        """Where a task writes how far it is."""
+        """Return the file in which a task writes its last step."""
         return self.root / "progress" / f"g{generation}-{task.type}-{task.index}"
 
     @property
     def fence(self) -> Path:
-        """Holds the number of the generation that may write."""
+        """The file with the number of the generation that may write."""
         return self.root / "fence"
 
     @property
     def finished(self) -> Path:
-        """Is there when all that train have ended well: the evaluator finishes then."""
+        """The file that exists once all training tasks have succeeded: the evaluator finishes then."""
         return self.root / "finished"
 
     @property
     def history(self) -> Path:
-        """What happened, a JSON object per line."""
+        """The file of events, one JSON object per line."""
         return self.root / "history.jsonl"
 
     @property
     def capacity(self) -> Path:
-        """Written by others: how many workers there is room for."""
+        """The file in which others write how many workers there is room for."""
         return self.root / "capacity"
 
     @property
     def compilation_cache(self) -> Path:
-        """What JAX has compiled, for the next generation."""
+        """JAX's compilation cache, which the next generation reuses."""
         return self.root / "compilation_cache"
 
 
@@ -85,15 +86,15 @@ class LaunchPlan:
 
     Args:
         generation: its number, from 0.
-        addresses: each task's `"host:port"`; the order is that of the start-up block.
-        place: the launch's files.
-        options: what was asked for.
-        gpus: what CUDA_VISIBLE_DEVICES may name, to be divided; empty where there are none.
+        addresses: each task's `"host:port"`, in the order of the start-up block.
+        paths: the launch's files.
+        options: the options of the launch.
+        gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks; empty without GPUs.
     """
 
     generation: int
     addresses: Mapping[Task, str]
-    place: RunPaths
+    paths: RunPaths
     options: LaunchOptions
     gpus: tuple[str, ...] = ()
 
@@ -108,13 +109,13 @@ class LaunchPlan:
         return min(self.tasks, key=lambda t: (t.type != "chief", t.type != "worker", t.index))
 
     def environment(self, task: Task) -> dict[str, str]:
-        """What tells a task who it is."""
+        """Return the variables that are particular to a task."""
         variables = {
             "TF_CONFIG": tf_config(self.addresses, task),
             "UNISONO_GENERATION": str(self.generation),
-            "UNISONO_FENCE": str(self.place.fence),
-            "UNISONO_FINISHED": str(self.place.finished),
-            "UNISONO_PROGRESS": str(self.place.progress(task, self.generation)),
+            "UNISONO_FENCE": str(self.paths.fence),
+            "UNISONO_FINISHED": str(self.paths.finished),
+            "UNISONO_PROGRESS": str(self.paths.progress(task, self.generation)),
             "UNISONO_GRACE": f"{self.options.grace:g}",
         }
         if self.options.devices_per_worker is not None and task.type != "ps":
@@ -124,13 +125,16 @@ class LaunchPlan:
         return variables
 
     def gpus_of(self, task: Task) -> tuple[str, ...]:
-        """The GPUs of a task: JAX takes the memory of every GPU that it sees. Servers have none."""
+        """Return the GPUs of a task; parameter servers have none.
+
+        They are divided, because JAX preallocates memory on every GPU that it sees.
+        """
         computing = [each for each in self.tasks if each.type != "ps"]
         return gpu_share(self.gpus, computing.index(task), len(computing)) if task in computing else ()
 
 
 def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
-    """Return the tasks of a generation with so many workers, the chief first.
+    """Return the tasks of a generation with `workers` workers, the chief first.
 
     >>> [str(t) for t in tasks_of(LaunchOptions(workers=2, ps=1, chief=True), 2)]
     ['chief:0', 'worker:0', 'worker:1', 'ps:0']
@@ -141,7 +145,7 @@ def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
 
 
 def gpu_share(gpus: Sequence[str], index: int, tasks: int) -> tuple[str, ...]:
-    """Return the GPUs of one of `tasks` tasks: an even part, or one that others have, too.
+    """Return the GPUs of one of `tasks` tasks: an even share, or a shared GPU where there are too few.
 
     >>> gpu_share("0123", 1, 2), gpu_share("01", 2, 3), gpu_share("", 0, 2)
     (('2', '3'), ('0',), ())
@@ -157,17 +161,17 @@ def make_plan(
     generation: int,
     workers: int,
     ports: Sequence[int],
-    place: RunPaths,
+    paths: RunPaths,
     gpus: tuple[str, ...] = (),
 ) -> LaunchPlan:
     """Return the plan of a generation; `ports` has one for each of `tasks_of(options, workers)`."""
     tasks = tasks_of(options, workers)
     addresses = {task: with_port(HOST, port) for task, port in zip(tasks, ports, strict=True)}
-    return LaunchPlan(generation, addresses, place, options, gpus)
+    return LaunchPlan(generation, addresses, paths, options, gpus)
 
 
 def tf_config(addresses: Mapping[Task, str], task: Task) -> str:
-    """Return the TF_CONFIG of a task; the evaluator is not part of the cluster, as TensorFlow has it.
+    """Return the TF_CONFIG of a task; as in TensorFlow, the evaluator is not part of the cluster.
 
     >>> tf_config({Task("worker", 0): "127.0.0.1:2222"}, Task("worker", 0))
     '{"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -180,7 +184,7 @@ def tf_config(addresses: Mapping[Task, str], task: Task) -> str:
 
 
 def thread_share(cores: int, tasks: int) -> int:
-    """Return how many threads each of `tasks` processes gets, at least one.
+    """Return the number of threads for each of `tasks` processes, at least one.
 
     >>> thread_share(8, 3), thread_share(2, 4)
     (2, 1)
@@ -189,18 +193,18 @@ def thread_share(cores: int, tasks: int) -> int:
 
 
 def base_environment(
-    environ: Mapping[str, str], options: LaunchOptions, tasks: int, cores: int, place: RunPaths
+    environ: Mapping[str, str], options: LaunchOptions, tasks: int, cores: int, paths: RunPaths
 ) -> dict[str, str]:
-    """Return what every task and every spare of a launch starts with.
+    """Return the environment that every task and every spare of a launch starts with.
 
-    What the user has set stays, but for the variables of a cluster: they come with the task.
+    The user's variables win, except those of a cluster, which are part of the task's job.
 
     Args:
         environ: the launcher's environment.
-        options: what was asked for.
-        tasks: how many processes share the machine.
-        cores: how many cores there are.
-        place: the launch's files.
+        options: the options of the launch.
+        tasks: the number of processes that share the machine.
+        cores: the number of cores.
+        paths: the launch's files.
     """
     share = thread_share(cores, tasks)
     kept = {
@@ -209,14 +213,17 @@ def base_environment(
         if name not in CLUSTER_VARIABLES and not name.startswith("UNISONO_")
     }
     ours = dict.fromkeys(_POOLS, str(share))
-    # XLA's pool on CPU hangs below two threads per device, which collectives hold while they wait.
+    # A collective blocks a thread of XLA's CPU pool while it waits for its peers, and the pool runs the
+    # programs, too: with fewer than two threads per device, processes with two devices each hang (measured,
+    # jaxlib 0.10.2).
     ours["PJRT_NPROC"] = str(max(share, 2 * (options.devices_per_worker or 1)))
     ours["PYTHONUNBUFFERED"] = "1"
-    # After that of a launch around this one, which ends this one's processes, too.
+    # A nested launch appends its mark: the outer one then finds and ends the inner one's processes.
     ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))
     if options.restarts:
-        ours["JAX_COMPILATION_CACHE_DIR"] = str(place.compilation_cache)
-        # A second's, by default: most models of tests and tutorials take less, several times.
+        ours["JAX_COMPILATION_CACHE_DIR"] = str(paths.compilation_cache)
+        # JAX's default, one second, skips most programs of small models, of which there are several per
+        # start.
         ours["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     return ours | kept
 
@@ -224,15 +231,15 @@ def base_environment(
 def shell_lines(
     plan: LaunchPlan, base: Mapping[str, str], inherited: Mapping[str, str], program: UserProgram
 ) -> str:
-    """Return, for each task, lines that start it in a shell of its own.
+    """Return, for each task, the lines that start it in a shell of its own.
 
-    Files of the launch are left out: without a launcher nobody makes or reads them.
+    Variables that name files of the launch are left out: only a launcher creates and reads those files.
     """
     common = {name: value for name, value in base.items() if inherited.get(name) != value}
     blocks = []
     for task in plan.tasks:
         every = common | plan.environment(task)
-        variables = {n: v for n, v in every.items() if not v.startswith(str(plan.place.root))}
+        variables = {n: v for n, v in every.items() if not v.startswith(str(plan.paths.root))}
         lines = [f"# {task}"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
         command = ["python", *(["-m"] if program.is_module else []), program.target, *program.args]
@@ -241,7 +248,7 @@ def shell_lines(
 
 
 def start_up_block(plan: LaunchPlan, base: Mapping[str, str], program: UserProgram) -> str:
-    """Return what will run where, for people."""
+    """Return the block for the terminal that lists the tasks, their devices and their logs."""
     options = plan.options
     devices = options.devices_per_worker
     rows = []
@@ -250,20 +257,20 @@ def start_up_block(plan: LaunchPlan, base: Mapping[str, str], program: UserProgr
         own = f"{devices} virtual device{'s' * (devices > 1)}" if devices and task.type != "ps" else ""
         own = own or (f"GPU {gpus}" if gpus else "")
         shown = "shown here" if task == plan.shown else ""
-        rows.append([str(task), address, own, plan.place.log(task).name, shown])
+        rows.append([str(task), address, own, plan.paths.log(task).name, shown])
     count = len(plan.tasks)
     head = f"unisono: {count} tasks run" if count > 1 else "unisono: 1 task runs"
     head = f"{head} {program.text}"
     threads = base.get("OMP_NUM_THREADS", "?")
     foot = [
-        f"  threads per task: {threads}; logs and history: {plan.place.root}",
+        f"  threads per task: {threads}; logs and history: {plan.paths.root}",
         f"  {_policy_text(options, len(plan.tasks))}",
     ]
     return "\n".join([head, *_table(rows), *foot])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns below each other; those without any entry are left out."""
+    """Return rows with aligned columns, without the columns that are empty."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     wide = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width] for row in rows]
     return ["  " + "  ".join(cells).rstrip() for cells in wide]
@@ -271,7 +278,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _policy_text(options: LaunchOptions, tasks: int) -> str:
     if not options.restarts:
-        return "no restarts: the first failure ends all (--max-restarts allows some)"
+        return "no restarts: the first failure ends all tasks (--max-restarts allows some)"
     restarts = f"{options.restarts} restart{'s' * (options.restarts != 1)}"
     text = f"at most {restarts} in {options.window / 60:g} minutes"
     spares = options.spare_count(tasks)

@@ -1,4 +1,4 @@
-"""Processes of a launch: free ports, start, signals, and that none of them is left behind."""
+"""The processes of a launch: free ports, starting, signals, and leaving no process behind."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from unisono.cli._plan import HOST
 from unisono.cli._restart_policy import shell_code
 
 _HERE = Path(__file__).parent
-#: Below the range from which systems take the ports of outgoing connections.
+#: Below the ephemeral ports (from 32,768 on Linux, 49,152 on macOS), which the system may hand to any
+#: outgoing connection between this check and the task's start; above the ports of well-known services.
 _FIRST_PORT, _LAST_PORT = 10_000, 32_000
 
 
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
-    """Return ports of the loopback interface on which nobody listens, each once.
+    """Return different free ports of the loopback interface.
 
     Args:
-        count: how many.
-        avoid: ports not to take, such as those of a generation before.
+        count: the number of ports.
+        avoid: ports not to take, such as those of the previous generation.
 
     Raises:
-        ClusterError: when the machine has none left.
+        ClusterError: when too few are free.
     """
     held: list[socket.socket] = []
     try:
-        # Not from the user's generator: equal seeds would make two launches choose the same ports.
+        # At random, so that launches side by side choose different ports; not from the global generator,
+        # which two programs may have seeded alike.
         for port in random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT), _LAST_PORT - _FIRST_PORT):
             if len(held) == count:
                 break
             if port not in avoid:
-                _hold(port, held)
+                _try_bind(port, held)
         if len(held) < count:
             raise ClusterError(
                 f"{count} ports between {_FIRST_PORT} and {_LAST_PORT} must be free. Received: {len(held)}. "
@@ -53,27 +55,29 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
             each.close()
 
 
-def _hold(port: int, held: list[socket.socket]) -> None:
+def _try_bind(port: int, held: list[socket.socket]) -> None:
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         candidate.bind((HOST, port))
-    except OSError:  # taken
+    except OSError:  # the port is in use
         candidate.close()
     else:
         held.append(candidate)
 
 
-class Guard:
-    """A process that kills what is left when the launcher dies.
+class OrphanReaper:
+    """A process that kills the tasks' children when the launcher dies.
 
-    The tasks themselves ask the kernel for that; this is for their children, such as data loaders.
+    The kernel kills the tasks themselves (`_task.exit_with_launcher`), but not their children, such as data
+    loaders.
 
     Args:
-        mark: of the launch, in the environment of all its processes.
+        mark: the mark of the launch, in the environment of all its processes.
     """
 
     def __init__(self, mark: str) -> None:
-        # Without site packages, by itself: it starts in hundredths of a second.
+        # Isolated (-I) and without site packages (-S), it starts in hundredths of a second. In a session of
+        # its own, it survives a kill of the launcher's process group.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_HERE / "_orphan_reaper.py"), mark],
             stdin=subprocess.PIPE,
@@ -82,11 +86,11 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Watch over a process group."""
+        """Watch a process group."""
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """The group has ended."""
+        """Stop watching a process group, which has ended: its id may be reused."""
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
@@ -95,11 +99,11 @@ class Guard:
             return
         try:
             os.write(pipe.fileno(), line.encode())
-        except BrokenPipeError:  # somebody killed it: the tasks still die with the launcher
+        except BrokenPipeError:  # the reaper was killed: the tasks themselves still die with the launcher
             return
 
     def close(self) -> None:
-        """End it; groups that were not removed are killed."""
+        """Close its input, on which it kills the remaining groups and exits, and wait for it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -109,26 +113,26 @@ class Process:
     """A task's process, leader of its own session.
 
     Args:
-        environ: its environment.
-        output: the log of what it prints before it has a task.
-        guard: told of it.
-        wake: called, in a thread, when the process has ended.
+        environ: the environment.
+        output: the log for its output before it has a task.
+        guard: watches its process group.
+        wake: called in a thread when the process has ended.
         warm: whether it imports the slow libraries before it takes a task.
 
     Raises:
-        OSError: when the system cannot start it.
+        OSError: when the system cannot start the process.
     """
 
     def __init__(
         self,
         environ: Mapping[str, str],
         output: Path,
-        guard: Guard,
+        guard: OrphanReaper,
         wake: Callable[[], None],
         warm: bool = False,
     ) -> None:
         command = [sys.executable, str(_HERE / "_task.py"), str(os.getpid())]
-        with _opened(output) as log:
+        with _open_log(output) as log:
             self._popen = subprocess.Popen(
                 [*command, "warm"] if warm else command,
                 stdin=subprocess.PIPE,
@@ -141,14 +145,15 @@ class Process:
         self.warm = warm
         self._guard, self._wake = guard, wake
         self._code: int | None = None
-        #: When it ended, in seconds since the epoch.
+        #: The time of its end, in seconds since the epoch.
         self.ended_at: float | None = None
         guard.add(self.pid)
         threading.Thread(target=self._wait, name=f"wait for {self.pid}", daemon=True).start()
 
     def _wait(self) -> None:
         if hasattr(os, "waitid"):
-            # It stays a zombie: until `poll` its number cannot become another process'.
+            # WNOWAIT leaves a zombie, so that until `poll` its id cannot be reused: `send` and `kill` stay
+            # safe.
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:  # macOS, before Python 3.13
             self._popen.wait()
@@ -156,7 +161,7 @@ class Process:
         self._wake()
 
     def assign(self, job: Mapping[str, Any]) -> bool:
-        """Give it its task; return False where it has died before."""
+        """Send the process its job; return False where it is dead."""
         if self._popen.stdin is None:
             return False
         try:
@@ -167,8 +172,9 @@ class Process:
         return True
 
     def poll(self) -> int | None:
-        """Return the exit code as a shell sees it, None while it runs; its children end with it."""
+        """Return the exit code as a shell sees it, None while the process runs; then kill its children."""
         if self._code is None and self.ended_at is not None:
+            # Before `wait` reaps it: afterwards the group's id could belong to another process.
             self._signal_group(signal.SIGKILL)
             self._code = shell_code(self._popen.wait())
             if self._popen.stdin is not None and not self._popen.stdin.closed:
@@ -182,27 +188,27 @@ class Process:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it and its children at once, also where it is stopped."""
+        """Kill the process and its children, also where it is stopped."""
         if self._code is None:
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: int) -> None:
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # nobody is left in it
+        except ProcessLookupError:  # the group is empty
             return
 
 
-def _opened(log: Path) -> BinaryIO:
-    """Return a log to append to; nothing is kept where the disk has no room for it."""
+def _open_log(log: Path) -> BinaryIO:
+    """Open a log to append to, or the null device where the log cannot be created."""
     try:
         return log.open("ab")
     except OSError:
         return Path(os.devnull).open("ab")
 
 
-def end_all(processes: Collection[Process], seconds: float = 10.0) -> None:
-    """Kill processes and wait for their end, at most so long."""
+def kill_all(processes: Collection[Process], seconds: float = 10.0) -> None:
+    """Kill processes and wait at most `seconds` for their end."""
     for process in processes:
         process.kill()
     deadline = time.monotonic() + seconds
@@ -210,12 +216,12 @@ def end_all(processes: Collection[Process], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-class Spares:
-    """Processes that have imported what takes long, and wait for a task.
+class SparePool:
+    """Warm processes: they have imported the slow libraries, and wait for a job.
 
     Args:
-        start: makes one.
-        count: how many should wait.
+        start: starts one.
+        count: the number of processes to keep.
     """
 
     def __init__(self, start: Callable[[], Process], count: int) -> None:
@@ -224,7 +230,12 @@ class Spares:
         self._next = 0.0
 
     def fill(self, now: float, gap: float = 0.5) -> Process | None:
-        """Start one if one is missing, and return it; no two within `gap` seconds of `now`'s clock."""
+        """Start a process if one is missing, and return it.
+
+        Args:
+            now: the time on a monotonic clock, in seconds.
+            gap: the least seconds between two starts: the imports of many at once would slow training.
+        """
         self._waiting = [p for p in self._waiting if p.poll() is None]
         if len(self._waiting) >= self._count or now < self._next:
             return None
@@ -233,7 +244,7 @@ class Spares:
         return self._waiting[-1]
 
     def take(self) -> Process | None:
-        """Return the one that waits longest, None where none does."""
+        """Remove and return the process that has waited longest, None where there is none."""
         while self._waiting:
             process = self._waiting.pop(0)
             if process.poll() is None:
@@ -241,14 +252,14 @@ class Spares:
         return None
 
     def pids(self) -> set[int]:
-        """The numbers of those that wait."""
+        """Return the ids of the waiting processes."""
         return {process.pid for process in self._waiting}
 
     def resize(self, count: int) -> None:
-        """From now on so many should wait."""
+        """Change the number of processes to keep."""
         self._count = count
 
-    def dismiss(self) -> None:
-        """End all."""
-        end_all(self._waiting)
+    def close(self) -> None:
+        """Kill all waiting processes."""
+        kill_all(self._waiting)
         self._waiting = []

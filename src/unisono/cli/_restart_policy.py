@@ -1,6 +1,6 @@
-"""What happens to a generation of tasks, and after it: pure decisions that the supervisor obeys.
+"""The restart policy: pure decisions about a generation of tasks, which the supervisor executes.
 
-`watch` looks at a generation that runs or is being ended, `after` at one that is over.
+`next_action` decides about a generation that runs or is being ended, `next_generation` about what follows it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from collections.abc import Iterable
 from unisono.cli._options import LaunchOptions
 from unisono.cluster_resolver._spec import Task
 
-#: A task that ends with this code has saved its state and asks to be started again, as in TensorFlow.
+#: A task that exits with this code has saved its state and requests a restart: the code of TensorFlow's
+#: PreemptionCheckpointHandler.
 RESTART_WANTED = 42
 
-#: The exit code where a task made no progress, as of `timeout`.
+#: The exit code where a task made no progress: that of the command `timeout`.
 STALLED = 124
 
-#: After a failure the others' collectives are broken: there is less to wait for than on request.
+#: Seconds between SIGTERM and SIGKILL after a failure. The peers cannot save, because their collectives are
+#: broken; this is time for their exceptions and logs only.
 _FAILURE_GRACE = 3.0
-#: And nothing where they have all raised errors, and hang at most in saying good-bye to each other.
+#: The same where all remaining tasks have raised exceptions already: all they can still do is hang at a
+#: shutdown barrier.
 _RAISED_GRACE = 0.5
+#: The delay before the second restart, doubled for each one after it, and its limit. In seconds.
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 
+#: JAX aborts a process, in C++, when its coordination service loses a peer.
 _ABORTED = 128 + signal.SIGABRT
-#: What a task says whose peer has gone: its words, and JAX's, Gloo's, gRPC's and NCCL's.
+#: Found in the error of a task whose peer was lost: messages of the system, JAX, Gloo, gRPC and NCCL.
 _LOST_PEER = re.compile(
     "closed by peer|reset by peer|broken pipe|connection refused|gloo|nccl|coordination service|heartbeat",
     re.I,
@@ -51,8 +56,8 @@ class Failure:
     Args:
         task: the task.
         at: when, in seconds since the epoch.
-        code: what a shell would see: the exit code, or 128 + the signal's number.
-        detail: one line for people.
+        code: the code that a shell would show: the exit code, or 128 + the signal's number.
+        detail: one line for the terminal.
     """
 
     task: Task
@@ -63,13 +68,13 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class TaskState:
-    """What is known about a task.
+    """The state of a task.
 
     Args:
         task: the task.
         code: its exit code as a shell sees it, None while it runs.
-        failure: how it failed, where that was before or at the end of the generation.
-        raised: whether its program has raised an exception; it may still run.
+        failure: how it failed; None for failures after the launcher had asked it to end.
+        raised: whether its program has raised an exception; the process may still run.
     """
 
     task: Task
@@ -80,15 +85,15 @@ class TaskState:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """A generation that is being ended.
+    """Why and how a generation is being ended.
 
     Args:
-        reason: why.
+        reason: the reason.
         since: when that was decided, in seconds of the monotonic clock.
-        kill_at: when what is left gets SIGKILL, of the same clock.
-        first: the failure that is the reason.
-        signal: what the launcher was sent, where that is the reason.
-        trained: whether all that train had ended well by then.
+        kill_at: when the remaining tasks get SIGKILL, on the same clock.
+        first: the root cause, where the reason is a failure.
+        signal: the signal that the launcher received, where that is the reason.
+        trained: whether all training tasks had succeeded by then.
     """
 
     reason: FailureReason
@@ -101,12 +106,12 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A generation as the supervisor sees it.
+    """The state of a generation.
 
     Args:
-        tasks: the state of each.
+        tasks: the state of each task.
         ending: set once its end was decided.
-        signals: how often the launcher was asked to stop, and by which signal.
+        signals: the signals that asked the launcher to stop, in the order of their arrival.
         resize: whether another number of workers is wanted now.
     """
 
@@ -116,44 +121,44 @@ class Generation:
     resize: bool = False
 
 
-class Go:
-    """Nothing is to be done."""
+class Wait:
+    """Do nothing."""
 
 
 class Kill:
-    """Everything that is left gets SIGKILL."""
+    """Send SIGKILL to the remaining tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
-    """The tasks get SIGTERM."""
+class Terminate:
+    """Send SIGTERM to the tasks."""
 
     ending: Ending
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
-    """No task is left."""
+class Finished:
+    """All tasks have ended."""
 
     ending: Ending
 
 
-def watch(state: Generation, options: LaunchOptions, now: float) -> Go | End | Kill | Over:
+def next_action(state: Generation, options: LaunchOptions, now: float) -> Wait | Terminate | Kill | Finished:
     """Decide what to do with a generation.
 
     Args:
-        state: what is seen.
-        options: what was asked for.
-        now: seconds of the monotonic clock.
+        state: its current state.
+        options: the options of the launch.
+        now: the time on the monotonic clock, in seconds.
     """
     if state.ending is None:
-        ending = _why_end(state, options, now)
+        ending = _ending_now(state, options, now)
         if ending is None:
-            return Go()
-        return Over(ending) if _all_ended(state) else End(ending)
+            return Wait()
+        return Finished(ending) if _all_ended(state) else Terminate(ending)
     if _all_ended(state):
-        return Over(_explained(state, state.ending))
-    return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else Go()
+        return Finished(_with_root_cause(state, state.ending))
+    return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else Wait()
 
 
 def _kill_time(state: Generation, ending: Ending) -> float:
@@ -162,8 +167,8 @@ def _kill_time(state: Generation, ending: Ending) -> float:
     return min(ending.kill_at, ending.since + _RAISED_GRACE) if quick else ending.kill_at
 
 
-def _explained(state: Generation, ending: Ending) -> Ending:
-    """A killed process is seen to be dead only after its peers have noticed: look again at the end."""
+def _with_root_cause(state: Generation, ending: Ending) -> Ending:
+    """Determine the root cause again at the end: a killed process may be noticed after its peers' errors."""
     failures = [t.failure for t in state.tasks if t.failure is not None]
     if ending.reason is not FailureReason.FAILED or not failures:
         return ending
@@ -173,8 +178,9 @@ def _explained(state: Generation, ending: Ending) -> Ending:
 def root_cause(failures: Iterable[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    It is the first; but a task that lost a peer is a consequence, and an abort mostly is: JAX ends its
-    process so when others have gone.
+    That is the first one. But the error of a task that lost a peer is a consequence, and so is an abort, most
+    of the
+    time: JAX aborts its process when a peer is lost.
 
     Args:
         failures: at least one.
@@ -188,10 +194,10 @@ def _rank(failure: Failure) -> int:
     return 2 if _LOST_PEER.search(failure.detail) else 0
 
 
-def _why_end(state: Generation, options: LaunchOptions, now: float) -> Ending | None:
+def _ending_now(state: Generation, options: LaunchOptions, now: float) -> Ending | None:
     patient = now + options.grace
     if state.signals:
-        # Whoever stops us may have stopped the tasks, too: those did not fail.
+        # The same signal may have reached the tasks, as Ctrl-C does: then they did not fail.
         return Ending(FailureReason.STOPPED, now, patient, signal=state.signals[0])
     failures = [t.failure for t in state.tasks if t.failure is not None]
     if failures:
@@ -210,15 +216,19 @@ def _is_done(tasks: tuple[TaskState, ...]) -> bool:
 
 
 def _training_jobs(tasks: tuple[TaskState, ...]) -> set[str]:
-    """Servers wait for ever: with parameter servers the chief's end is the end, without, everyone's."""
+    """Return the jobs whose end is the end of training.
+
+    With parameter servers and a chief that is the chief's: servers, and the workers that it sends functions
+    to, run until they are stopped. Otherwise it is the end of the chief and all workers.
+    """
     jobs = {t.task.type for t in tasks}
     return {"chief"} if {"ps", "chief"} <= jobs else {"chief", "worker"}
 
 
 def waits_for_evaluator(state: Generation) -> bool:
-    """Return whether all that train have ended well, and an evaluator is still at work.
+    """Return whether all training tasks have succeeded and an evaluator still runs.
 
-    It is told so: what it has not evaluated yet is the last checkpoint.
+    The supervisor then creates the file `finished`: the evaluator ends after the last checkpoint.
     """
     at_work = any(t.code is None for t in state.tasks if t.task.type == "evaluator")
     return state.ending is None and at_work and _trained(state.tasks)
@@ -235,12 +245,13 @@ def _all_ended(state: Generation) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationRecord:
-    """What happened in the launch so far.
+    """The history of a launch.
 
     Args:
-        failures: when (seconds of the monotonic clock) a generation failed, and which task was first.
-        restarts: when generations were started again.
-        capacity: how many workers there is room for, None where nobody says.
+        failures: for each generation that failed, when (in seconds of the monotonic clock) and the task at
+            fault.
+        restarts: the times of the restarts.
+        capacity: the number of workers that there is room for, None where it is not limited.
     """
 
     failures: tuple[tuple[float, Task], ...] = ()
@@ -250,7 +261,7 @@ class GenerationRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """The next generation is started."""
+    """Start the next generation, with `workers` workers, after `delay` seconds."""
 
     delay: float
     workers: int
@@ -258,46 +269,47 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True)
 class Quit:
-    """The launch is over."""
+    """End the launch with an exit code."""
 
     code: int
     detail: str = ""
 
 
-def after(
+def next_generation(
     record: GenerationRecord, ending: Ending, codes: tuple[int, ...], options: LaunchOptions, now: float
 ) -> Restart | Quit:
-    """Decide what follows a generation that is over.
+    """Decide what follows a generation that has ended.
 
     Args:
-        record: what happened in the launch, this generation's failure included.
+        record: the history of the launch, this generation's failure included.
         ending: why the generation ended.
         codes: its tasks' exit codes.
-        options: what was asked for.
-        now: seconds of the monotonic clock.
+        options: the options of the launch.
+        now: the time on the monotonic clock, in seconds.
     """
     if ending.reason is FailureReason.DONE:
         return Quit(0)
     if ending.reason is FailureReason.STOPPED:
         return Quit(_stopped_code(ending.signal, codes))
     if ending.first is None and not options.restarts:
-        return Quit(RESTART_WANTED, "the tasks want to be started again (--max-restarts allows it)")
+        return Quit(RESTART_WANTED, "the tasks requested a restart (--max-restarts allows it)")
     code = RESTART_WANTED if ending.first is None else ending.first.code
     if ending.trained:
-        # Of the evaluator, or of a server: to train again would help neither.
-        return Quit(code, "training had ended well and is not started again")
+        # The failure is the evaluator's or a server's: training again would not repair it.
+        return Quit(code, "training had succeeded and is not started again")
     recent = _recent(record, options, now)
     if len(recent) > options.restarts:
         return Quit(code, _exhausted(options))
     workers = worker_target(record, options, now)
     least = options.worker_range[0]
     if workers < least:
-        return Quit(code, f"there is room for {workers} workers, and at least {least} are needed")
+        return Quit(code, f"there is room for {workers} workers, but at least {least} are needed")
     return Restart(_delay(record, ending, options, now), workers)
 
 
 def _stopped_code(number: int, codes: tuple[int, ...]) -> int:
-    # The tasks saved their state and want to be started again: whoever stopped us should know.
+    # The tasks have saved their state: 42 asks the scheduler that preempted the launcher to start it again.
+    # Ctrl-C comes from a user, and shells expect 130.
     saved = RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}
     return RESTART_WANTED if saved and number != signal.SIGINT else 128 + number
 
@@ -316,7 +328,10 @@ def _recent(record: GenerationRecord, options: LaunchOptions, now: float) -> lis
 
 
 def _delay(record: GenerationRecord, ending: Ending, options: LaunchOptions, now: float) -> float:
-    """The first restart comes at once, those after it twice as late each time."""
+    """Return the seconds to wait before a restart: none at first, then doubled each time.
+
+    A machine that was lost is replaced at once; a program that fails at each start does not use up a core.
+    """
     if ending.reason is FailureReason.RESIZE:
         return 0.0
     count = sum(now - at <= options.window for at in record.restarts)
@@ -324,10 +339,10 @@ def _delay(record: GenerationRecord, ending: Ending, options: LaunchOptions, now
 
 
 def worker_target(record: GenerationRecord, options: LaunchOptions, now: float) -> int:
-    """Return how many workers the next generation should have; it may be fewer than are allowed.
+    """Return the number of workers for the next generation; it may be below the allowed minimum.
 
-    A worker index that failed twice within the window is one worker fewer, until its failures are
-    older than the window.
+    Each worker index that failed twice within the window reduces the number by one, until its failures are
+    older than the window. Twice, because a single failure may be a chance one.
     """
     least, most = options.worker_range
     if least == most:
@@ -341,7 +356,7 @@ def worker_target(record: GenerationRecord, options: LaunchOptions, now: float) 
 def wants_resize(
     record: GenerationRecord, options: LaunchOptions, workers: int, started: float, now: float
 ) -> bool:
-    """Return whether a running generation should make room for one of another size."""
+    """Return whether a running generation should be replaced by one of another size."""
     least, most = options.worker_range
     target = worker_target(record, options, now)
     return least < most and target >= least and target != workers and now - started >= options.cool_down

@@ -1,4 +1,4 @@
-"""The files of a launch: the fence, the history, what a task's log says."""
+"""The files of a launch: the fence, the history, errors and logs of tasks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any
 
 from unisono.cluster_resolver._spec import Task
 
-#: Bytes of a log that are read at once: a task may print faster than a terminal shows.
+#: The most bytes of a log that are read at once: a task may print faster than a terminal shows.
 _CHUNK = 1 << 20
 
 
 class BestEffort:
-    """Runs what a launch can go on without; the first failure of the file system is reported.
+    """Tolerates failures of the file system where a launch can continue; reports the first one.
 
     Args:
-        warn: shows one line.
+        warn: shows a message.
         root: the directory of the files.
     """
 
@@ -33,44 +33,46 @@ class BestEffort:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """Go on after a failure of the file system in the block."""
+        """Suppress and report a failure of the file system in the block."""
         try:
             yield
         except OSError as error:
             self.note(error.strerror or str(error))
 
     def note(self, why: str) -> None:
-        """Report the first failure.
+        """Report a failure, unless one was reported before.
 
         Args:
-            why: such as "No space left on device".
+            why: the reason, such as "No space left on device".
         """
         if not self._failed:
             self._failed = True
             self._warn(
-                f"unisono: the log directory cannot be written ({why}): {self._root}; the launch goes on, "
+                f"unisono: the log directory cannot be written ({why}): {self._root}; the launch continues "
                 "with incomplete logs and history"
             )
 
 
 def has_room(path: Path) -> bool:
-    """Return whether the file system of a directory has free blocks, and True where it does not say."""
+    """Return whether the file system of a directory has free blocks, True where that is unknown."""
     try:
         state = os.statvfs(path)
     except OSError:
         return True
-    # The superuser may use the blocks that are kept back.
+    # The superuser may use the reserved blocks, too.
     free = state.f_bavail if os.geteuid() else state.f_bfree
+    # Virtual file systems report zero blocks in all; they are not full.
     return free > 0 or state.f_blocks == 0
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Replace a file's content so that every reader sees the old or the new one, also after a crash."""
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that every reader sees the old or the new content, also after a crash."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("w") as file:
             file.write(text)
             file.flush()
+            # Before the rename: otherwise a crash can leave the new name with no content.
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError:
@@ -90,11 +92,11 @@ def sync_directory(path: Path) -> None:
 
 
 class History:
-    """What happened, for programs: a JSON object per line.
+    """The log of events for programs, one JSON object per line.
 
     Args:
         path: the file; lines are appended.
-        files: reports that it cannot be written.
+        files: reports a file that cannot be written.
     """
 
     def __init__(self, path: Path, files: BestEffort) -> None:
@@ -109,7 +111,7 @@ class History:
         exit_code: int | None = None,
         detail: str = "",
     ) -> None:
-        """Append one event, with the time in seconds since the epoch."""
+        """Append an event, with the time in seconds since the epoch."""
         line = {
             "time": time.time(),
             "event": event,
@@ -124,10 +126,10 @@ class History:
 
 
 def read_error(path: Path) -> dict[str, Any] | None:
-    """Return what a task wrote about its exception, None where it wrote nothing that can be read."""
+    """Return a task's record of its exception, None where there is none or it is incomplete."""
     try:
         record = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # a full disk, or a machine that crashed, leaves a part of it
+    except (OSError, ValueError):  # a full disk or a crash of the machine leaves a part of the file
         return None
     kinds = {"at": float, "code": int, "summary": str, "traceback": str}
     complete = isinstance(record, dict) and all(isinstance(record.get(n), k) for n, k in kinds.items())
@@ -135,28 +137,29 @@ def read_error(path: Path) -> dict[str, Any] | None:
 
 
 def read_capacity(path: Path) -> int | None:
-    """Return how many workers there is room for, None where the file does not hold a number."""
+    """Return the number of workers in the capacity file, None where it does not hold a number."""
     try:
         text = path.read_text(errors="replace").strip()
     except OSError:
         return None
+    # Others write this file. `int` alone would also accept "1_0" and "+1", and digits without end.
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def last_lines(path: Path, start: int, count: int = 25) -> str:
-    """Return the last lines of a log, from what was written after the byte `start`."""
+    """Return the last lines of a log, without what precedes the byte `start`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, io.SEEK_END)
             file.seek(max(min(start, size), size - 64 * 1024))
             text = file.read().decode(errors="replace")
-    except OSError:  # it was removed
+    except OSError:  # the log was removed
         return ""
     return "\n".join(text.splitlines()[-count:])
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, 0 where it is missing."""
+    """Return the size of a file in bytes, 0 where it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -164,7 +167,7 @@ def size_of(path: Path) -> int:
 
 
 class Tail:
-    """What is added to a file, also where it is removed meanwhile.
+    """Reads what is appended to a file, also after the file was removed.
 
     Args:
         path: the file.
@@ -174,16 +177,17 @@ class Tail:
     def __init__(self, path: Path, start: int) -> None:
         self._path, self._position = path, start
         self._file: io.BufferedReader | None = None
-        self._opened()
-        # A character may be cut between two readings.
+        # Open now: the log may be removed while its task still writes.
+        self._open()
+        # A multi-byte character may be divided between two reads.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        """Return what was added since the last call, at most a mebibyte of it."""
-        file = self._opened()
+        """Return what was appended since the last call, at most one mebibyte."""
+        file = self._open()
         if file is None:
             return ""
-        if os.fstat(file.fileno()).st_size < self._position:  # emptied by `> worker-0.log`
+        if os.fstat(file.fileno()).st_size < self._position:  # truncated, as by `> worker-0.log`
             self._position = 0
         file.seek(self._position)
         data = file.read(_CHUNK)
@@ -191,12 +195,12 @@ class Tail:
         return self._decoder.decode(data)
 
     def parts_left(self) -> int:
-        """Return how many calls of `read` it takes to reach the end that the file has now."""
-        file = self._opened()
+        """Return the number of calls of `read` that reach the file's current end."""
+        file = self._open()
         left = 0 if file is None else os.fstat(file.fileno()).st_size - self._position
         return -(-left // _CHUNK) if left >= 0 else 1
 
-    def _opened(self) -> io.BufferedReader | None:
+    def _open(self) -> io.BufferedReader | None:
         if self._file is None:
             try:
                 self._file = self._path.open("rb")
@@ -205,7 +209,7 @@ class Tail:
         return self._file
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""Which task holds the others up: the rule, and the files it looks at."""
+"""Detect the task that stalls a cluster: the rule, and the progress files that it reads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from unisono.cluster_resolver._spec import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Sight:
-    """What is seen of a task that runs.
+class TaskProgress:
+    """The progress of a running task.
 
     Args:
         task: the task.
-        step: the last step it wrote, -1 before the first.
+        step: the last step that it wrote, -1 before the first.
         changed_at: when its progress file last changed, in seconds of a clock; None without a file.
-        stopped_at: since when it is stopped, as by SIGSTOP; None when it is not.
+        stopped_at: since when it has been stopped, as by SIGSTOP; None while it runs.
     """
 
     task: Task
@@ -29,12 +29,12 @@ class Sight:
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """The task that holds the others up.
+    """The task that stalls the others.
 
     Args:
         task: the task.
-        detail: one line for people.
-        stopped: whether it cannot answer, because it is stopped.
+        detail: one line for the terminal.
+        stopped: whether it cannot handle signals, because it is stopped.
     """
 
     task: Task
@@ -42,42 +42,42 @@ class Stall:
     stopped: bool = False
 
 
-def find_stall(sights: Iterable[Sight], timeout: float, now: float) -> Stall | None:
-    """Return the task to end, None while all is well.
+def find_stall(progress: Iterable[TaskProgress], timeout: float, now: float) -> Stall | None:
+    """Return the task that stalls the cluster, None while there is progress.
 
-    Tasks that compute together wait for the slowest: where none goes on, a stopped one is to blame,
-    else the one that is behind, else the one that was the first to be silent.
+    Tasks that compute together wait for the slowest. Where none makes progress, the cause is a stopped task,
+    else the one at the lowest step, else the one whose last progress is the oldest.
 
     Args:
-        sights: what is seen of the tasks that run.
-        timeout: seconds without a change; 0 for no limit.
-        now: the clock of `changed_at` and `stopped_at`.
+        progress: the progress of the running tasks.
+        timeout: seconds without a change; 0 disables the limit.
+        now: the time on the clock of `changed_at` and `stopped_at`.
     """
-    sights = tuple(sights)
-    if not timeout or not any(_is_late(s, timeout, now) for s in sights):
+    progress = tuple(progress)
+    if not timeout or not any(_is_late(s, timeout, now) for s in progress):
         return None
-    stopped = [s for s in sights if s.stopped_at is not None]
+    stopped = [s for s in progress if s.stopped_at is not None]
     if stopped:
         first = min(stopped, key=lambda s: (s.stopped_at or 0.0, s.task))
         return Stall(first.task, f"is stopped (state T) and made no progress for {timeout:g} s", stopped=True)
-    late = [s for s in sights if _is_late(s, timeout, now)]
+    late = [s for s in progress if _is_late(s, timeout, now)]
     behind = min(late, key=lambda s: (s.step, s.changed_at or 0.0, s.task))
     return Stall(behind.task, f"made no progress for {timeout:g} s after step {behind.step}")
 
 
-def _is_late(sight: Sight, timeout: float, now: float) -> bool:
-    marks = [mark for mark in (sight.changed_at, sight.stopped_at) if mark is not None]
+def _is_late(each: TaskProgress, timeout: float, now: float) -> bool:
+    marks = [mark for mark in (each.changed_at, each.stopped_at) if mark is not None]
     return any(now - mark > timeout for mark in marks)
 
 
 class ActiveClock:
-    """A clock that stands still while this process does.
+    """A clock that pauses while this process is stopped or the machine sleeps.
 
-    A launcher that was stopped, or a machine that slept, has not seen the tasks for a while, and
-    must not take that for their silence.
+    During that time the launcher has not read the tasks' progress, and must not conclude that there was none.
 
     Args:
-        gap: a pause between two readings that is longer counts as so long, in seconds.
+        gap: the most seconds that count between two readings. The supervisor reads every half second; four
+            times that allows for a busy machine.
     """
 
     def __init__(self, gap: float = 2.0) -> None:
@@ -86,32 +86,32 @@ class ActiveClock:
         self._last: float | None = None
 
     def read(self, now: float) -> float:
-        """Return the seconds of activity at the monotonic time `now`."""
+        """Return the active seconds so far, at the monotonic time `now`."""
         if self._last is not None:
             self._active += min(now - self._last, self._gap)
         self._last = now
         return self._active
 
 
-class Watcher:
-    """Looks at the tasks of one generation.
+class ProgressMonitor:
+    """Reads the progress of the tasks of one generation.
 
     Args:
-        files: where each task writes its progress.
+        files: each task's progress file.
     """
 
     def __init__(self, files: dict[Task, Path]) -> None:
         self._files = files
         self._marks: dict[Task, tuple[int, int]] = {}
-        self._sights = {task: Sight(task) for task in files}
+        self._progress = {task: TaskProgress(task) for task in files}
 
-    def look(self, pids: dict[Task, int], now: float) -> tuple[Sight, ...]:
-        """Return what is seen of the tasks that run, `pids`."""
+    def poll(self, pids: dict[Task, int], now: float) -> tuple[TaskProgress, ...]:
+        """Return the progress of the running tasks, `pids`."""
         for task, pid in pids.items():
-            seen = self._sights[task]
+            seen = self._progress[task]
             mark = _mark(self._files[task])
             if mark is None and task in self._marks:
-                # The file was removed: until there is another one, the task's silence means nothing.
+                # The file was removed: until it exists again, a missing change does not mean a stall.
                 del self._marks[task]
                 seen = dataclasses.replace(seen, changed_at=None)
             elif mark is not None and mark != self._marks.get(task):
@@ -119,11 +119,13 @@ class Watcher:
                 seen = dataclasses.replace(seen, step=read_step(self._files[task]), changed_at=now)
             since = seen.stopped_at if seen.stopped_at is not None else now
             stopped_at = since if is_stopped(pid) else None
-            self._sights[task] = dataclasses.replace(seen, stopped_at=stopped_at)
-        return tuple(self._sights[task] for task in pids)
+            self._progress[task] = dataclasses.replace(seen, stopped_at=stopped_at)
+        return tuple(self._progress[task] for task in pids)
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
+    # Compared with the mark before instead of with the time: the file system's clock may be another
+    # machine's.
     try:
         stat = path.stat()
     except OSError:
@@ -142,10 +144,10 @@ def read_step(path: Path) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; False where `/proc` does not say."""
+    """Return whether a process is stopped by a signal; False where there is no `/proc`."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return False
-    # The name, in parentheses, may hold anything.
+    # The state follows the program's name in parentheses, which may itself hold spaces and parentheses.
     return text.rpartition(")")[2].split()[:1] == ["T"]

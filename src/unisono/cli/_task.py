@@ -1,7 +1,7 @@
-"""Runs one task: `python _task.py <pid of the launcher> [warm]`, with the task on standard input.
+"""Run one task: `python _task.py <pid of the launcher> [warm]`, with its job as JSON on standard input.
 
-A warm one imports the slow libraries first, at low priority, and then waits; only afterwards is it told
-which task it is. The file runs by itself: it imports nothing of Unisono before it knows.
+A warm process imports the slow libraries first, at low priority, and then waits for its job. This file runs
+as a program of its own: it imports nothing of Unisono before it has its job.
 """
 
 from __future__ import annotations
@@ -26,45 +26,52 @@ import traceback
 import zipfile
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+#: From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
-#: What takes seconds to import. None of these starts JAX, or reads who this task is.
+#: Modules that take seconds to import. None of them starts JAX's backend or reads the variables of a cluster.
 _WARM_MODULES = ("unisono", "numpy", "jax", "jax.numpy", "keras", "unisono.data", "unisono.cluster_resolver")
 _JAX_VARIABLE = b"JAX_"
-#: What a write raises where the log's file system has no room, or has gone.
+#: The errors of a write where the log's file system is full, over quota, read-only or gone.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
-#: As in `_decide`: no failure.
+#: As in `_restart_policy`, which this file must not import.
 _RESTART_WANTED = 42
 
 
-def die_with(parent: int) -> None:
-    """End this process when the launcher ends, however that comes about."""
+def exit_with_launcher(parent: int) -> None:
+    """Make the kernel kill this process when the launcher ends, also by SIGKILL."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
-        # It ended before the line above.
+        # The launcher ended before the line above took effect.
         os._exit(1)
 
 
 def warm_up() -> threading.Thread:
-    """Import the slow libraries, in a thread: Linux' priorities are per thread, and mostly never rise."""
+    """Import the slow libraries at low priority.
+
+    In a thread: Linux has priorities per thread, and without privileges a thread cannot raise its own again.
+    """
     _set_group_priority(19)
     thread = threading.Thread(target=_import_all)
     thread.start()
     return thread
 
 
-def hurry(importing: threading.Thread) -> None:
-    """Finish the imports as fast as any task: who has a task is no spare any more.
+def finish_warm_up(importing: threading.Thread) -> None:
+    """Wait for the imports to finish, at normal priority: a process with a job is not a spare any more.
 
     Args:
-        importing: from `warm_up`; on a busy machine it may have hardly begun.
+        importing: the thread of `warm_up`; on a busy machine it may have hardly begun.
     """
     _set_group_priority(0)
-    # The thread's own priority counts within its group alone; only some may raise it.
+    # Of minor effect, as the thread's priority counts within its group only; needs CAP_SYS_NICE.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, importing.native_id or 0, os.getpriority(os.PRIO_PROCESS, 0))
     importing.join()
@@ -75,6 +82,8 @@ def _import_all() -> None:
     for name in _WARM_MODULES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
+    # Unisono's public names are imported on first use: a program's first strategy would take seconds
+    # otherwise.
     unisono = sys.modules["unisono"]
     for name in unisono.__all__:
         if name.endswith("Strategy"):
@@ -82,20 +91,28 @@ def _import_all() -> None:
 
 
 def _set_group_priority(nice: int) -> None:
-    """A session is a scheduling group of its own on many machines: priorities hold within it only."""
+    """Set the priority of this session, on kernels where a session is a scheduling group of its own.
+
+    There a thread's nice value counts only within its session (autogroup, see man 7 sched).
+    """
     for _ in range(30):
         try:
             Path("/proc/self/autogroup").write_text(f"{nice}\n")
-        except BlockingIOError:  # Linux changes one group in a tenth of a second; root's at any time
+        except BlockingIOError:
+            # Without CAP_SYS_ADMIN, the kernel accepts one change per 0.1 s from all processes together;
+            # tasks start at the same time.
             time.sleep(0.1)
-        except OSError:  # the kernel has no such groups, or says no: then the task is as good as another
+        except OSError:  # no autogroups, or no permission: the process runs at the priority it has
             return
         else:
             return
 
 
 def follow_late_variables() -> None:
-    """Tell JAX of variables that the program sets: JAX read them when it was imported, before that."""
+    """Forward the JAX variables that the program sets to `jax.config`.
+
+    JAX reads them when it is imported. In a warm process that has happened before the program starts.
+    """
 
     def follow(event: str, args: tuple[Any, ...]) -> None:
         if event == "os.putenv" and args[0].startswith(_JAX_VARIABLE):
@@ -110,7 +127,8 @@ def _update_jax(name: str, text: str) -> None:
     if not hasattr(jax.config, option):
         return
     kind = type(getattr(jax.config, option))
-    value: Any = text
+    value: str | float | bool = text
+    # As JAX itself parses these variables.
     if kind is bool:
         value = text.lower() in ("1", "t", "true", "y", "yes", "on")
     elif kind in (int, float):
@@ -118,8 +136,9 @@ def _update_jax(name: str, text: str) -> None:
     jax.config.update(option, value)
 
 
-def become(job: dict[str, Any], warm: bool) -> None:
+def take_over(job: dict[str, Any], warm: bool) -> None:
     """Take over the environment, the arguments and the log of a task."""
+    # File descriptors instead of `sys.stdout` alone: C++ libraries and child processes write to the log, too.
     log = _open_log(job["log"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     sys.stdout.flush()
@@ -129,7 +148,7 @@ def become(job: dict[str, Any], warm: bool) -> None:
     os.close(log)
     os.close(nothing)
     for name in ("stdout", "stderr"):
-        stream = _forgiving(getattr(sys, name))
+        stream = _tolerant_stream(getattr(sys, name))
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     os.environ.update(job["environ"])
@@ -140,7 +159,7 @@ def become(job: dict[str, Any], warm: bool) -> None:
 
 
 def _open_log(path: str) -> int:
-    """Open the log; what a task prints is dropped where there is no room for the file."""
+    """Open the log; the output is dropped where the file cannot be created."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError:
@@ -148,10 +167,10 @@ def _open_log(path: str) -> int:
 
 
 class _Log(io.FileIO):
-    """A log whose full disk is not the program's failure: `print` must not end a training."""
+    """A log that drops output when the disk is full: `print` must not end a training."""
 
-    def write(self, data: Any) -> int:
-        """Write bytes, or drop them."""
+    def write(self, data: ReadableBuffer) -> int:
+        """Write bytes, or drop them where there is no room."""
         try:
             return super().write(data) or 0
         except OSError as error:
@@ -160,10 +179,10 @@ class _Log(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _forgiving(stream: Any) -> io.TextIOWrapper:
+def _tolerant_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     raw: Any = _Log(stream.fileno(), "w", closefd=False)
     raw.name = stream.name
-    # Python itself has no buffer between them with PYTHONUNBUFFERED.
+    # As Python does: with PYTHONUNBUFFERED there is no buffer between the text and the file.
     buffer = raw if stream.write_through else io.BufferedWriter(raw)
     return io.TextIOWrapper(
         buffer,
@@ -175,20 +194,20 @@ def _forgiving(stream: Any) -> io.TextIOWrapper:
 
 
 def _first_path(job: dict[str, Any]) -> str:
-    """As `python script.py` and `python -m module` have it."""
+    """Return the first entry of `sys.path`, as `python script.py` and `python -m module` set it."""
     if job["kind"] == "script":
         return str(Path(os.path.realpath(job["target"])).parent)
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was removed; this is Python's name for it
+    except FileNotFoundError:  # the directory was removed; Python then uses the empty string
         return ""
 
 
 def run(job: dict[str, Any]) -> None:
-    """Run the task's program; its exception goes to the log as usual, and then to the launcher.
+    """Run the task's program; write its exception to the log as usual, and then report it to the launcher.
 
-    In this order: the launcher then ends all tasks, this one among them. An exception in a process that the
-    program has forked is that process' own.
+    The report comes last, because the launcher then ends all tasks, this one included. A process that the
+    program has forked reports nothing: its parent decides what its exception means.
     """
     own = os.getpid()
     try:
@@ -202,7 +221,7 @@ def run(job: dict[str, Any]) -> None:
     except SystemExit as error:
         at, code = time.time(), exit_code(error)
         if error.code is not None and not isinstance(error.code, int):
-            # As Python does at its end.
+            # As Python does for `sys.exit("message")`.
             print(error.code, file=sys.stderr, flush=True)
         if code == 0:
             _warn_alone()
@@ -223,6 +242,7 @@ def run(job: dict[str, Any]) -> None:
 
 def _run_script(path: str) -> None:
     """Run a script, or a directory or an archive with a `__main__`, as `python path` does."""
+    # Not `runpy` for a script, see `_execute`; it is needed for what is not one source file.
     if os.path.isdir(path) or path.endswith(".pyc") or zipfile.is_zipfile(path):
         runpy.run_path(path, run_name="__main__")
         return
@@ -236,6 +256,7 @@ def _run_module(name: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
+    # `get_code` is optional in the protocol of loaders: namespace packages lack it.
     loader: Any = None if spec is None else spec.loader
     code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
     if spec is None or code is None:
@@ -248,7 +269,11 @@ def _run_module(name: str) -> None:
 
 
 def _execute(code: CodeType, names: dict[str, Any]) -> None:
-    """Run the program's code as `__main__`; with `runpy`, its threads and exit handlers lose that module."""
+    """Run the program's code as `__main__`.
+
+    `runpy` restores `sys.modules["__main__"]` and clears the module's globals when the code returns: threads
+    and exit handlers of the program would then fail.
+    """
     main = ModuleType("__main__")
     main.__dict__.update({"__builtins__": builtins, **names})
     sys.modules["__main__"] = main
@@ -256,12 +281,12 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
 
 
 def _warn_alone() -> None:
-    """Say where the program has trained without the tasks that were started with it."""
+    """Warn where the program has trained apart from the tasks that were started with it."""
     if "jax" not in sys.modules:
         return
     try:
         from unisono.training._scope_warnings import warn_alone
-    except ImportError:  # the program has another `sys.path`
+    except ImportError:  # the program has changed `sys.path`
         return
     warn_alone()
 
@@ -274,7 +299,7 @@ def exit_code(error: SystemExit) -> int:
     """
     if error.code is None:
         return 0
-    # As the system keeps it: -1 becomes 255.
+    # The system keeps the lowest eight bits: -1 becomes 255.
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
@@ -288,7 +313,7 @@ def _call(target: Path, result: Path) -> None:
 
 
 def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the program's first frame on."""
+    """Return a traceback without this file's and runpy's frames at its beginning."""
     while seen is not None and seen.tb_frame.f_code.co_filename in (
         __file__,
         runpy.__file__,
@@ -305,12 +330,12 @@ def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
         "traceback": "".join(traceback.format_exception(error)),
     }
     if pickled:
-        record["pickle"] = _pickled(error)
+        record["pickle"] = _pickle(error)
     _write(path, at, record)
 
 
 def _first_line(error: Exception) -> str:
-    r"""Return an exception's type and the first line of what it says, without the notes that were added.
+    r"""Return an exception's type and the first line of its message, without its notes.
 
     >>> error = ValueError("a\nb")
     >>> error.add_note("See the documentation.")
@@ -319,35 +344,35 @@ def _first_line(error: Exception) -> str:
     """
     texts = traceback.format_exception_only(error)
     name = type(error).__name__
-    # A syntax error shows its line first; notes follow.
+    # The texts of a syntax error begin with its source line; notes follow the message.
     text = next((text for text in texts if name in text.partition(":")[0]), texts[-1])
     return (text.strip().splitlines() or [name])[0].rstrip(" :")
 
 
 def _write(path: Path, at: float, record: dict[str, Any]) -> None:
-    """The time tells the launcher who failed first."""
+    """Write the report of a failure at the time `at`, by which the launcher finds the first one."""
     aside = path.with_suffix(".part")
     try:
         aside.write_text(json.dumps({"at": at, **record}))
         aside.replace(path)
-    except OSError:  # the launcher has the exit code, and the log
+    except OSError:  # the launcher still has the exit code and the log
         return
 
 
-def _pickled(error: Exception) -> str | None:
+def _pickle(error: Exception) -> str | None:
     import cloudpickle
 
     try:
         return base64.b64encode(cloudpickle.dumps(error)).decode()
-    except Exception:  # whatever a user's exception holds: its text is there
+    except Exception:  # a user's exception may hold anything; the launcher then has its text
         return None
 
 
 def main() -> None:
-    """Wait for the task, then run it."""
-    die_with(int(sys.argv[1]))
+    """Wait for the job, then run it."""
+    exit_with_launcher(int(sys.argv[1]))
     faulthandler.enable()
-    # The launcher asks with it where a task that makes no progress is.
+    # The launcher sends SIGUSR1 to a task that makes no progress, for its stack traces in the log.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     importing = warm_up() if "warm" in sys.argv else None
     line = sys.stdin.readline()
@@ -355,13 +380,13 @@ def main() -> None:
         return
     job = json.loads(line)
     if importing is not None:
-        hurry(importing)
-    become(job, warm=importing is not None)
+        finish_warm_up(importing)
+    take_over(job, warm=importing is not None)
     run(job)
 
 
 if __name__ == "__main__":
-    # Its own directory: the program's imports must not find these files.
+    # The directory of this file: the program's imports must not find these modules.
     del sys.path[0]
     sys.path.insert(0, "")
     main()

@@ -8,11 +8,11 @@ import pytest
 
 from unisono.cli import _generation
 from unisono.cli import _restart_policy as decide
-from unisono.cli._generation import Starter, Tasks
+from unisono.cli._generation import ProcessSource, TaskGroup
 from unisono.cli._options import LaunchOptions
 from unisono.cli._plan import RunPaths, make_plan
 from unisono.cli._run_files import BestEffort, History
-from unisono.cli._stall_detector import Sight
+from unisono.cli._stall_detector import TaskProgress
 from unisono.cluster_resolver._spec import Task
 
 W0, W1 = Task("worker", 0), Task("worker", 1)
@@ -49,24 +49,28 @@ class Launch:
     def __init__(self, root):
         for folder in ("errors", "progress"):
             (root / folder).mkdir()
-        self.place = RunPaths(root)
-        plan = make_plan(LaunchOptions(workers=2), 0, 2, [1, 2], self.place)
+        self.paths = RunPaths(root)
+        plan = make_plan(LaunchOptions(workers=2), 0, 2, [1, 2], self.paths)
         self.processes = {W0: Process(100), W1: Process(101)}
-        starter = Starter(lambda: None, self.processes.get, lambda plan, task: {})
+        starter = ProcessSource(lambda: None, self.processes.get, lambda plan, task: {})
         files = BestEffort(pytest.fail, root)
-        self.tasks = Tasks(plan, starter, History(self.place.history, files), files)
+        self.tasks = TaskGroup(plan, starter, History(self.paths.history, files), files)
 
     def raises(self, task, summary):
         record = {"at": time.time(), "code": 1, "summary": summary, "traceback": "Traceback"}
-        self.place.error(task, 0).write_text(json.dumps(record))
+        self.paths.error(task, 0).write_text(json.dumps(record))
 
     def failures(self):
-        return {t.task: t.failure.detail for t in self.tasks.look((), False).tasks if t.failure is not None}
+        return {
+            t.task: t.failure.detail for t in self.tasks.observe((), False).tasks if t.failure is not None
+        }
 
     def end(self):
         """The launcher asks all to end, because of the failures so far."""
-        failures = [t.failure for t in self.tasks.look((), False).tasks if t.failure is not None]
-        self.tasks.end(decide.Ending(decide.FailureReason.FAILED, 0.0, 3.0, decide.root_cause(failures)))
+        failures = [t.failure for t in self.tasks.observe((), False).tasks if t.failure is not None]
+        self.tasks.terminate(
+            decide.Ending(decide.FailureReason.FAILED, 0.0, 3.0, decide.root_cause(failures))
+        )
 
 
 @pytest.fixture
@@ -79,9 +83,9 @@ def test_a_death_that_is_seen_after_the_others_were_asked_to_end_is_a_cause(laun
     launch.end()
     launch.processes[W1].end(137)
     launch.processes[W0].end(1)
-    state = launch.tasks.look((), False)
+    state = launch.tasks.observe((), False)
     assert launch.failures()[W1].startswith("was killed by SIGKILL")
-    over = decide.watch(state, LaunchOptions(workers=2), 1.0)
+    over = decide.next_action(state, LaunchOptions(workers=2), 1.0)
     assert over.ending.first.task == W1
 
 
@@ -103,7 +107,7 @@ def test_what_ends_because_it_was_asked_to_did_not_fail(launch):
 
 def test_a_stack_that_comes_late_and_in_parts_is_waited_for(launch, monkeypatch):
     clock = [0.0]
-    log = launch.place.log(W1)
+    log = launch.paths.log(W1)
 
     def sleep(seconds):
         clock[0] += seconds
@@ -113,8 +117,8 @@ def test_a_stack_that_comes_late_and_in_parts_is_waited_for(launch, monkeypatch)
 
     monkeypatch.setattr(_generation.time, "sleep", sleep)
     monkeypatch.setattr(_generation.time, "monotonic", lambda: clock[0])
-    sights = (Sight(W0, 5, 2.0), Sight(W1, 4, 1.0))
-    stall = launch.tasks.check_progress(sights, 10.0, 20.0)
+    progress = (TaskProgress(W0, 5, 2.0), TaskProgress(W1, 4, 1.0))
+    stall = launch.tasks.check_progress(progress, 10.0, 20.0)
     assert stall.task == W1
     assert launch.processes[W1].signals == [signal.SIGUSR1]
     assert log.read_text() == "line\n" * 2
@@ -124,18 +128,20 @@ def test_a_stack_that_comes_late_and_in_parts_is_waited_for(launch, monkeypatch)
 
 def test_a_stopped_task_that_holds_the_others_up_is_killed_at_once(launch):
     """It cannot hear SIGTERM, for whose answer the others are given seconds."""
-    stall = launch.tasks.check_progress((Sight(W0, 5, 2.0), Sight(W1, 4, 1.0, stopped_at=1.5)), 10.0, 20.0)
+    stall = launch.tasks.check_progress(
+        (TaskProgress(W0, 5, 2.0), TaskProgress(W1, 4, 1.0, stopped_at=1.5)), 10.0, 20.0
+    )
     assert (stall.task, stall.stopped) == (W1, True)
     assert launch.processes[W1].code == 137
     assert launch.processes[W1].signals == []
     assert launch.failures() == {W1: stall.detail}
-    (failure,) = [t.failure for t in launch.tasks.look((), False).tasks if t.failure is not None]
+    (failure,) = [t.failure for t in launch.tasks.observe((), False).tasks if t.failure is not None]
     assert failure.code == decide.STALLED
 
 
 def test_who_makes_no_steps_after_another_has_ended_well_is_at_its_end_too(launch):
     """It may save or export for long: that is no stall."""
     launch.processes[W0].end(0)
-    launch.tasks.look((), False)
-    assert launch.tasks.check_progress((Sight(W1, 5, 1.0),), 10.0, 20.0) is None
+    launch.tasks.observe((), False)
+    assert launch.tasks.check_progress((TaskProgress(W1, 5, 1.0),), 10.0, 20.0) is None
     assert launch.failures() == {}

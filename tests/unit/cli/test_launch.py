@@ -12,15 +12,15 @@ from unisono.cli._launch import stop_signals
 def test_signals_are_noted_unless_they_are_ignored(number):
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        with stop_signals() as asked:
+        with stop_signals() as stop_requests:
             os.kill(os.getpid(), number)
-            assert asked == [number]
+            assert stop_requests == [number]
         assert signal.getsignal(number) == signal.SIG_DFL
         # As `nohup`, or a shell for a job in its background.
         signal.signal(number, signal.SIG_IGN)
-        with stop_signals() as asked:
+        with stop_signals() as stop_requests:
             os.kill(os.getpid(), number)
-            assert asked == []
+            assert stop_requests == []
         assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)

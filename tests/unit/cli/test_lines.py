@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.cli._lines import Lines, cut, plain, rewritten, width_of
+from unisono.cli._lines import Lines, plain, render_line, truncate, width_of
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
 
@@ -50,7 +50,7 @@ def test_a_line_without_end_is_given_in_pieces():
 
 @given(st.text("a中\u0301\t\x1b[1m", max_size=30), st.integers(0, 20))
 def test_what_is_cut_fits(text, columns):
-    kept = plain(cut(text, columns))
+    kept = plain(truncate(text, columns))
     assert width_of(kept) <= columns or width_of(kept) == 0
     assert plain(text.replace("\t", " ")).startswith(kept)
 
@@ -63,4 +63,4 @@ def test_an_escape_that_is_cut_is_not_drawn():
 
 
 def test_backspaces_beyond_the_beginning():
-    assert rewritten("\b\bab\b\b\b\bc") == "cb"
+    assert render_line("\b\bab\b\b\b\bc") == "cb"

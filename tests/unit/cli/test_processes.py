@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from unisono.cli._processes import Guard, free_ports
+from unisono.cli._processes import OrphanReaper, free_ports
 
 
 def test_ports_are_free_different_and_not_those_to_avoid():
@@ -16,7 +16,7 @@ def test_the_guard_kills_the_groups_that_were_not_removed():
     command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     killed, removed = (subprocess.Popen(command, start_new_session=True) for _ in range(2))
     try:
-        guard = Guard("no process has this mark")
+        guard = OrphanReaper("no process has this mark")
         guard.add(killed.pid)
         guard.add(removed.pid)
         guard.remove(removed.pid)

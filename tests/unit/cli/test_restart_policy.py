@@ -7,24 +7,24 @@ import pytest
 from unisono.cli._options import LaunchOptions
 from unisono.cli._restart_policy import (
     RESTART_WANTED,
-    End,
     Ending,
     Failure,
     FailureReason,
+    Finished,
     Generation,
     GenerationRecord,
-    Go,
     Kill,
-    Over,
     Quit,
     Restart,
     TaskState,
-    after,
+    Terminate,
+    Wait,
     exit_text,
+    next_action,
+    next_generation,
     root_cause,
     waits_for_evaluator,
     wants_resize,
-    watch,
     worker_target,
 )
 from unisono.cluster_resolver._spec import Task
@@ -63,8 +63,8 @@ ENDING = Ending(FailureReason.FAILED, since=100.0, kill_at=103.0)
     ],
 )
 def test_why_a_generation_is_ended(seen, reason, kill_at):
-    action = watch(seen, OPTIONS, NOW)
-    assert isinstance(action, End)
+    action = next_action(seen, OPTIONS, NOW)
+    assert isinstance(action, Terminate)
     assert (action.ending.reason, action.ending.kill_at) == (reason, kill_at)
 
 
@@ -80,12 +80,12 @@ def test_why_a_generation_is_ended(seen, reason, kill_at):
     ],
 )
 def test_a_generation_goes_on(seen):
-    assert isinstance(watch(seen, OPTIONS, NOW), Go)
+    assert isinstance(next_action(seen, OPTIONS, NOW), Wait)
 
 
 def test_the_first_failure_is_the_cause():
     seen = state(1, 137, None, failures=[failure(0, 7.0), failure(1, 6.0, 137)])
-    assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 6.0, 137)
+    assert next_action(seen, OPTIONS, NOW).ending.first == failure(1, 6.0, 137)
 
 
 LOST = "failed: jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer"
@@ -110,36 +110,36 @@ def test_the_cause_is_looked_for_again_at_the_end():
     first = failure(0, 6.0, detail=LOST)
     ending = Ending(FailureReason.FAILED, 100.0, 103.0, first)
     seen = state(1, 137, failures=[first, failure(1, 7.0, 137)], ending=ending)
-    assert watch(seen, OPTIONS, NOW).ending.first == failure(1, 7.0, 137)
+    assert next_action(seen, OPTIONS, NOW).ending.first == failure(1, 7.0, 137)
 
 
 @pytest.mark.parametrize(
     ("reason", "raised", "now", "action"),
     [
-        (FailureReason.FAILED, (1,), 100.4, Go),
+        (FailureReason.FAILED, (1,), 100.4, Wait),
         (FailureReason.FAILED, (1,), 100.5, Kill),
-        (FailureReason.FAILED, (), 100.5, Go),
-        (FailureReason.STOPPED, (1,), 100.5, Go),
+        (FailureReason.FAILED, (), 100.5, Wait),
+        (FailureReason.STOPPED, (1,), 100.5, Wait),
     ],
 )
 def test_tasks_that_raised_have_nothing_left_to_do(reason, raised, now, action):
     ending = Ending(reason, since=100.0, kill_at=103.0)
-    assert isinstance(watch(state(137, None, raised=raised, ending=ending), OPTIONS, now), action)
+    assert isinstance(next_action(state(137, None, raised=raised, ending=ending), OPTIONS, now), action)
 
 
 def test_an_exception_counts_before_its_task_has_ended():
-    assert isinstance(watch(state(None, None, failures=[failure(1, 6.0)]), OPTIONS, NOW), End)
+    assert isinstance(next_action(state(None, None, failures=[failure(1, 6.0)]), OPTIONS, NOW), Terminate)
 
 
 def test_all_done_is_over_at_once():
-    action = watch(state(0, 0), OPTIONS, NOW)
-    assert isinstance(action, Over)
+    action = next_action(state(0, 0), OPTIONS, NOW)
+    assert isinstance(action, Finished)
     assert action.ending.reason is FailureReason.DONE
 
 
 def test_workers_done_ends_servers():
     tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
-    assert watch(state(0, 0, None, jobs=tasks), OPTIONS, NOW).ending.reason is FailureReason.DONE
+    assert next_action(state(0, 0, None, jobs=tasks), OPTIONS, NOW).ending.reason is FailureReason.DONE
 
 
 EVALUATED = [Task("worker", 0), Task("worker", 1), Task("evaluator", 0)]
@@ -162,30 +162,30 @@ def test_when_the_evaluator_hears_that_training_has_ended(seen, told):
 
 
 def test_the_evaluator_is_waited_for():
-    assert isinstance(watch(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), Go)
-    assert watch(state(0, 0, 0, jobs=EVALUATED), OPTIONS, NOW).ending.reason is FailureReason.DONE
+    assert isinstance(next_action(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), Wait)
+    assert next_action(state(0, 0, 0, jobs=EVALUATED), OPTIONS, NOW).ending.reason is FailureReason.DONE
 
 
 def test_training_that_has_ended_well_is_not_started_again():
     failed = Failure(EVALUATED[2], 5.0, 3, "failed")
-    ending = watch(state(0, 0, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    ending = next_action(state(0, 0, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
     assert ending.trained
-    action = after(GenerationRecord(failures=((NOW, EVALUATED[2]),)), ending, (0, 0, 3), TWO, NOW)
-    assert (action.code, action.detail) == (3, "training had ended well and is not started again")
-    ending = watch(state(0, None, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
-    assert isinstance(after(GenerationRecord(), ending, (0, 143, 3), TWO, NOW), Restart)
+    action = next_generation(GenerationRecord(failures=((NOW, EVALUATED[2]),)), ending, (0, 0, 3), TWO, NOW)
+    assert (action.code, action.detail) == (3, "training had succeeded and is not started again")
+    ending = next_action(state(0, None, 3, jobs=EVALUATED, failures=[failed]), OPTIONS, NOW).ending
+    assert isinstance(next_generation(GenerationRecord(), ending, (0, 143, 3), TWO, NOW), Restart)
 
 
 @pytest.mark.parametrize(
     ("now", "signals", "action"),
-    [(102.9, (), Go), (103.0, (), Kill), (102.0, (2,), Go), (102.0, (2, 2), Kill)],
+    [(102.9, (), Wait), (103.0, (), Kill), (102.0, (2,), Wait), (102.0, (2, 2), Kill)],
 )
 def test_killed_after_the_grace_or_the_second_signal(now, signals, action):
-    assert isinstance(watch(state(None, 0, ending=ENDING, signals=signals), OPTIONS, now), action)
+    assert isinstance(next_action(state(None, 0, ending=ENDING, signals=signals), OPTIONS, now), action)
 
 
 def test_an_ended_generation_is_over():
-    assert watch(state(143, 1, ending=ENDING), OPTIONS, NOW) == Over(ENDING)
+    assert next_action(state(143, 1, ending=ENDING), OPTIONS, NOW) == Finished(ENDING)
 
 
 def ended(reason, **more):
@@ -214,7 +214,7 @@ TWO = LaunchOptions(workers=2, max_restarts=2)
 )
 def test_what_follows(options, failures, ending, codes, action):
     record = GenerationRecord(failures=tuple((at, Task("worker", 1)) for at in failures))
-    assert after(record, ending, codes, options, NOW) == action
+    assert next_generation(record, ending, codes, options, NOW) == action
 
 
 @pytest.mark.parametrize(
@@ -226,12 +226,12 @@ def test_what_follows(options, failures, ending, codes, action):
 )
 def test_without_restarts_the_code_is_that_of_the_first_failure(options, ending, code):
     record = GenerationRecord(failures=((NOW, Task("worker", 1)),))
-    assert after(record, ending, (143, code), options, NOW).code == code
+    assert next_generation(record, ending, (143, code), options, NOW).code == code
 
 
 def test_used_up_restarts_end_the_launch():
     record = GenerationRecord(failures=tuple((NOW - i, Task("worker", i)) for i in range(3)))
-    action = after(record, FAILED, (1, 1), TWO, NOW)
+    action = next_generation(record, FAILED, (1, 1), TWO, NOW)
     assert (action.code, action.detail) == (3, "2 restarts in 10 minutes are used up")
 
 
@@ -241,8 +241,8 @@ def test_used_up_restarts_end_the_launch():
 def test_restarts_come_later_each_time(restarts, delay):
     record = GenerationRecord(restarts=(NOW - 10,) * restarts)
     options = LaunchOptions(workers=2, max_restarts=100)
-    assert after(record, FAILED, (1, 1), options, NOW) == Restart(delay, 2)
-    assert after(record, ended(FailureReason.RESIZE), (42, 42), options, NOW) == Restart(0.0, 2)
+    assert next_generation(record, FAILED, (1, 1), options, NOW) == Restart(delay, 2)
+    assert next_generation(record, ended(FailureReason.RESIZE), (42, 42), options, NOW) == Restart(0.0, 2)
 
 
 ELASTIC = LaunchOptions(workers=4, elastic=(2, 4), cool_down=60.0)
@@ -279,8 +279,8 @@ def test_a_launch_of_one_size_keeps_it():
 
 
 def test_too_few_workers_end_the_launch():
-    action = after(GenerationRecord(failures=blamed(0), capacity=1), FAILED, (1,), ELASTIC, NOW)
-    assert (action.code, action.detail) == (3, "there is room for 1 workers, and at least 2 are needed")
+    action = next_generation(GenerationRecord(failures=blamed(0), capacity=1), FAILED, (1,), ELASTIC, NOW)
+    assert (action.code, action.detail) == (3, "there is room for 1 workers, but at least 2 are needed")
 
 
 @pytest.mark.parametrize(

@@ -6,40 +6,47 @@ import sys
 
 import pytest
 
-from unisono.cli._stall_detector import ActiveClock, Sight, Watcher, find_stall, is_stopped, read_step
+from unisono.cli._stall_detector import (
+    ActiveClock,
+    ProgressMonitor,
+    TaskProgress,
+    find_stall,
+    is_stopped,
+    read_step,
+)
 from unisono.cluster_resolver._spec import Task
 
 W0, W1, W2 = (Task("worker", i) for i in range(3))
 
 
 @pytest.mark.parametrize(
-    ("sights", "task"),
+    ("progress", "task"),
     [
         # Nobody has written yet: the first step compiles.
-        ([Sight(W0), Sight(W1)], None),
-        ([Sight(W0, 5, 95.0), Sight(W1, 5, 95.0)], None),
+        ([TaskProgress(W0), TaskProgress(W1)], None),
+        ([TaskProgress(W0, 5, 95.0), TaskProgress(W1, 5, 95.0)], None),
         # All wait for the one that is behind.
-        ([Sight(W0, 5, 60.0), Sight(W1, 4, 61.0)], W1),
+        ([TaskProgress(W0, 5, 60.0), TaskProgress(W1, 4, 61.0)], W1),
         # The same step: the first that was silent.
-        ([Sight(W0, 5, 61.0), Sight(W1, 5, 60.0)], W1),
+        ([TaskProgress(W0, 5, 61.0), TaskProgress(W1, 5, 60.0)], W1),
         # The others go on: the silent one.
-        ([Sight(W0, 9, 99.0), Sight(W1, 5, 60.0), Sight(W2, 2, 99.0)], W1),
+        ([TaskProgress(W0, 9, 99.0), TaskProgress(W1, 5, 60.0), TaskProgress(W2, 2, 99.0)], W1),
         # The one that is stopped, though it wrote more.
-        ([Sight(W0, 5, 60.0), Sight(W1, 6, 60.0, stopped_at=95.0)], W1),
-        ([Sight(W0, 5, 60.0), Sight(W1, stopped_at=95.0)], W1),
+        ([TaskProgress(W0, 5, 60.0), TaskProgress(W1, 6, 60.0, stopped_at=95.0)], W1),
+        ([TaskProgress(W0, 5, 60.0), TaskProgress(W1, stopped_at=95.0)], W1),
         # Stopped for too long, before any step.
-        ([Sight(W0), Sight(W1, stopped_at=60.0)], W1),
-        ([Sight(W0), Sight(W1, stopped_at=95.0)], None),
+        ([TaskProgress(W0), TaskProgress(W1, stopped_at=60.0)], W1),
+        ([TaskProgress(W0), TaskProgress(W1, stopped_at=95.0)], None),
     ],
 )
-def test_who_is_to_blame(sights, task):
-    stall = find_stall(sights, timeout=30.0, now=100.0)
+def test_who_is_to_blame(progress, task):
+    stall = find_stall(progress, timeout=30.0, now=100.0)
     assert (stall and stall.task) == task
-    assert find_stall(sights, timeout=0.0, now=100.0) is None
+    assert find_stall(progress, timeout=0.0, now=100.0) is None
 
 
 def test_the_stopped_one_cannot_answer():
-    stall = find_stall([Sight(W0, 5, 60.0), Sight(W1, 5, 60.0, stopped_at=90.0)], 30.0, 100.0)
+    stall = find_stall([TaskProgress(W0, 5, 60.0), TaskProgress(W1, 5, 60.0, stopped_at=90.0)], 30.0, 100.0)
     assert stall.stopped
     assert "is stopped" in stall.detail
 
@@ -64,15 +71,15 @@ def test_no_file_is_no_step(tmp_path):
 
 def test_a_change_is_noticed_when_it_is_seen(tmp_path):
     path = tmp_path / "p"
-    watcher = Watcher({W0: path})
+    monitor = ProgressMonitor({W0: path})
     pids = {W0: os.getpid()}
-    assert watcher.look(pids, 1.0) == (Sight(W0),)
+    assert monitor.poll(pids, 1.0) == (TaskProgress(W0),)
     path.write_text("1 99\n")
-    assert watcher.look(pids, 2.0) == (Sight(W0, 1, 2.0),)
-    assert watcher.look(pids, 3.0) == (Sight(W0, 1, 2.0),)
+    assert monitor.poll(pids, 2.0) == (TaskProgress(W0, 1, 2.0),)
+    assert monitor.poll(pids, 3.0) == (TaskProgress(W0, 1, 2.0),)
     path.write_text("10 99\n")
-    assert watcher.look(pids, 4.0) == (Sight(W0, 10, 4.0),)
-    assert watcher.look({}, 5.0) == ()
+    assert monitor.poll(pids, 4.0) == (TaskProgress(W0, 10, 4.0),)
+    assert monitor.poll({}, 5.0) == ()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")

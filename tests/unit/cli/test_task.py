@@ -17,7 +17,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 def until(condition, what):
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.01)
 
 
@@ -58,14 +58,14 @@ def test_a_spare_that_gets_a_task_finishes_its_imports_at_full_priority(tmp_path
 
 def test_a_priority_is_set_as_soon_as_the_kernel_allows_it(monkeypatch):
     answers = iter([BlockingIOError, BlockingIOError, None])
-    asked = []
+    stop_requests = []
 
     def write_text(path, text):
-        asked.append((str(path), text))
+        stop_requests.append((str(path), text))
         if error := next(answers):
             raise error
 
     monkeypatch.setattr(_task.Path, "write_text", write_text)
     monkeypatch.setattr(_task.time, "sleep", lambda seconds: None)
     _task._set_group_priority(0)
-    assert asked == [(str(AUTOGROUP), "0\n")] * 3
+    assert stop_requests == [(str(AUTOGROUP), "0\n")] * 3
