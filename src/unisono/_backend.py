@@ -1,6 +1,8 @@
-"""Choose Keras' backend before Keras chooses, and how JAX lowers pooling; only the standard library.
+"""Read the environment: Keras' backend, and how JAX lowers pooling. Imports the standard library only.
 
 Keras reads `KERAS_BACKEND` once, when it is first imported, and falls back to TensorFlow.
+
+Tests: tests/unit/test_public_names.py, tests/virtual/test_pooling.py.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from unisono._errors import BackendError
 
 
 def select_jax() -> None:
-    """Set `KERAS_BACKEND=jax` where nothing is set and Keras is not imported yet."""
+    """Set `KERAS_BACKEND=jax`, unless it is set or Keras is already imported."""
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
 def require_jax() -> None:
-    """Import Keras and make sure that it runs on JAX.
+    """Import Keras and check that it runs on JAX.
 
     Raises:
         BackendError: when Keras already runs on another backend.
@@ -35,5 +37,5 @@ def require_jax() -> None:
 
 
 def wants_fast_pooling() -> bool:
-    """Return whether the derivative of max-pooling on CPUs is ours: not with `UNISONO_MAX_POOLING=xla`."""
+    """Return whether to replace max-pooling's derivative on CPUs; `UNISONO_MAX_POOLING=xla` forbids it."""
     return os.environ.get("UNISONO_MAX_POOLING", "").lower() != "xla"

@@ -10,27 +10,29 @@ builtin that a user of `tf.distribute` would catch::
     ├── InvalidTypeError (TypeError)          an argument has the wrong type
     ├── ContextError (RuntimeError)           a call from the wrong context
     │   └── MixedStrategyError                two strategies where one must be
-    ├── BackendError (RuntimeError)           JAX or Keras runs in a state that cannot serve
-    ├── ClusterError (RuntimeError)           processes could not be started, or work together
-    ├── CheckpointError (OSError)             a checkpoint is absent, damaged, or cannot be written
-    │   ├── CheckpointMismatchError           a checkpoint of something else than what is restored
-    │   ├── CheckpointUnmatchedError (AssertionError)   `assert_consumed` and its like fail
+    ├── BackendError (RuntimeError)           JAX or Keras is in a state that Unisono cannot use
+    ├── ClusterError (RuntimeError)           processes failed to start or to work together
+    ├── CheckpointError (OSError)             a checkpoint is missing, damaged, or cannot be written
+    │   ├── CheckpointMismatchError           a checkpoint does not fit the objects to restore
+    │   ├── CheckpointUnmatchedError (AssertionError)   `assert_consumed` or a similar check failed
     │   └── CheckpointUnreadableError         a checkpoint that was just written cannot be read
     ├── MissingPackageError (ImportError)     an optional feature's package is not installed
     ├── OutOfRangeError (IndexError)          a distributed iterator has no next batch
-    ├── UnsupportedError (NotImplementedError)  an option or operation that has no meaning at this place
-    └── TapeError (RuntimeError)              a GradientTape used where it cannot work
+    ├── UnsupportedError (NotImplementedError)  an option or operation that is not supported here
+    └── TapeError (RuntimeError)              a GradientTape used where it cannot differentiate
 
-Messages say what must hold, what was received, and what to write instead.
+Messages state what must hold, what was received, and what to write instead.
+
+Tests: tests/unit/test_public_names.py, and those of the modules that raise them.
 """
 
 
 class UnisonoError(Exception):
-    """Base of all errors that Unisono raises on purpose."""
+    """Base class of all errors that Unisono raises on purpose."""
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:
-            # Tracebacks name an error as programs do: `unisono.ScopeError`.
+            # Tracebacks then show the public name: `unisono.ScopeError`, not `unisono._errors.ScopeError`.
             cls.__module__ = "unisono"
 
 
@@ -58,27 +60,27 @@ class ContextError(UnisonoError, RuntimeError):
 
 
 class MixedStrategyError(ContextError):
-    """Objects of two different strategies met."""
+    """Objects of two different strategies were used together."""
 
 
 class BackendError(UnisonoError, RuntimeError):
-    """JAX or Keras is in a state in which Unisono cannot work."""
+    """JAX or Keras is in a state that Unisono cannot use."""
 
 
 class ClusterError(UnisonoError, RuntimeError):
-    """Processes of a cluster could not be started, or could not work together."""
+    """Processes of a cluster failed to start, or to work together."""
 
 
 class CheckpointError(UnisonoError, OSError):
-    """A checkpoint is absent or damaged, or cannot be written."""
+    """A checkpoint is missing or damaged, or cannot be written."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
-    """A checkpoint does not fit what it is restored into."""
+    """A checkpoint does not fit the objects that it is restored into."""
 
 
 class CheckpointUnmatchedError(CheckpointError, AssertionError):
-    """A checkpoint and the objects that it was restored into do not hold the same."""
+    """A checkpoint holds values for which there is no object, or lacks values of an object."""
 
 
 class CheckpointUnreadableError(CheckpointError):
@@ -94,7 +96,7 @@ class OutOfRangeError(UnisonoError, IndexError):
 
 
 class UnsupportedError(UnisonoError, NotImplementedError):
-    """An option or operation was used where it has no meaning."""
+    """An option or operation is not supported here."""
 
 
 class TapeError(UnisonoError, RuntimeError):

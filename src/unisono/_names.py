@@ -1,6 +1,8 @@
-"""Names of tf.distribute that Unisono has under another name, or not yet: what to write instead. Data.
+"""Names of tf.distribute that Unisono has under another name, or not yet, and what to write instead; data.
 
-`tests/unit/test_tf_names.py` walks all names of tf.distribute: each works, or has its line here.
+Every name of tf.distribute either works or has an entry here.
+
+Tests: tests/unit/test_tf_names.py.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ import difflib
 from collections.abc import Iterable
 
 _SERVERS = (
-    "belongs to parameter servers, which are not there yet. Use `unisono.MultiWorkerMirroredStrategy`, or "
-    "`unisono.CentralStorageStrategy` on one machine"
+    "belongs to parameter servers, which Unisono does not have yet. Use "
+    "`unisono.MultiWorkerMirroredStrategy`, or `unisono.CentralStorageStrategy` on one machine"
 )
 _ESTIMATOR = (
-    "belongs to the Estimator, which is not there yet. Write a Keras model, and train it with `model.fit` or "
-    "with a loop around `strategy.run`"
+    "belongs to the Estimator, which Unisono does not have yet. Write a Keras model, and train it "
+    "with `model.fit` or with a loop around `strategy.run`"
 )
 _KERAS = "is Keras' own. In Unisono write `import keras`"
 _RPC = "is TensorFlow's generic gRPC server, which is not part of Unisono. Use the package `grpcio`"
@@ -24,7 +26,7 @@ def _write(what: str) -> str:
     return f"has another name. In Unisono write `{what}`"
 
 
-#: Name below `unisono` -> the rest of a sentence that begins with it.
+#: From a name below `unisono` to the rest of a sentence that begins with that name.
 HINTS: dict[str, str] = {
     # parameter servers
     **dict.fromkeys(
@@ -70,7 +72,7 @@ HINTS: dict[str, str] = {
     "get_tower_context": _write("unisono.get_replica_context"),
     "has_distribution_strategy": _write("unisono.has_strategy"),
     "require_tower_context": _write("unisono.get_replica_context"),
-    # what lies in another module here
+    # names that are in another module here
     "AutoShardPolicy": _write("unisono.data.AutoShardPolicy"),
     "BackupAndRestore": _write("unisono.callbacks.BackupAndRestore"),
     "Checkpoint": _write("unisono.checkpoint.Checkpoint"),
@@ -88,7 +90,7 @@ HINTS: dict[str, str] = {
     "experimental_run_v2": _write("strategy.run"),
     "initialize_tpu_system": _write("unisono.tpu.experimental.initialize_tpu_system"),
     "scale_regularization_loss": _write("unisono.nn.scale_regularization_loss"),
-    "tf": "is TensorFlow. In Unisono write `unisono.` where `tf.distribute.` stands",
+    "tf": "is TensorFlow. In Unisono write `unisono.` instead of `tf.distribute.`",
     "train": _write("unisono.checkpoint"),
     "tpu.experimental.embedding": "has no counterpart. In Unisono write `keras.layers.Embedding`",
     # Keras
@@ -100,9 +102,9 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
     """Return the error for a name that a module does not have.
 
     Args:
-        module: such as `"unisono"` or `"unisono.experimental"`.
-        name: what was asked for.
-        known: names that the module has.
+        module: the module, such as `"unisono"` or `"unisono.experimental"`.
+        name: the missing name.
+        known: the module's names.
 
     >>> print(no_attribute("unisono", "MirorredStrategy", ["MirroredStrategy"]))
     module 'unisono' has no attribute 'MirorredStrategy'. Did you mean `unisono.MirroredStrategy`?

@@ -1,7 +1,9 @@
-"""What happens when code reads from a data set: normally its next batch is read.
+"""A hook for reads from data sets: `unisono.function` and `run` intercept those of the code that they trace.
 
-While a function is traced, a batch that is read would become a constant of its program. Whoever
-traces sets a `Reader`, which is asked in place of the source.
+A batch that traced code reads would become a constant of the compiled program. The tracer therefore sets a
+`Reader`, which handles each read in place of the source.
+
+Tests: tests/virtual/step/test_function_data.py.
 """
 
 from __future__ import annotations
@@ -9,30 +11,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
 
 
 class DataSet:
-    """Marks what gives a new iterator over batches at each `iter`."""
+    """Base class of objects for which `iter` returns a new iterator over batches."""
 
     __slots__ = ()
 
 
 class DataIterator:
-    """Marks what gives the next batch at each `next`."""
+    """Base class of objects for which `next` returns the next batch."""
 
     __slots__ = ()
 
 
+DataSource: TypeAlias = DataSet | DataIterator
+
+
 class Reader(Protocol):
-    """What is asked in place of a source."""
+    """Handles reads in place of their source."""
 
-    def iterate(self, source: Any) -> None:
-        """Allow or forbid that an iteration over a data set or an iterator begins."""
+    def iterate(self, source: DataSource) -> None:
+        """Allow the start of an iteration, or raise to forbid it."""
 
-    def read(self, source: Any, advance: Callable[[], Any]) -> Any:
+    def read(self, source: DataSource, advance: Callable[[], Any]) -> PyTree:
         """Return the next batch of an iterator; `advance` reads it from the source.
 
         Raises:
@@ -44,13 +50,13 @@ _READER: ContextVar[Reader | None] = ContextVar("unisono_reader", default=None)
 
 
 def current_reader() -> Reader | None:
-    """The reader that stands in for all sources, if one does."""
+    """Return the reader that handles reads now, if there is one."""
     return _READER.get()
 
 
 @contextlib.contextmanager
 def read_by(reader: Reader | None) -> Iterator[None]:
-    """Let `reader` stand in for all sources for a block; None lets them be read."""
+    """Let `reader` handle all reads within the block; None restores direct reads."""
     token = _READER.set(reader)
     try:
         yield
@@ -58,28 +64,28 @@ def read_by(reader: Reader | None) -> Iterator[None]:
         _READER.reset(token)
 
 
-def note_iteration(source: Any) -> None:
-    """Tell the reader, if there is one, that an iteration over `source` begins."""
+def note_iteration(source: DataSource) -> None:
+    """Notify the reader, if there is one, of the start of an iteration over `source`."""
     reader = _READER.get()
     if reader is not None:
         reader.iterate(source)
 
 
 class _NotInAStep:
-    """Forbids to read data inside a step."""
+    """Rejects reads inside a step."""
 
-    def iterate(self, source: Any) -> NoReturn:
-        """Raise."""
+    def iterate(self, source: DataSource) -> NoReturn:
+        """Raise an error."""
         raise InvalidArgumentError(
-            "Data must be read outside of a step: its program would see one batch for ever. Received: a read "
-            f"from a {type(source).__name__} inside the step. Pass the batch to the step as an argument: "
-            "`strategy.run(step, args=(next(iterator),))`."
+            "Data must be read outside of a step, whose compiled program would reuse one batch "
+            f"in every call. Received: a read from a {type(source).__name__} inside the step. Pass the batch "
+            "to the step as an argument: `strategy.run(step, args=(next(iterator),))`."
         )
 
-    def read(self, source: Any, advance: Callable[[], Any]) -> NoReturn:
-        """Raise."""
+    def read(self, source: DataSource, advance: Callable[[], Any]) -> NoReturn:
+        """Raise an error."""
         self.iterate(source)
 
 
-#: The reader of the code in a step that is compiled.
+#: The reader while a compiled step is traced.
 NOT_IN_A_STEP = _NotInAStep()

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are the user's, and how an error that the library raises on purpose is shown.
+"""Shorten the tracebacks of errors that the library raises on purpose to the user's frames.
 
 Set `UNISONO_TRACEBACK=full` in the environment to see all frames.
 """
@@ -17,10 +17,10 @@ from unisono._errors import UnisonoError
 
 _VARIABLE = "UNISONO_TRACEBACK"
 
-#: Packages whose frames tell a user nothing.
+#: Packages whose frames are not shown.
 _PACKAGES = ("unisono", "keras", "jax", "jaxlib", "grain", "orbax")
 
-#: Modules that call a user's code on behalf of these packages.
+#: Modules of the standard library through which these packages call a user's code.
 _BETWEEN = (contextlib.__file__, functools.__file__)
 
 _HINT = f"Unisono's own frames are not shown: set {_VARIABLE}=full to see them."
@@ -30,7 +30,7 @@ def is_users(filename: str) -> bool:
     """Return whether the code of a file is the user's, and not that of the libraries below.
 
     Args:
-        filename: as a code object has it.
+        filename: the file name of a code object.
     """
     if filename in _BETWEEN or filename.startswith("<frozen "):
         return False
@@ -45,7 +45,7 @@ def _folders() -> Iterator[str]:
 
 
 def users_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback of the user's frames alone; all frames where none is the user's."""
+    """Return a traceback of the user's frames only, or of all frames where none is the user's."""
     frames = []
     at = trace
     while at is not None:
@@ -59,15 +59,16 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def shorten(error: BaseException) -> None:
-    """Leave the user's frames in an error that the library raises on purpose, and say so; others stay.
+    """Reduce the traceback of a `UnisonoError` to the user's frames and add a note; leave other errors alone.
 
     Args:
-        error: any; also the errors that it came from are shortened.
+        error: any error; its causes and contexts are shortened, too.
     """
     if not isinstance(error, UnisonoError) or os.environ.get(_VARIABLE, "").lower() == "full":
         return
     if _HINT not in getattr(error, "__notes__", ()):
         error.add_note(_HINT)
+    # Causes and contexts may form a circle.
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -77,9 +78,10 @@ def shorten(error: BaseException) -> None:
 
 
 def install() -> None:
-    """Show errors with the user's frames where they end a program, or a cell of a notebook."""
+    """Shorten the errors that end a program or a cell of a notebook."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
+    # Another tool's handler stays: IPython has room for one.
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and not shell.custom_exceptions:
         shell.set_custom_exc((UnisonoError,), _show_in_notebook)
@@ -89,7 +91,7 @@ class _Hook:
     """Python's hook for errors that end the program.
 
     Args:
-        before: the hook that it stands in front of.
+        before: the previous hook, which is called with the shortened error.
     """
 
     def __init__(self, before: Callable[[Any, Any, Any], Any]) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 import jax
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import ArrayLike
 
 T = TypeVar("T")
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one: their sum or their mean.
+    """How the values of several replicas are combined: as their sum or their mean.
 
     >>> ReduceOp.parse("mean")
     <ReduceOp.MEAN: 'MEAN'>
@@ -25,7 +26,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
-        """Return `op` as a `ReduceOp`; names are read without regard to case.
+        """Return `op` as a `ReduceOp`; the case of names does not matter.
 
         Args:
             op: a `ReduceOp`, or `"SUM"` or `"MEAN"` in any case.
@@ -44,7 +45,7 @@ class ReduceOp(enum.Enum):
 
 
 class DistributedValues:
-    """Base of all that has a value for each replica: `PerReplica`, `Mirrored`, `Variable`.
+    """Base class of values that exist for each replica: `PerReplica`, `Mirrored`, `Variable`.
 
     >>> isinstance(PerReplica((1, 2)), DistributedValues)
     True
@@ -53,15 +54,15 @@ class DistributedValues:
     __slots__ = ()
 
 
-def _forbidden(what: str) -> Any:
-    """A method that says how to use a `PerReplica` where one number or array is needed."""
+def _forbidden(what: str) -> Callable[..., NoReturn]:
+    """Return a method that raises, and says how to get one number or array from a `PerReplica`."""
 
-    def method(self: PerReplica, *others: Any) -> NoReturn:
+    def method(self: PerReplica, *others: object) -> NoReturn:
         raise InvalidTypeError(
             f"A value that differs between replicas cannot be used as one array. Received: {what} of a "
             f"PerReplica of {self.num_replicas} replicas. Combine the replicas first: "
-            '`strategy.reduce("SUM", value, axis=None)`, `strategy.gather(value, axis=0)`, or take them '
-            "apart with `strategy.local_results(value)`."
+            '`strategy.reduce("SUM", value, axis=None)`, `strategy.gather(value, axis=0)`; or get a tuple of '
+            "the replicas' values with `strategy.local_results(value)`."
         )
 
     return method
@@ -71,10 +72,10 @@ def _forbidden(what: str) -> Any:
 class PerReplica(DistributedValues):
     """One value for each replica, in replica order.
 
-    Equal shapes are held as one array with a leading replica axis (`stacked`), sharded over
-    the replicas; unequal shapes, and values that are not arrays, as a tuple. There is no
-    arithmetic on a `PerReplica`: combine it with `strategy.reduce` or `strategy.gather`, or
-    take it apart with `strategy.local_results`.
+    Arrays of equal shapes are held as one array with a leading replica axis (`stacked`), sharded
+    over the replicas; unequal shapes, and values that are not arrays, as a tuple. A `PerReplica`
+    supports no arithmetic: combine its values with `strategy.reduce` or `strategy.gather`, or get
+    them as a tuple with `strategy.local_results`.
 
     >>> PerReplica((1, 2)).values
     (1, 2)
@@ -84,10 +85,11 @@ class PerReplica(DistributedValues):
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
+        # Not only `jax.Array`: `jax.tree` puts placeholders of any kind here.
         self._stacked: Any = None
 
     @classmethod
-    def from_stacked(cls, stacked: Any) -> PerReplica:
+    def from_stacked(cls, stacked: ArrayLike) -> PerReplica:
         """Return the value whose replica `i` has `stacked[i]`.
 
         Args:
@@ -98,13 +100,14 @@ class PerReplica(DistributedValues):
         return made
 
     @property
-    def stacked(self) -> Any | None:
+    def stacked(self) -> jax.Array | None:
         """The array of shape `(replicas, ...)`, or None where the values have unequal shapes."""
-        return self._stacked
+        stacked: jax.Array | None = self._stacked
+        return stacked
 
     @property
     def num_replicas(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return len(self._values) if self._values is not None else int(self._stacked.shape[0])
 
     @property
@@ -116,24 +119,24 @@ class PerReplica(DistributedValues):
         return shards or tuple(self._stacked[i] for i in range(self._stacked.shape[0]))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], bool]:
-        """Children for JAX: the stacked array, or the values."""
+        """Return JAX's children: the stacked array, or the values."""
         if self._values is None:
             return (self._stacked,), True
         return self._values, False
 
     @classmethod
     def tree_unflatten(cls, is_stacked: bool, children: tuple[Any, ...]) -> PerReplica:
-        """Inverse of `tree_flatten`."""
+        """Return a value from its children: the inverse of `tree_flatten`."""
         return cls.from_stacked(children[0]) if is_stacked else cls(children)
 
     def __repr__(self) -> str:
         try:
             lines = "".join(f"\n  {i}: {v!r}," for i, v in enumerate(self.values))
-        except (AttributeError, TypeError, IndexError):  # a placeholder of tree_map, not an array
+        except (AttributeError, TypeError, IndexError):  # a placeholder of `jax.tree.map`, not an array
             return f"PerReplica({self._stacked!r})"
         return f"PerReplica:{{{lines.rstrip(',')}\n}}"
 
-    # numpy would make an array of one object, and a truth value would be True.
+    # Without these, NumPy would make an array of one object, and `bool` would return True.
     __array_ufunc__ = None
     __array__ = __jax_array__ = _forbidden("an array")
     __bool__ = _forbidden("the truth value")
@@ -149,12 +152,12 @@ class PerReplica(DistributedValues):
 
 @jax.tree_util.register_pytree_node_class
 class IndexedSlices:
-    """Some rows of an array: `values[i]` belongs at row `indices[i]`; an index may occur more than once.
+    """Some rows of an array: `values[i]` is row `indices[i]`; rows of equal indices are added.
 
     Args:
         values: array of shape `(n, ...)`.
         indices: integers of shape `(n,)`.
-        dense_shape: of the whole array, where it is known.
+        dense_shape: the shape of the whole array, where it is known.
 
     >>> IndexedSlices([1.0, 2.0], [0, 3])
     IndexedSlices(values=[1.0, 2.0], indices=[0, 3])
@@ -162,26 +165,30 @@ class IndexedSlices:
 
     __slots__ = ("dense_shape", "indices", "values")
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+    def __init__(
+        self, values: ArrayLike, indices: ArrayLike, dense_shape: Sequence[int] | None = None
+    ) -> None:
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
-        """Children for JAX: values and indices."""
+    def tree_flatten(self) -> tuple[tuple[ArrayLike, ArrayLike], Sequence[int] | None]:
+        """Return JAX's children: values and indices."""
         return (self.values, self.indices), self.dense_shape
 
     @classmethod
-    def tree_unflatten(cls, dense_shape: Any, children: tuple[Any, Any]) -> IndexedSlices:
-        """Inverse of `tree_flatten`."""
+    def tree_unflatten(
+        cls, dense_shape: Sequence[int] | None, children: tuple[ArrayLike, ArrayLike]
+    ) -> IndexedSlices:
+        """Return a value from its children: the inverse of `tree_flatten`."""
         return cls(*children, dense_shape)
 
     def __repr__(self) -> str:
         return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
 
 
-def _shards(stacked: Any) -> tuple[Any, ...] | None:
-    """The parts of an array that already lie one on each device, without copying any."""
+def _shards(stacked: ArrayLike) -> tuple[jax.Array, ...] | None:
+    """Return the replicas' values without a copy, None where each device does not hold just one of them."""
     shards = getattr(stacked, "addressable_shards", ())
-    # Of an array of several processes, those of this process: as in tf.distribute.
+    # As in tf.distribute, `values` are this process' replicas where an array belongs to several processes.
     is_whole = getattr(stacked, "is_fully_addressable", True)
     if (is_whole and len(shards) != stacked.shape[0]) or any(s.data.shape[0] != 1 for s in shards):
         return None
@@ -191,10 +198,10 @@ def _shards(stacked: Any) -> tuple[Any, ...] | None:
 
 @jax.tree_util.register_pytree_node_class
 class Mirrored(DistributedValues, Generic[T]):
-    """A value that is the same on every replica, such as the parameters of a pure JAX model.
+    """A value that is equal on every replica, such as the parameters of a pure JAX model.
 
-    Pass it to `strategy.run` and the step sees the bare value; return it from the step to say
-    that all replicas computed the same, and it comes back as one `Mirrored`, not a `PerReplica`.
+    `strategy.run` passes the bare value to the step. A step returns a `Mirrored` to state that all
+    replicas computed the same value; `run` then returns one `Mirrored` instead of a `PerReplica`.
 
     >>> Mirrored({"w": 1.0}).value
     {'w': 1.0}
@@ -206,12 +213,12 @@ class Mirrored(DistributedValues, Generic[T]):
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[T], None]:
-        """Children for JAX: the value."""
+        """Return JAX's children: the value."""
         return (self.value,), None
 
     @classmethod
     def tree_unflatten(cls, _: None, children: tuple[T]) -> Mirrored[T]:
-        """Inverse of `tree_flatten`."""
+        """Return a value from its children: the inverse of `tree_flatten`."""
         made: Mirrored[T] = cls.__new__(cls)
         made.value = children[0]
         return made

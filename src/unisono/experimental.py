@@ -1,8 +1,11 @@
-"""Names that tf.distribute keeps under `experimental`, for old programs."""
+"""Names that tf.distribute has under `experimental`, for old programs.
+
+Tests: tests/unit/test_tf_names.py.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from unisono._names import no_attribute
 from unisono.checkpoint.preemption._handler import PreemptionCheckpointHandler, TerminationConfig
@@ -23,8 +26,8 @@ class MultiWorkerMirroredStrategy(_multi_worker.MultiWorkerMirroredStrategy):
     """The old constructor of `unisono.MultiWorkerMirroredStrategy`.
 
     Args:
-        communication: how sums travel between workers; a `CollectiveCommunication` or its name.
-        cluster_resolver: who the workers are; None reads the environment.
+        communication: the all-reduce between workers, a `CollectiveCommunication` or its name.
+        cluster_resolver: describes the cluster; None reads the environment.
 
     >>> MultiWorkerMirroredStrategy().num_workers
     1
@@ -42,8 +45,8 @@ class TPUStrategy(_tpu.TPUStrategy):
     """The old constructor of `unisono.TPUStrategy`.
 
     Args:
-        tpu_cluster_resolver: which TPU; the local one by default.
-        device_assignment: which of its cores are replicas.
+        tpu_cluster_resolver: the TPU; the local one by default.
+        device_assignment: the cores that are replicas; all by default.
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class TPUStrategy(_tpu.TPUStrategy):
 def CollectiveHints(  # noqa: N802 (a class in tf.distribute)
     bytes_per_pack: int = 0, timeout_seconds: float | None = None
 ) -> CommunicationOptions:
-    """Return `CommunicationOptions`, by their old name.
+    """Return `CommunicationOptions`, under their old name.
 
     Args:
-        bytes_per_pack: arrays are packed into buckets of so many bytes; 0 chooses.
-        timeout_seconds: how long a collective may take; None for no limit.
+        bytes_per_pack: the size of a bucket of arrays, in bytes; 0 lets Unisono choose.
+        timeout_seconds: the longest time of a collective; None for no limit.
 
     >>> CollectiveHints(bytes_per_pack=1).bytes_per_pack
     1
@@ -86,5 +89,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     raise no_attribute(__name__, name, __all__)

@@ -1,29 +1,37 @@
-"""Losses of a replica, scaled so that their sum over the replicas is the loss of all examples.
+"""Scale a replica's losses so that their sum over the replicas is the mean over all examples.
 
 Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
+
+Tests: tests/virtual/models/test_losses_and_metrics.py, tests/virtual/training/test_user_losses.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
+import keras
 
 from unisono._context import ReplicaContext, get_replica_context
 from unisono._errors import ContextError
+from unisono._types import ArrayLike
 from unisono.training.replica._losses import mark_local
+
+Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
-) -> Any:
+    per_example_loss: ArrayLike, sample_weight: ArrayLike = None, global_batch_size: ArrayLike = None
+) -> jax.Array:
     """Return the sum of the examples' losses divided by the number of examples of all replicas.
 
     Args:
-        per_example_loss: shape `(rows,)` or `(rows, ...)`.
-        sample_weight: weights, broadcast against the losses; None for ones.
-        global_batch_size: what to divide by; by default the true number of rows of all
-            replicas, also where they differ.
+        per_example_loss: losses of shape `(rows,)` or `(rows, ...)`.
+        sample_weight: weights that broadcast to the losses; None means ones.
+        global_batch_size: the divisor; by default the actual number of rows of all replicas,
+            also where replicas have different numbers of rows.
 
     Returns:
         A scalar, 0 for a replica without rows.
@@ -40,11 +48,13 @@ def compute_average_loss(
         weights = jnp.asarray(sample_weight, losses.dtype)
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     if global_batch_size is None:
+        # At least 1: where no replica has rows, the loss is 0 and not NaN.
         global_batch_size = max(1, replica.engine.total(losses.shape[0] if losses.ndim else 1))
-    return jnp.sum(losses) / global_batch_size
+    average: jax.Array = jnp.sum(losses) / global_batch_size
+    return average
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
     """Return the sum of a regularization loss divided by the number of replicas.
 
     Args:
@@ -61,19 +71,19 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     return sum((jnp.sum(v) for v in values), jnp.zeros(())) / replica.num_replicas_in_sync
 
 
-def local_rows(loss: Any) -> Any:
-    """Let a loss see the rows of one replica only, as tf.distribute has it, and return it.
+def local_rows(loss: Loss) -> Loss:
+    """Mark a loss that is computed from the rows of one replica only, as in tf.distribute, and return it.
 
-    A `keras.Loss`, or a function given to `compile`, in which rows meet is computed of all
-    replicas' rows, so that the numbers are those of one device. A contrastive loss marked by this
-    compares a replica's rows with each other alone: nothing is gathered, and the numbers depend
-    on the number of replicas.
+    Where the value of a `keras.Loss`, or of a function given to `compile`, combines several rows, it is
+    computed from the rows of all replicas, so that the numbers are those of one device. A contrastive
+    loss with this mark compares only the rows of the same replica: nothing is gathered, and the
+    numbers depend on the number of replicas.
 
     Args:
         loss: a `keras.Loss`, or a function of targets and predictions.
 
     Returns:
-        The loss that was given.
+        The same loss.
 
     >>> loss = local_rows(lambda y, p: (p @ p.T).mean())
     """

@@ -1,8 +1,10 @@
-"""For tests of programs that must survive: planned faults, and a history that shows what they did.
+"""Test the fault tolerance of programs: planned faults, and a history of steps to check.
 
 >>> plan = FaultPlan().kill("worker:1", step=17).fail("worker:0", step=3)
 >>> [fault.kind for fault in plan.faults]
 ['kill', 'fail']
+
+Tests: tests/unit/test_testing.py.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ class Fault:
 
     Args:
         kind: `"kill"` (SIGKILL), `"stop"` (SIGSTOP) or `"fail"` (an exception).
-        task: such as `"worker:1"`.
-        step: after which step of the whole training, from 0.
-        generation: in which generation of the cluster.
+        task: the task, such as `"worker:1"`.
+        step: the step of the whole training, from 0, after which it happens.
+        generation: the generation of the cluster in which it happens.
     """
 
     kind: str
@@ -52,10 +54,10 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class FaultPlan:
-    """What goes wrong, where and when; the same plan on every task.
+    """Which task fails how and when; every task gets the same plan.
 
     Args:
-        faults: in any order.
+        faults: the faults, in any order.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -86,10 +88,10 @@ class FaultPlan:
         """Return a plan of random faults, one in each generation.
 
         Args:
-            seed: decides the plan.
-            tasks: that may be hit.
-            steps: of the whole training.
-            faults: how many.
+            seed: the seed of the random choices.
+            tasks: the tasks to choose from.
+            steps: the number of steps of the whole training.
+            faults: the number of faults.
 
         >>> FaultPlan.at_random(1, ["worker:0", "worker:1"], 30) == FaultPlan.at_random(
         ...     1, ["worker:0", "worker:1"], 30)
@@ -98,23 +100,24 @@ class FaultPlan:
         draw = random.Random(seed)
         plan, first = cls(), 1
         for generation in range(faults):
-            # A generation begins at the last backup, so a later fault comes at a later step.
+            # A generation resumes at or before the step of the previous fault, so it certainly reaches a
+            # later one.
             step = draw.randrange(first, max(first + 1, steps * (generation + 1) // faults))
             plan = plan._with(draw.choice(["kill", "fail"]), draw.choice(list(tasks)), step, generation)
             first = step + 1
         return plan
 
     def to_json(self) -> str:
-        """The plan as text, for an environment variable or a file."""
+        """Return the plan as text, for an environment variable or a file."""
         return json.dumps([dataclasses.asdict(f) for f in self.faults])
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
-        """Inverse of `to_json`."""
+        """Return the plan of a text: the inverse of `to_json`."""
         return cls(tuple(Fault(**f) for f in json.loads(text)))
 
     def act(self, task: str, step: int, generation: int) -> None:
-        """Do what the plan says for a task after a step.
+        """Carry out the faults that are planned for a task after a step.
 
         Raises:
             InjectedError: for a planned failure.
@@ -127,20 +130,20 @@ class FaultPlan:
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def callback(self, history: str | os.PathLike[str] | None = None) -> FaultCallback:
-        """A callback for `fit` that notes each step, and then does what the plan says.
+        """Return a callback for `fit` that records each step, and then carries out the plan.
 
         Args:
-            history: a directory for the history, see `read_history`; None for none.
+            history: the directory for the history, see `read_history`; None records nothing.
         """
         return FaultCallback(self, None if history is None else Path(history))
 
 
 class FaultCallback(keras.callbacks.Callback):
-    """Notes each step of a task, and carries out a plan.
+    """Records each step of a task, and carries out a plan.
 
     Args:
-        plan: what goes wrong.
-        history: a directory for a file of each task; None for none.
+        plan: the planned faults.
+        history: the directory for the file of each task; None records nothing.
     """
 
     def __init__(self, plan: FaultPlan, history: Path | None) -> None:
@@ -152,19 +155,19 @@ class FaultCallback(keras.callbacks.Callback):
         self._plan, self._history, self._epoch = plan, history, 0
 
     def get_state(self) -> dict[str, Any]:
-        """The epoch; the rest belongs to the process."""
+        """Return the epoch, for a backup; everything else belongs to the process."""
         return {"epoch": self._epoch}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on in an epoch."""
+        """Resume in an epoch."""
         self._epoch = state["epoch"]
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count epochs."""
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch."""
         self._epoch = epoch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the step, then act."""
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Record the step, then carry out its faults."""
         step = self._epoch * int(self.params["steps"]) + batch
         if self._history is not None:
             self._note(step)
@@ -192,10 +195,10 @@ class Record:
     """A step that a task has finished.
 
     Args:
-        task: such as `"worker:1"`.
-        generation: of the cluster.
-        step: of the whole training, from 0.
-        time: seconds since 1970.
+        task: the task, such as `"worker:1"`.
+        generation: the generation of the cluster.
+        step: the step of the whole training, from 0.
+        time: the time in seconds since the epoch.
         weights: a hash of all weights after the step.
     """
 
@@ -207,24 +210,24 @@ class Record:
 
 
 def read_history(directory: str | os.PathLike[str]) -> list[Record]:
-    """Read what `FaultPlan.callback(history=directory)` noted, in the order of time."""
+    """Return the records of `FaultPlan.callback(history=directory)`, in the order of time."""
     records = []
     for path in sorted(Path(directory).glob("*.jsonl")):
         for line in path.read_text().splitlines():
-            # The last line of a process that was killed may be half written.
+            # The last line of a process that was killed may be incomplete.
             if line.endswith("}"):
                 records.append(Record(**json.loads(line)))
     return sorted(records, key=lambda r: r.time)
 
 
 def check_history(records: Iterable[Record]) -> None:
-    """Raise when weights differ anywhere at one step, or a generation left steps out.
+    """Check that all tasks and generations computed the same weights, and that none skipped a step.
 
     Args:
-        records: from `read_history`.
+        records: the result of `read_history`.
 
     Raises:
-        DivergenceError: it names the first step, and who computed what.
+        DivergenceError: for the first step that differs; it names the tasks and their weights.
     """
     first: dict[int, Record] = {}
     last: dict[tuple[str, int], int] = {}
@@ -239,7 +242,7 @@ def check_history(records: Iterable[Record]) -> None:
         before = last.get((record.task, record.generation))
         if before is not None and record.step != before + 1:
             raise DivergenceError(
-                f"A task must do one step after the other. Received: step {record.step} after {before} on "
+                f"A task must not skip or repeat a step. Received: step {record.step} after {before} on "
                 f"{record.task}, generation {record.generation}."
             )
         last[record.task, record.generation] = record.step

@@ -76,7 +76,7 @@ MEMBERS = {
 
 
 #: What the error of a name that does not work says.
-SAYS = ("In Unisono write", "not there yet", "not part of Unisono")
+SAYS = ("In Unisono write", "does not have yet", "not part of Unisono")
 
 
 def find(path):

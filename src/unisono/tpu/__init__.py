@@ -1,11 +1,14 @@
-"""Starting a TPU, under TensorFlow's names; JAX needs neither call, and old programs have both."""
+"""Start a TPU, under TensorFlow's names: JAX needs none of these calls, but old programs make them.
+
+Tests: tests/unit/test_tpu.py.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-#: Where each public name lives.
+#: The module of each public name.
 _HOMES = {
     "cluster_resolver._tpu": [
         "TPUClusterResolver",

@@ -1,8 +1,11 @@
-"""`tf.tpu.experimental` under its own names."""
+"""The names of `tf.tpu.experimental`.
+
+Tests: tests/unit/test_tpu.py.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from unisono._names import no_attribute
 from unisono.cluster_resolver._tpu import TPUSystemMetadata, initialize_tpu_system, shutdown_tpu_system
@@ -24,5 +27,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     raise no_attribute(__name__, name, __all__)
