@@ -121,7 +121,7 @@ class Generation:
     resize: bool = False
 
 
-class Wait:
+class NoAction:
     """Do nothing."""
 
 
@@ -143,7 +143,9 @@ class Finished:
     ending: Ending
 
 
-def next_action(state: Generation, options: LaunchOptions, now: float) -> Wait | Terminate | Kill | Finished:
+def next_action(
+    state: Generation, options: LaunchOptions, now: float
+) -> NoAction | Terminate | Kill | Finished:
     """Decide what to do with a generation.
 
     Args:
@@ -154,11 +156,11 @@ def next_action(state: Generation, options: LaunchOptions, now: float) -> Wait |
     if state.ending is None:
         ending = _ending_now(state, options, now)
         if ending is None:
-            return Wait()
+            return NoAction()
         return Finished(ending) if _all_ended(state) else Terminate(ending)
     if _all_ended(state):
         return Finished(_with_root_cause(state, state.ending))
-    return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else Wait()
+    return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else NoAction()
 
 
 def _kill_time(state: Generation, ending: Ending) -> float:

@@ -14,11 +14,11 @@ from unisono.cli._restart_policy import (
     Generation,
     GenerationRecord,
     Kill,
+    NoAction,
     Quit,
     Restart,
     TaskState,
     Terminate,
-    Wait,
     exit_text,
     next_action,
     next_generation,
@@ -80,7 +80,7 @@ def test_why_a_generation_is_ended(seen, reason, kill_at):
     ],
 )
 def test_a_generation_goes_on(seen):
-    assert isinstance(next_action(seen, OPTIONS, NOW), Wait)
+    assert isinstance(next_action(seen, OPTIONS, NOW), NoAction)
 
 
 def test_the_first_failure_is_the_cause():
@@ -116,10 +116,10 @@ def test_the_cause_is_looked_for_again_at_the_end():
 @pytest.mark.parametrize(
     ("reason", "raised", "now", "action"),
     [
-        (FailureReason.FAILED, (1,), 100.4, Wait),
+        (FailureReason.FAILED, (1,), 100.4, NoAction),
         (FailureReason.FAILED, (1,), 100.5, Kill),
-        (FailureReason.FAILED, (), 100.5, Wait),
-        (FailureReason.STOPPED, (1,), 100.5, Wait),
+        (FailureReason.FAILED, (), 100.5, NoAction),
+        (FailureReason.STOPPED, (1,), 100.5, NoAction),
     ],
 )
 def test_tasks_that_raised_have_nothing_left_to_do(reason, raised, now, action):
@@ -162,7 +162,7 @@ def test_when_the_evaluator_hears_that_training_has_ended(seen, told):
 
 
 def test_the_evaluator_is_waited_for():
-    assert isinstance(next_action(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), Wait)
+    assert isinstance(next_action(state(0, 0, None, jobs=EVALUATED, resize=True), OPTIONS, NOW), NoAction)
     assert next_action(state(0, 0, 0, jobs=EVALUATED), OPTIONS, NOW).ending.reason is FailureReason.DONE
 
 
@@ -178,7 +178,7 @@ def test_training_that_has_ended_well_is_not_started_again():
 
 @pytest.mark.parametrize(
     ("now", "signals", "action"),
-    [(102.9, (), Wait), (103.0, (), Kill), (102.0, (2,), Wait), (102.0, (2, 2), Kill)],
+    [(102.9, (), NoAction), (103.0, (), Kill), (102.0, (2,), NoAction), (102.0, (2, 2), Kill)],
 )
 def test_killed_after_the_grace_or_the_second_signal(now, signals, action):
     assert isinstance(next_action(state(None, 0, ending=ENDING, signals=signals), OPTIONS, now), action)
