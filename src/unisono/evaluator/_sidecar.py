@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import signal
-import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import numpy as np
 from unisono import summary
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
 from unisono._export._packages import require_packages
+from unisono._signals import SignalWatch, in_main_thread
 from unisono.checkpoint._markers import Mark, read_mark, record_path
 from unisono.cluster.liveness._heartbeat_file import Heartbeat
 from unisono.cluster_resolver._base import process_environ
@@ -152,21 +152,22 @@ class SidecarEvaluator:
         keeps = write_record(path, record)
         _LOG.info("%d evaluations were done before; watching %s.", len(record.evaluations), path.parent)
         restorer, began = Restorer(self.model), time.monotonic()
-        with self._on_sigterm(), self._writer() as write:
-            while True:
-                action = self._look(record, time.monotonic() - began)
-                if isinstance(action, Finish):
-                    break
-                if isinstance(action, Evaluate):
-                    with contextlib.suppress(_Stopped):
-                        self._take(action, record, restorer, write)
-                    keeps = keeps and write_record(path, record)
-                    began = time.monotonic()
-                else:
-                    self._wait()
-        self._end(action.reason, record)
-        if keeps:
-            write_record(path, record)
+        with self._on_sigterm():
+            with self._writer() as write:
+                while True:
+                    action = self._look(record, time.monotonic() - began)
+                    if isinstance(action, Finish):
+                        break
+                    if isinstance(action, Evaluate):
+                        with contextlib.suppress(_Stopped):
+                            self._take(action, record, restorer, write)
+                        keeps = keeps and write_record(path, record)
+                        began = time.monotonic()
+                    else:
+                        self._wait()
+            self._end(action.reason, record)
+            if keeps:
+                write_record(path, record)
         return [(e.step, e.results) for e in record.evaluations]
 
     # --- looking ------------------------------------------------------------------------------
@@ -282,21 +283,14 @@ class SidecarEvaluator:
         finally:
             writer.close()
 
-    @contextlib.contextmanager
-    def _on_sigterm(self) -> Iterator[None]:
-        """Answer SIGTERM while the evaluator is at work, and the old answer after it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def _on_sigterm(self) -> contextlib.AbstractContextManager[object]:
+        """Note SIGTERM while the evaluator is at work; in another thread than the main one, it cannot."""
+        if not in_main_thread():
+            return contextlib.nullcontext()
+        return SignalWatch(self._ask_to_end, signal.SIGTERM)
 
-        def ask(number: int, frame: types.FrameType | None) -> None:
-            self._asked = True
-
-        before = signal.signal(signal.SIGTERM, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def _ask_to_end(self) -> None:
+        self._asked = True
 
 
 class _Stopped(Exception):  # noqa: N818 (no error)

@@ -11,17 +11,20 @@ import dataclasses
 import logging
 import math
 import os
+import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._signals import SignalWatch, in_main_thread
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice, SignalWatch
+from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
 from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.cluster_resolver._base import ClusterResolver
@@ -152,9 +155,13 @@ class PreemptionCheckpointHandler:
         self._saved = False
         self._calls = _RunCalls()
         is_ending = self._config.termination_watcher_fn
-        watch = SignalWatch(self._notice) if is_ending is None else PollWatch(self._notice, is_ending)
-        # The watch knows nothing of the handler, which can so be collected.
-        self._stop = weakref.finalize(self, watch.stop)
+        self._signals: SignalWatch | None = None
+        # The watches do not refer to the handler, which can so be collected.
+        if is_ending is not None:
+            self._stop = weakref.finalize(self, PollWatch(self._notice, is_ending).stop)
+        else:
+            self._signals = _watch_sigterm(self._notice)
+            self._stop = weakref.finalize(self, self._signals.restore)
         try:
             self._manager.checkpoint.include(total_run_calls=self._calls)
             self._manager.restore_or_initialize()
@@ -211,8 +218,12 @@ class PreemptionCheckpointHandler:
         self._check((), {}, is_last=True)
 
     def close(self) -> None:
-        """Stop to watch; SIGTERM is answered as before."""
-        self._stop()
+        """Restore the handler that SIGTERM had before; call it if the signal arrived after the last save.
+
+        Raises:
+            BaseException: what that handler raises.
+        """
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +231,9 @@ class PreemptionCheckpointHandler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._stop()
+        if self._signals is not None:
+            self._signals.__exit__(kind, error, trace)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_last: bool = False) -> None:
         if self._notice.error is not None:
@@ -245,7 +258,11 @@ class PreemptionCheckpointHandler:
             self._notice.at = None
             self._agreement.finish()
             _LOG.warning("Saved after step %d; this process ends, to be started again.", step)
-            (self._config.exit_fn or _exit)()
+            try:
+                if self._signals is not None:
+                    self._signals.pass_on()
+            finally:
+                (self._config.exit_fn or _exit)()
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._config.save_fn is not None:
@@ -254,6 +271,16 @@ class PreemptionCheckpointHandler:
             self._manager.save(*args, **kwargs)
         # Also what `save_fn` began with the manager must be on the disk.
         self._manager.close()
+
+
+def _watch_sigterm(notice: PreemptionNotice) -> SignalWatch:
+    if not in_main_thread():
+        raise ContextError(
+            "A handler of SIGTERM must be made in the main thread. Received: thread "
+            f"{threading.current_thread().name!r}. Make it there, or pass "
+            "`TerminationConfig(termination_watcher_fn=...)`, which needs no signal."
+        )
+    return SignalWatch(notice.give, signal.SIGTERM)
 
 
 def _exit() -> None:

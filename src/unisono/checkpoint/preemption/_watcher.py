@@ -6,10 +6,12 @@ https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/Preemption
 
 from __future__ import annotations
 
+import signal
 import time
 import weakref
 
-from unisono.checkpoint.preemption._notice import PreemptionNotice, SignalWatch
+from unisono._signals import SignalWatch
+from unisono.checkpoint.preemption._notice import PreemptionNotice
 from unisono.cluster._distributed import joined_group
 
 
@@ -31,8 +33,9 @@ class PreemptionWatcher:
 
     def __init__(self) -> None:
         self._notice = PreemptionNotice(time.monotonic)
+        self._watch = SignalWatch(self._notice.give, signal.SIGTERM)
         # The watch does not refer to this object, which can so be collected.
-        self._stop = weakref.finalize(self, SignalWatch(self._notice).stop)
+        self._restore = weakref.finalize(self, self._watch.restore)
 
     @property
     def preemption_message(self) -> str | None:
@@ -47,5 +50,6 @@ class PreemptionWatcher:
         """Return at once: in TensorFlow, it keeps a coordinator from connecting to workers that end."""
 
     def close(self) -> None:
-        """Stop watching; SIGTERM is answered as before."""
-        self._stop()
+        """Restore the handler that SIGTERM had before; it is called if the signal arrived meanwhile."""
+        self._restore()
+        self._watch.pass_on()

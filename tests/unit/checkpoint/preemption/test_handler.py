@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -240,6 +241,25 @@ def test_what_was_set_later_stays_and_may_restore_ours(tmp_path, heard):
     signal.signal(signal.SIGTERM, ours)
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [signal.SIGTERM]
+
+
+def test_the_old_answer_is_given_once_when_all_is_saved(tmp_path, heard):
+    counts = []
+    signal.signal(signal.SIGTERM, lambda number, frame: counts.append(len(list(tmp_path.iterdir()))))
+    with handler_of(tmp_path, keras.Variable(0)) as handler:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            handler.run(int)
+    assert (ended.value.code, counts) == (42, [1])
+
+
+def test_the_old_answer_does_not_change_the_exit_code(tmp_path, heard):
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
+    with handler_of(tmp_path, keras.Variable(0)) as handler:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            handler.run(int)
+    assert ended.value.code == 42
 
 
 def test_closed_in_another_thread_it_passes_the_signal_on(tmp_path, heard):
