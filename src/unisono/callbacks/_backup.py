@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._signals import SignalWatch, in_main_thread
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
@@ -139,7 +140,9 @@ class BackupAndRestore(FitExtension):
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         every = self.save_freq if isinstance(self.save_freq, int) else 0
         try:
-            self._run = FitBackup(self, call, self._backups, self._is_due, self._interval, every)
+            self._run = FitBackup(
+                self, call, self._backups, self._is_due, self._end_if_preempted, self._interval, every
+            )
             with self._sigterm():
                 self._run.prepare()
                 yield
@@ -180,16 +183,22 @@ class BackupAndRestore(FitExtension):
                 self._backups.wait()
                 self._wanted = True
             self._run.begin_batch()
-            if self._preempted and self._run.is_saved and self._agreement is not None:
-                self._backups.wait()
-                self._agreement.finish()
-                raise SystemExit(RESTART)
+            if self._run.is_saved:
+                self._end_if_preempted()
 
-    def _agree_on_preemption(self) -> bool:
+    def _agree_on_preemption(self, *, is_last: bool = False) -> bool:
         """Whether all workers end now; where there are several they ask each other now and then."""
         if self._agreement is not None and not self._preempted:
-            self._preempted = self._agreement.agree(self._batches, self._signalled) is not None
+            step = self._agreement.agree(self._batches, self._signalled, is_last=is_last)
+            self._preempted = step is not None
         return self._preempted
+
+    def _end_if_preempted(self) -> None:
+        """End the program if it is preempted; the state is saved, or is being written."""
+        if self._preempted and self._agreement is not None and self._backups is not None:
+            self._backups.wait()
+            self._agreement.finish()
+            raise SystemExit(RESTART)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Validation is no step."""
@@ -206,6 +215,10 @@ class BackupAndRestore(FitExtension):
         backups = self._backups
         if backups is None:
             return False
+        # After the last epoch no batch follows at whose beginning the workers could agree. And of an epoch of
+        # one batch there is no state at the beginning of a batch: such an epoch is saved at its end.
+        if (is_last or self._preempted) and self._agree_on_preemption(is_last=is_last):
+            return True
         if is_last and batches and self.save_freq and (not self.delete_checkpoint or backups.is_watched):
             # What is kept ends with the end of training.
             return True
@@ -223,19 +236,25 @@ class BackupAndRestore(FitExtension):
 
     @contextlib.contextmanager
     def _sigterm(self) -> Iterator[None]:
-        """Answer SIGTERM while `fit` runs, and the old answer after it."""
-        if not self._handles_sigterm or threading.current_thread() is not threading.main_thread():
+        """Note SIGTERM while `fit` runs."""
+        if not self._handles_sigterm:
             yield
             return
-
-        def preempt(number: int, frame: Any) -> None:
-            self._signalled = True
-
-        before = signal.signal(signal.SIGTERM, preempt)
-        try:
+        if not in_main_thread():
+            _LOG.warning(
+                "`save_before_preemption` needs a `fit` in the main thread, where Python handles signals. "
+                "Received: thread %r. SIGTERM will not make it save.",
+                threading.current_thread().name,
+            )
             yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+            return
+        with SignalWatch(self._note_sigterm, signal.SIGTERM):
+            yield
+            if self._signalled and not self._preempted:
+                _LOG.warning("SIGTERM arrived after the last epoch of `fit`, and the program continues.")
+
+    def _note_sigterm(self) -> None:
+        self._signalled = True
 
 
 def _check(

@@ -91,6 +91,7 @@ class FitBackup:
         backups: where to save.
         is_due: from batches since the last backup, whether an epoch has ended, and whether it is the last,
             to whether to save.
+        on_epoch_saved: called when the state after an epoch is saved, or being written.
         interval: measures how often to save, where that was asked for.
         every: after how many batches to save, where that was asked for.
     """
@@ -101,11 +102,12 @@ class FitBackup:
         call: FitCall,
         backups: Backups,
         is_due: Callable[[int, bool, bool], bool],
+        on_epoch_saved: Callable[[], None],
         interval: BackupInterval | None = None,
         every: int = 0,
     ) -> None:
         self._call, self._model, self._backups, self._is_due = call, call.model, backups, is_due
-        self._interval, self._every = interval, every
+        self._on_epoch_saved, self._interval, self._every = on_epoch_saved, interval, every
         self._random = RandomState()
         self._restored: tuple[Snapshot, Progress] | None = None
         self._progress = Progress()
@@ -283,6 +285,7 @@ class FitBackup:
         # One at a time: each that waits for the disk is a copy of the whole state.
         self._backups.wait()
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
+        self._on_epoch_saved()
 
     def _save(self, progress: Progress, values: dict[int, Any]) -> None:
         self._saved_at = self._watching.batches
