@@ -65,14 +65,14 @@ def own_imports(name):
     return {n for n in names if n in MODULES}
 
 
-def documented_layers():
+def documented_layers(text):
     """The table in docs/architecture.md, lowest layer first: the modules and packages of each layer."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| \d+ \| [^|]+ \| ([^|]+) \|", text, flags=re.MULTILINE)
     return [re.findall(r"`([^`]+)`", row) for row in rows]
 
 
-LAYERS = documented_layers()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+LAYERS = documented_layers(ARCHITECTURE)
 
 
 def layer_of(name):
@@ -92,6 +92,31 @@ def test_every_file_imports_its_own_layer_or_lower_ones(name):
 def test_the_layers_name_no_module_that_is_gone():
     prefixes = {".".join(name.split(".")[:i]) for name in MODULES for i in range(1, 4)}
     assert not {p for row in LAYERS for p in row} - prefixes
+
+
+def test_the_drawing_shows_the_layers_of_the_table_and_real_imports():
+    (drawing,) = re.findall(r"```mermaid\n(.*?)```", ARCHITECTURE, flags=re.DOTALL)
+    for number, inside in re.findall(r"subgraph L(\d+) .*?\n(.*?) {4}end", drawing, flags=re.DOTALL):
+        assert set(inside.split()) <= set(LAYERS[int(number) - 1]), f"layer {number} of the drawing"
+    for importer, imported in re.findall(r"(\w+) --> (\w+)", drawing):
+        importers = [n for n in MODULES if f"{n}.".startswith(f"{importer}.")]
+        found = {i.split(".")[0] for name in importers for i in own_imports(name)}
+        assert imported in found, f"no module of {importer} imports {imported}"
+
+
+def test_files_and_classes_that_the_document_names_exist():
+    """Such as `step/_tape`, `step/_dispatch.CompiledStep` or `data/_pipeline`."""
+    for path, name in re.findall(r"`((?:\w+/)+\w+)(?:\.(\w+))?(?:\.\w+)?`", ARCHITECTURE):
+        if name == "py":
+            assert (ROOT / f"{path}.py").exists(), f"docs/architecture.md names {path}.py"
+            continue
+        module = path.replace("/", ".")
+        assert module in MODULES or f"{module}.__init__" in FILES, f"docs/architecture.md names {path}"
+        if name:
+            found = {
+                n.name for n in ast.walk(TREES[module]) if isinstance(n, (ast.ClassDef, ast.FunctionDef))
+            }
+            assert name in found, f"docs/architecture.md names {name} in {path}"
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("data._pipeline.")])
