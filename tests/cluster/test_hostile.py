@@ -37,7 +37,7 @@ def hostile(rng):
             raw(rng.randbytes(50)),
             raw(b"x" * 100, length=rng.randrange(1 << 32)),
             raw(b"[" * 5000),
-            _protocol.frame({"kind": "stop", "text": "end"}),
+            _protocol.frame({"kind": "abort", "reason": "end"}),
         ]
     )
 

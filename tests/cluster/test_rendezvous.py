@@ -26,7 +26,7 @@ from unisono.cluster.rendezvous import _client, _protocol
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._spec import Timeouts
 
-FACTS = {"jax": "0.10.2", "program": "abc", "devices": 2, "generation": 3, "float64": False}
+CONFIG = {"jax": "0.10.2", "program": "abc", "devices": 2, "generation": 3, "float64": False}
 #: Seconds for whatever a test waits for.
 LIMIT = 60.0
 #: The time for all to come, where nothing may take as long.
@@ -53,10 +53,10 @@ class Cluster:
         self.pool = concurrent.futures.ThreadPoolExecutor(16)
         self.began = time.monotonic()
 
-    def start(self, process, **facts):
-        """A process that begins the rendezvous; its facts are the usual ones but for these."""
-        told = {k: v for k, v in {**FACTS, **facts}.items() if v is not ...}
-        args = (process, self.count, self.addresses, told, self.timeouts)
+    def start(self, process, **config):
+        """A process that begins the rendezvous; its configuration is the usual one but for these values."""
+        config = {k: v for k, v in {**CONFIG, **config}.items() if v is not ...}
+        args = (process, self.count, self.addresses, config, self.timeouts)
         return self.pool.submit(rendezvous, *args, **self.options)
 
     def connect(self):
@@ -73,9 +73,9 @@ class Cluster:
                 return sock
             sock.close()
 
-    def greeting(self, process, token, **facts):
-        told = {**FACTS, "num_processes": self.count, **facts}
-        return _protocol.frame(_protocol.hello(_protocol.Member(process, "hostX", 77, token, told)))
+    def hello(self, process, token, **config):
+        config = {**CONFIG, "num_processes": self.count, **config}
+        return _protocol.frame(_protocol.hello(_protocol.Member(process, "hostX", 77, token, config)))
 
     def __enter__(self):
         return self
@@ -114,20 +114,20 @@ def sockets():
 
 
 @pytest.fixture
-def came(monkeypatch):
-    """Waits until so many processes have presented themselves to process 0, or to several of that number."""
-    arrive, arrived = _protocol.arrive, threading.Semaphore(0)
+def wait_for_hellos(monkeypatch):
+    """Waits until some number of processes have sent a hello to process 0, or to several of that number."""
+    admit, admitted = _protocol.admit, threading.Semaphore(0)
 
-    def noting(meeting, member):
-        reception = arrive(meeting, member)
-        arrived.release()
-        return reception
+    def noting(state, member):
+        admission = admit(state, member)
+        admitted.release()
+        return admission
 
     def wait(count):
         for _ in range(count):
-            assert arrived.acquire(timeout=LIMIT)
+            assert admitted.acquire(timeout=LIMIT)
 
-    monkeypatch.setattr(_protocol, "arrive", noting)
+    monkeypatch.setattr(_protocol, "admit", noting)
     return wait
 
 
@@ -186,19 +186,19 @@ def test_process_0_is_late():
     assert len({a.coordinator for a in found}) == 1
 
 
-def test_a_second_meeting_at_the_same_port():
+def test_a_second_rendezvous_at_the_same_port():
     with Cluster(2) as cluster:
         for _ in range(3):
             agreements(cluster.start(0), cluster.start(1))
 
 
-def test_the_meeting_is_over_before_anybody_goes_on():
-    """Who starts JAX at once must not find the meeting at process 0's port."""
+def test_the_listener_is_closed_before_any_process_starts():
+    """A process that starts JAX at once must not reach the rendezvous at process 0's port."""
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
-            sock.sendall(cluster.greeting(1, "t"))
-            assert answer(sock)[-1]["kind"] == "go"
+            sock.sendall(cluster.hello(1, "t"))
+            assert answer(sock)[-1]["kind"] == "start"
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port_of(cluster.addresses[0])), 5).close()
         agreements(first)
@@ -223,10 +223,10 @@ def test_a_name_that_is_another_machines(monkeypatch, caplog):
 # --- somebody is missing
 
 
-def test_one_is_missing(monkeypatch, caplog, came):
+def test_one_is_missing(monkeypatch, caplog, wait_for_hellos):
     with Cluster(3, start_up=2.5) as cluster:
         futures = [cluster.start(0), cluster.start(1)]
-        came(1)
+        wait_for_hellos(1)
         monkeypatch.setattr("unisono.cluster.rendezvous._server._REMIND_SECONDS", 0.0)
         texts = messages(*futures)
     assert time.monotonic() - cluster.began > 2.4
@@ -234,13 +234,13 @@ def test_one_is_missing(monkeypatch, caplog, came):
     where, here = cluster.addresses, f"(host {socket.gethostname()}, pid {os.getpid()})"
     for words in (
         "within 2.5 s. Received:",
-        f"here: process 0 at {where[0]} {here}",
-        f"here: process 1 at {where[1]} {here}",
+        f"connected: process 0 at {where[0]} {here}",
+        f"connected: process 1 at {where[1]} {here}",
         f"missing: process 2 at {where[2]}\n",
         "Timeouts(start_up=6)",
     ):
         assert words in texts[0]
-    reminder = f"waits for all to come; missing: process 2 at {where[2]}"
+    reminder = f"waits for all processes to connect; missing: process 2 at {where[2]}"
     assert len([r for r in caplog.records if reminder in r.message]) == 1
 
 
@@ -270,7 +270,7 @@ def test_process_0_is_missing(host, words):
     address = f"{host}:{port_of(address)}"
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"must answer at its address within 1 s") as error:
-        rendezvous(1, 2, [address, "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+        rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
     assert f"cannot reach {address}: {words} (" in str(error.value)
     assert time.monotonic() - began > 0.9
 
@@ -279,11 +279,11 @@ def test_process_0_is_missing(host, words):
     ("sends", "words"),
     [
         (b"", "does not answer as process 0"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else answers there: it sent b'HTTP/1.1 400"),
-        (_protocol.frame({"kind": "news", "roster": 5}), "its message has no roster"),
-        (_protocol.frame({"kind": "go"}), "its message has no hosts"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program answers there: it sent b'HTTP/1.1 400"),
+        (_protocol.frame({"kind": "roster", "roster": 5}), "its message has no roster"),
+        (_protocol.frame({"kind": "start"}), "its message has no hosts"),
     ],
-    ids=["silent", "web", "roster", "go"],
+    ids=["silent", "web", "roster", "start"],
 )
 def test_something_else_listens_at_process_0s_port(monkeypatch, sends, words):
     if sends:
@@ -302,7 +302,7 @@ def test_something_else_listens_at_process_0s_port(monkeypatch, sends, words):
         address = f"127.0.0.1:{server.getsockname()[1]}"
         try:
             with pytest.raises(ClusterError) as error:
-                rendezvous(1, 2, [address, "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+                rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -313,12 +313,12 @@ def test_process_0_of_another_version():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], FACTS, Timeouts(), host_service=True)
+            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], CONFIG, Timeouts(), host_service=True)
             with server.accept()[0] as sock:
                 sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 5) + b"later")
                 (text,) = messages(guest)
     assert (
-        f"version 9 of the protocol, and this process {_protocol.VERSION}. Install one version of unisono"
+        f"version 9 of the protocol, this process version {_protocol.VERSION}. Install one version of unisono"
         in text
     )
 
@@ -326,10 +326,10 @@ def test_process_0_of_another_version():
 # --- somebody differs
 
 
-@pytest.mark.parametrize("fact", [*FACTS.keys() - {"generation"}, "new"])
+@pytest.mark.parametrize("fact", [*CONFIG.keys() - {"generation"}, "new"])
 def test_a_fact_differs(fact):
     with Cluster(3) as cluster:
-        values = ["other" if i == 1 else FACTS.get(fact, "usual") for i in range(3)]
+        values = ["other" if i == 1 else CONFIG.get(fact, "usual") for i in range(3)]
         futures = [cluster.start(i, **{fact: values[i]}) for i in range(3)]
         texts = messages(*futures)
     assert len(set(texts)) == 1
@@ -359,8 +359,8 @@ def test_a_difference_that_may_be(caplog):
 def test_a_number_twice():
     with Cluster(3) as cluster:
         first, twins = cluster.start(0), [cluster.start(1), cluster.start(1)]
-        (refused,), (stays,) = concurrent.futures.wait(twins, LIMIT, concurrent.futures.FIRST_COMPLETED)
-        assert "Received: process 1 twice" in messages(refused)[0]
+        (rejected,), (stays,) = concurrent.futures.wait(twins, LIMIT, concurrent.futures.FIRST_COMPLETED)
+        assert "Received: process 1 twice" in messages(rejected)[0]
         found = agreements(first, stays, cluster.start(2))
     assert len({a.coordinator for a in found}) == 1
 
@@ -378,9 +378,9 @@ def test_a_number_out_of_range(process):
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
-            sock.sendall(cluster.greeting(process, "t"))
+            sock.sendall(cluster.hello(process, "t"))
             (said,) = answer(sock)
-        assert "from 0 to 1 in a cluster of 2" in said["text"]
+        assert "from 0 to 1 in a cluster of 2" in said["reason"]
         agreements(first, cluster.start(1))
 
 
@@ -393,10 +393,10 @@ def test_a_number_out_of_range(process):
         bytes(range(255, 0, -1)) * 1000,
         struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 0xFFFFFFFF) + b"x" * 100_000,
         struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 4) + b"\x80\x04N.",
-        _protocol.frame({"kind": "go", "coordinator": "evil:1", "hosts": [], "warnings": []}),
+        _protocol.frame({"kind": "start", "coordinator": "evil:1", "hosts": [], "warnings": []}),
     ],
 )
-def test_strangers(data, caplog):
+def test_unknown_peers(data, caplog):
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
@@ -404,36 +404,38 @@ def test_strangers(data, caplog):
                 sock.sendall(data)
             assert answer(sock) == []
         agreements(first, cluster.start(1))
-    assert len([r for r in caplog.records if "turned away" in r.message]) == 1
+    assert len([r for r in caplog.records if "rejected a connection" in r.message]) == 1
 
 
-def test_strangers_of_another_version_are_told():
+def test_unknown_peers_of_another_version_are_told():
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
             sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 100_000) + b"x" * 100_000)
             (said,) = answer(sock)
-        assert f"it speaks version 9 of the protocol, and this process {_protocol.VERSION}" in said["text"]
+        assert (
+            f"it uses version 9 of the protocol, this process version {_protocol.VERSION}" in said["reason"]
+        )
         agreements(first, cluster.start(1))
 
 
-def test_strangers_that_are_slow(monkeypatch, caplog):
+def test_unknown_peers_that_are_slow(monkeypatch, caplog):
     monkeypatch.setattr("unisono.cluster.rendezvous._server._HELLO_SECONDS", 0.5)
     with Cluster(2) as cluster:
         first = cluster.start(0)
         with cluster.connect() as silent, cluster.connect() as slow:
             with contextlib.suppress(ConnectionError):
-                for byte in cluster.greeting(1, "t")[:60]:
+                for byte in cluster.hello(1, "t")[:60]:
                     slow.sendall(bytes([byte]))
                     time.sleep(0.05)
             assert answer(slow) == answer(silent) == []
         monkeypatch.setattr("unisono.cluster.rendezvous._server._HELLO_SECONDS", LIMIT)
         agreements(first, cluster.start(1))
-    assert len([r for r in caplog.records if "did not tell who it is" in r.message]) == 2
+    assert len([r for r in caplog.records if "sent no hello within" in r.message]) == 2
 
 
-def test_strangers_do_not_use_up_the_places(monkeypatch):
-    monkeypatch.setattr("unisono.cluster.rendezvous._server._STRANGERS", 8)
+def test_unknown_peers_do_not_use_up_the_places(monkeypatch):
+    monkeypatch.setattr("unisono.cluster.rendezvous._server._UNKNOWN_PEERS", 8)
     with Cluster(2) as cluster, contextlib.ExitStack() as stack:
         first = cluster.start(0)
         crowd = [stack.enter_context(cluster.connect()) for _ in range(40)]
@@ -442,11 +444,11 @@ def test_strangers_do_not_use_up_the_places(monkeypatch):
 
 
 def test_a_process_that_does_not_read_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr("unisono.cluster.rendezvous._server._FAREWELL_SECONDS", 0.5)
+    monkeypatch.setattr("unisono.cluster.rendezvous._server._DRAIN_SECONDS", 0.5)
     with Cluster(3) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
-            sock.sendall(cluster.greeting(1, "t"))
+            sock.sendall(cluster.hello(1, "t"))
             agreements(first, cluster.start(2))
 
 
@@ -457,12 +459,12 @@ def test_who_goes_before_the_verdict_is_named(caplog):
     with Cluster(3, start_up=3.0) as cluster:
         first = cluster.start(0)
         with cluster.connect() as sock:
-            sock.sendall(cluster.greeting(1, "t"))
+            sock.sendall(cluster.hello(1, "t"))
             assert sock.recv(1 << 16)
         texts = messages(first, cluster.start(2))
-    went = f"missing: process 1 at {cluster.addresses[1]}, which came (host hostX, pid 77) and ended"
+    went = f"missing: process 1 at {cluster.addresses[1]}, which connected (host hostX, pid 77), and ended"
     assert all(went in text for text in texts)
-    assert any("Process 1 (host hostX, pid 77) has gone" in r.message for r in caplog.records)
+    assert any("Process 1 (host hostX, pid 77) disconnected before" in r.message for r in caplog.records)
 
 
 def test_who_goes_may_be_replaced():
@@ -470,10 +472,10 @@ def test_who_goes_may_be_replaced():
         first = cluster.start(0)
         for reset in (0, 1):
             with cluster.connect() as sock:
-                sock.sendall(cluster.greeting(1, f"t{reset}", jax="other"))
+                sock.sendall(cluster.hello(1, f"t{reset}", jax="other"))
                 assert sock.recv(1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
-        # The facts of those that went are forgotten.
+        # The configurations of those that disconnected are forgotten.
         agreements(first, cluster.start(1), cluster.start(2))
 
 
@@ -481,9 +483,9 @@ PROGRAM = """
 import json, sys
 from unisono.cluster.rendezvous._client import rendezvous
 from unisono.cluster_resolver._spec import Timeouts
-process, count, addresses, facts, start_up = json.loads(sys.argv[1])
+process, count, addresses, config, start_up = json.loads(sys.argv[1])
 try:
-    found = rendezvous(process, count, addresses, facts, Timeouts(start_up=start_up), host_service=True)
+    found = rendezvous(process, count, addresses, config, Timeouts(start_up=start_up), host_service=True)
     print(found.coordinator)
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
@@ -503,13 +505,13 @@ def process(*args):
 
 def test_real_processes_one_killed_and_replaced():
     where = addresses(3)
-    started = [process(i, 3, where, FACTS, LONG) for i in (0, 1)]
+    started = [process(i, 3, where, CONFIG, LONG) for i in (0, 1)]
     try:
         time.sleep(1.0)
         started[1].send_signal(signal.SIGKILL)
         started[1].communicate()
         del started[1]
-        started += [process(i, 3, where, FACTS, LONG) for i in (1, 2)]
+        started += [process(i, 3, where, CONFIG, LONG) for i in (1, 2)]
         results = [(*p.communicate(timeout=LIMIT), p.returncode) for p in started]
     finally:
         for p in started:
@@ -527,19 +529,19 @@ def test_an_older_process_is_fenced():
         first = cluster.start(0, generation=4)
         time.sleep(0.3)
         (text,) = messages(cluster.start(1, generation=3))
-        assert "you are of generation 3, the cluster is at 4: end this process" in text
+        assert "this process is of generation 3, the cluster is at 4. End this process" in text
         assert not first.done()
         agreements(first, *[cluster.start(i, generation=4) for i in (1, 2)])
 
 
-def test_older_processes_are_fenced_when_a_newer_comes(came):
+def test_older_processes_are_fenced_when_a_newer_comes(wait_for_hellos):
     """Also process 0: the newer one waits for the right one, which listens at the same port."""
     with Cluster(3) as cluster:
         older = [cluster.start(i, generation=3) for i in (0, 1)]
-        came(1)
+        wait_for_hellos(1)
         newer = cluster.start(2, generation=4)
         for text in messages(*older):
-            assert "you are of generation 3, the cluster is at 4" in text
+            assert "this process is of generation 3, the cluster is at 4" in text
         assert not newer.done()
         found = agreements(newer, *[cluster.start(i, generation=4) for i in (0, 1)])
     assert len({a.coordinator for a in found}) == 1
@@ -551,8 +553,8 @@ def test_older_processes_are_fenced_when_a_newer_comes(came):
 def test_the_address_is_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ClusterError, match="must be able to listen") as error:
-            rendezvous(0, 2, [f"127.0.0.1:{port}", "b:2"], FACTS, Timeouts(start_up=0.5), host_service=True)
+        with pytest.raises(ClusterError, match="must be able to listen on port") as error:
+            rendezvous(0, 2, [f"127.0.0.1:{port}", "b:2"], CONFIG, Timeouts(start_up=0.5), host_service=True)
     text = str(error.value)
     assert f"Received: 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE).lower()}" in text
     assert "another free port" in text
@@ -570,7 +572,7 @@ def test_an_address_in_use_may_become_free(monkeypatch):
 
 def test_the_address_is_another_machines():
     with pytest.raises(ClusterError, match=r"has no interface 192\.0\.2\.7") as error:
-        rendezvous(0, 2, ["192.0.2.7:4711", "b:2"], FACTS, Timeouts(start_up=1.0), host_service=True)
+        rendezvous(0, 2, ["192.0.2.7:4711", "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
     assert "Process 0 must run on the machine of its address" in str(error.value)
 
 
@@ -591,11 +593,11 @@ def test_the_address_is_another_machines():
 )
 def test_arguments_are_checked(process_id, count, where, words):
     with pytest.raises(InvalidArgumentError) as error:
-        rendezvous(process_id, count, where, FACTS, Timeouts(), host_service=True)
+        rendezvous(process_id, count, where, CONFIG, Timeouts(), host_service=True)
     assert words in str(error.value)
 
 
-def test_facts_are_checked_before_anything_is_opened():
+def test_a_configuration_is_checked_before_anything_is_opened():
     with pytest.raises(InvalidTypeError, match="'a' is of type list"):
         rendezvous(1, 2, ["a:1", "b:2"], {"a": [1]}, Timeouts(), host_service=True)
     with pytest.raises(InvalidArgumentError, match="must fit into"):

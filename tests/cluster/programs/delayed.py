@@ -13,14 +13,14 @@ from unisono.cluster.liveness import _peer_monitor
 
 #: After what each worker sleeps for how many seconds; another one than at the same point elsewhere.
 DELAYS = [
-    {"_connected": 0.5, "_start_jax": 0.2, "_part": 0.5},
-    {"_start_jax": 0.5, "gather": 1.5, "_read_agreement": 0.3},
-    {"_connected": 0.5, "rendezvous": 0.5, "wait_for_shutdown": 0.5},
+    {"_connect": 0.5, "_start_jax": 0.2, "_drain": 0.5},
+    {"_start_jax": 0.5, "gather": 1.5, "_read_result": 0.3},
+    {"_connect": 0.5, "rendezvous": 0.5, "wait_for_shutdown": 0.5},
 ]
 OWNERS = {
-    _client._RendezvousClient: ["_connected"],
-    _client: ["_read_agreement"],
-    _server.RendezvousServer: ["_part"],
+    _client.RendezvousClient: ["_connect"],
+    _client: ["_read_result"],
+    _server.RendezvousServer: ["_drain"],
     _distributed: ["rendezvous", "_start_jax"],
     _host_collectives.HostCollectives: ["gather"],
     _peer_monitor.PeerMonitor: ["wait_for_shutdown"],

@@ -16,7 +16,7 @@ from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster.liveness._status import WorkerStatus, answer_problem
 from unisono.cluster.liveness._status_server import Peers, StatusServer
 from unisono.cluster.rendezvous import _protocol as m
-from unisono.cluster.rendezvous._client import RendezvousResult, _read_agreement
+from unisono.cluster.rendezvous._client import RendezvousResult, _read_result
 from unisono.cluster.rendezvous._server import RendezvousServer
 
 #: JSON may hold half of a surrogate pair, which cannot be encoded, and numbers of thousands of digits.
@@ -32,9 +32,9 @@ VALUES = st.one_of(
     st.just([[{"a": []}]]),
 )
 KINDS = st.sampled_from(
-    ["hello", "go", "stop", "news", "state", "step", "file", "checkpoint_number", "abort", "\ud800"]
+    ["hello", "start", "roster", "state", "step", "file", "checkpoint_number", "abort", "\ud800"]
 )
-KEYS = ["process_id", "host", "pid", "token", "facts", "secret", "number", "path", "series", "index", "step"]
+KEYS = ["process_id", "host", "pid", "token", "config", "secret", "number", "path", "series", "index", "step"]
 KEYS += [
     "collectives_begun",
     "text",
@@ -60,7 +60,7 @@ GREETINGS = st.fixed_dictionaries(
         "host": st.just("h") | VALUES,
         "pid": st.integers() | VALUES,
         "token": st.just("t") | VALUES,
-        "facts": st.dictionaries(st.sampled_from(["a", "generation"]) | TEXTS, SCALARS, max_size=4) | VALUES,
+        "config": st.dictionaries(st.sampled_from(["a", "generation"]) | TEXTS, SCALARS, max_size=4) | VALUES,
     }
 )
 
@@ -102,20 +102,20 @@ def test_bytes_are_a_message_or_a_stranger(data):
 @given(st.lists(GREETINGS | MESSAGES, max_size=4))
 def test_a_greeting_is_a_member_or_a_stranger(messages):
     own = m.Member(0, "own", 1, "t0", {"a": 1, "generation": 1})
-    meeting = m.open_meeting(own, 3, ["127.0.0.1:1"], 60.0, 0.0)
+    state = m.open_rendezvous(own, 3, ["127.0.0.1:1"], 60.0, 0.0)
     for message in messages:
         try:
             member = m.read_hello(json.loads(json.dumps(message)), "10.0.0.1")
         except m.UnknownPeerError as problem:
             str(problem).encode()
             continue
-        reception = m.arrive(meeting, member)
-        meeting = reception.meeting
-        told = [reception.refused or "", *reception.dismissed.values(), *m.roster(meeting)]
-        if 0 in meeting.here:
-            told.append(str(m.verdict(meeting, 0.0)) + str(m.verdict(meeting, 61.0)))
+        admission = m.admit(state, member)
+        state = admission.state
+        told = [admission.rejected or "", *admission.evicted.values(), *m.roster(state)]
+        if 0 in state.connected:
+            told.append(str(m.outcome(state, 0.0)) + str(m.outcome(state, 61.0)))
         # For a log file, and for the others.
-        m.frame({"kind": "stop", "text": "\n".join(told).encode().decode()})
+        m.frame({"kind": "abort", "reason": "\n".join(told).encode().decode()})
 
 
 @settings(deadline=None)
@@ -135,9 +135,9 @@ def test_an_answer_is_one_or_a_stranger(message):
     for kind in ("state", "abort", "step", "file", "checkpoint_number"):
         assert isinstance(answer_problem(kind, message), str | None)
     with contextlib.suppress(m.UnknownPeerError):
-        assert isinstance(_read_agreement(message), RendezvousResult)
+        assert isinstance(_read_result(message), RendezvousResult)
     with contextlib.suppress(m.UnknownPeerError):
-        assert all(isinstance(line, str) for line in m.lines_of(message, "roster"))
+        assert all(isinstance(line, str) for line in m.read_lines(message, "roster"))
 
 
 def send(port, data, *, read=True):
@@ -216,11 +216,11 @@ def test_process_0_goes_on_waiting(data):
     own = m.Member(0, "own", 1, "t0", {"a": 1})
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    meeting = m.open_meeting(own, 2, [f"127.0.0.1:{port}"], 60.0, time.monotonic())
+    state = m.open_rendezvous(own, 2, [f"127.0.0.1:{port}"], 60.0, time.monotonic())
     found = []
 
     def run():
-        with RendezvousServer(listener, meeting) as server:
+        with RendezvousServer(listener, state) as server:
             try:
                 found.append(server.run({"coordinator": "", "secret": "s"}))
             except ClusterError as error:
@@ -230,7 +230,7 @@ def test_process_0_goes_on_waiting(data):
     thread.start()
     for one in data:
         send(port, one, read=not one.startswith(b"UNIM"))
-    # A stranger that speaks the protocol may take part in the meeting: no other error ends it.
+    # A stranger that speaks the protocol may take part in the state: no other error ends it.
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as sock:
         sock.sendall(m.frame(m.hello(m.Member(1, "other", 2, "t1", {"a": 1}))))
         sock.settimeout(60)

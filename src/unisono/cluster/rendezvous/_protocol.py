@@ -1,7 +1,7 @@
-"""What processes tell each other before they compute together, and what follows from it: pure.
+"""The messages of a rendezvous, and the decisions that follow from them: pure.
 
 A message is a frame: four letters, a version, a length (these ten bytes are the same in every
-version) and a JSON object. Every function decides from its arguments; `_preflight` carries it out.
+version) and a JSON object. Every function decides from its arguments; `_server` and `_client` carry it out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-
-# Re-exported for importers of this module.
-from unisono.cluster.rendezvous._mismatch import differences as differences  # noqa: PLC0414
-from unisono.cluster.rendezvous._mismatch import shortened
+from unisono.cluster.rendezvous._mismatch import differences, shortened
 
 #: Raised when the meaning of a message changes.
 VERSION = 3
-#: The longest message, in bytes: what a stranger can make a process keep in memory.
+#: The longest message, in bytes: what an unknown peer can make a process keep in memory. A roster of a
+#: thousand processes, of which 16 are listed, has 4 KiB.
 MAX_BYTES = 1 << 20
-#: Seconds that a process which process 0 knows waits beyond its own time for process 0's verdict,
-#: so that all tell the same; process 0 may have started a little later.
+#: Seconds beyond its own time for which a connected process waits for process 0's decision, so that all raise
+#: the same error; process 0 may have started a little later.
 GRACE_SECONDS = 5.0
 
 #: A JSON object with a `"kind"`.
@@ -34,17 +32,17 @@ Message = Mapping[str, Any]
 _MAGIC = b"UNIM"
 _HEADER = struct.Struct(">4sHI")
 _SCALARS = (str, int, float, bool, type(None))
-#: Lines of a list in a message; a cluster may have a thousand processes.
-_LINES = 16
-_CHARACTERS = 120
+#: Lines of a list in a message: a cluster may have a thousand processes.
+_MAX_LINES = 16
+_MAX_CHARACTERS = 120
 
 
 class UnknownPeerError(ClusterError):
-    """The other end of a connection is no process of this cluster."""
+    """The other end of a connection is not a process of this cluster."""
 
 
 class OtherVersionError(UnknownPeerError):
-    """The other end is Unisono, but of a version that speaks differently."""
+    """The other end is Unisono, but uses another version of the protocol."""
 
 
 def frame(message: Message) -> bytes:
@@ -56,24 +54,24 @@ def frame(message: Message) -> bytes:
     body = json.dumps(message).encode()
     if len(body) > MAX_BYTES:
         raise InvalidArgumentError(
-            f"What a process tells the others must fit into {MAX_BYTES} bytes. Received: {len(body)} bytes. "
-            "Tell a digest of a long text, such as `hashlib.sha256(text.encode()).hexdigest()`."
+            f"A message between processes must fit into {MAX_BYTES} bytes. Received: {len(body)} bytes. "
+            "Send a digest of a long text, such as `hashlib.sha256(text.encode()).hexdigest()`."
         )
     return _HEADER.pack(_MAGIC, VERSION, len(body)) + body
 
 
 def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | None:
-    """Remove the first message from the bytes that have come, and return it.
+    """Remove the first message from the bytes received so far, and return it.
 
     Args:
-        inbox: the bytes so far; the message's are removed.
+        inbox: the bytes; the message's are removed.
         limit: bytes that a message may have.
 
     Returns:
         The message, or None while it is not complete.
 
     Raises:
-        OtherVersionError: when the sender is another version of Unisono.
+        OtherVersionError: when the sender uses another version of the protocol.
         UnknownPeerError: as soon as the bytes cannot become a message.
 
     >>> inbox = bytearray(frame({"kind": "hello"}))
@@ -81,12 +79,13 @@ def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | Non
     (None, {'kind': 'hello'})
     """
     if inbox[:4] != _MAGIC[: len(inbox)]:
-        raise UnknownPeerError(f"it sent {bytes(inbox[:24])!r}, which is no message of Unisono")
+        raise UnknownPeerError(f"it sent {bytes(inbox[:24])!r}, which is not a message of Unisono")
     if len(inbox) < _HEADER.size:
         return None
     _, version, length = _HEADER.unpack_from(inbox)
+    # Before the length, which is the only other thing that every version has in common.
     if version != VERSION:
-        raise OtherVersionError(f"it speaks version {version} of the protocol, and this process {VERSION}")
+        raise OtherVersionError(f"it uses version {version} of the protocol, this process version {VERSION}")
     if length > limit:
         raise UnknownPeerError(f"it announced {length} bytes, and a message has at most {limit}")
     if len(inbox) < _HEADER.size + length:
@@ -96,36 +95,36 @@ def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | Non
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise UnknownPeerError(f"its message is no JSON: {type(error).__name__}") from error
+        raise UnknownPeerError(f"its message is not JSON: {type(error).__name__}") from error
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise UnknownPeerError("its message is no object with a kind")
+        raise UnknownPeerError("its message is not an object with a kind")
     return message
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A process that has come, as it describes itself.
+    """A process that has connected, as it describes itself.
 
     Args:
         process_id: its number in the cluster, from 0.
         host: the name of its machine.
         pid: its number on that machine.
-        token: random, made at the start of a meeting: tells two processes of one number apart.
-        facts: what must be equal in all processes.
-        address: from where it came, an IP address.
+        token: random, made when it begins its rendezvous: distinguishes two processes of one number.
+        config: what must be equal in all processes.
+        address: the IP address of its end of the connection.
     """
 
     process_id: int
     host: str
     pid: int
     token: str
-    facts: Mapping[str, Any]
+    config: Mapping[str, Any]
     address: str = ""
 
     @property
     def generation(self) -> int | None:
-        """How many times the cluster had been started anew, None where nobody counts."""
-        generation = self.facts.get("generation")
+        """The cluster's restart count; None without a supervisor."""
+        generation = self.config.get("generation")
         return generation if isinstance(generation, int) else None
 
     def __str__(self) -> str:
@@ -133,30 +132,30 @@ class Member:
 
 
 def hello(member: Member) -> dict[str, Any]:
-    """Return the message with which a process presents itself; its address the other end sees."""
+    """Return the first message of a process; its address is seen by the other end."""
     message = dataclasses.asdict(member)
     del message["address"]
     return {"kind": "hello", **message}
 
 
-def read_hello(message: Mapping[str, Any], address: str) -> Member:
-    """Return who presents itself with a message from an IP address.
+def read_hello(message: Message, address: str) -> Member:
+    """Return the process that sent a hello from an IP address.
 
     Raises:
-        UnknownPeerError: when the message is no `hello`, or one of its fields has the wrong type.
+        UnknownPeerError: when the message is not a hello, or one of its fields has the wrong type.
     """
     keys = [field.name for field in dataclasses.fields(Member) if field.name != "address"]
     if message.get("kind") != "hello" or set(message) != {"kind", *keys}:
-        raise UnknownPeerError(f"its first message is no greeting but {shortened(str(sorted(message)), 80)}")
-    # bool is an int in Python, and no number of a process.
+        raise UnknownPeerError(f"its first message is not a hello but {shortened(str(sorted(message)), 80)}")
+    # By the exact type: bool is an int in Python.
     numbers = all(type(message[key]) is int for key in ("process_id", "pid"))
     names = all(_is_name(message[key]) for key in ("host", "token"))
-    if not (numbers and names) or facts_problem(message["facts"]):
-        raise UnknownPeerError(f"its greeting cannot be used: {shortened(str(dict(message)), _CHARACTERS)}")
+    if not (numbers and names) or config_problem(message["config"]):
+        raise UnknownPeerError(f"its hello cannot be used: {shortened(str(dict(message)), _MAX_CHARACTERS)}")
     return Member(**{key: message[key] for key in keys}, address=address)
 
 
-def lines_of(message: Mapping[str, Any], key: str) -> list[str]:
+def read_lines(message: Message, key: str) -> list[str]:
     """Return a field of a message that is a list of texts.
 
     Raises:
@@ -173,83 +172,83 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 255 and value.isprintable()
 
 
-def facts_problem(facts: object) -> str | None:
-    """Return what is wrong with a process' facts, None when they can be compared.
+def config_problem(config: object) -> str | None:
+    """Return why a configuration cannot be compared, None when it can.
 
-    >>> facts_problem({"devices": [1]})
+    >>> config_problem({"devices": [1]})
     "'devices' is of type list"
     """
-    if not isinstance(facts, Mapping):
-        return f"they are of type {type(facts).__name__}"
-    for name, value in facts.items():
+    if not isinstance(config, Mapping):
+        return f"it is of type {type(config).__name__}"
+    for name, value in config.items():
         if not _is_name(name):
-            return f"{shortened(repr(name), 80)} is no name"
+            return f"{shortened(repr(name), 80)} is not a name"
         if not isinstance(value, _SCALARS):
             return f"{name!r} is of type {type(value).__name__}"
-    if "generation" in facts and type(facts["generation"]) is not int:
-        return f"'generation' is {facts['generation']!r}"
+    if "generation" in config and type(config["generation"]) is not int:
+        return f"'generation' is {config['generation']!r}"
     return None
 
 
-def check_facts(facts: object) -> None:
-    """Check what this process wants to tell.
+def check_config(config: object) -> None:
+    """Check this process' own configuration.
 
     Raises:
-        InvalidTypeError: when it is no flat dict of strings and numbers.
+        InvalidTypeError: when it is not a flat dict of strings and numbers.
     """
-    problem = facts_problem(facts)
+    problem = config_problem(config)
     if problem:
         raise InvalidTypeError(
-            "Facts must be a dict from names to strings and numbers, and a generation an integer. "
+            "A configuration must be a dict from names to strings and numbers, its generation an integer. "
             f"Received: {problem}. Write `{{'jax': '0.10.2', 'devices': 2, 'generation': 0}}`."
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class RendezvousState:
-    """What process 0 knows of a meeting.
+    """What process 0 knows of a rendezvous.
 
     Args:
         num_processes: how many there must be.
         address_of: the addresses of the first processes; of all where they are known.
-        start_up: seconds for all to come.
-        begun: when the meeting began, in seconds of a monotonic clock.
-        here: the processes that are here, process 0 among them.
-        may_differ: facts whose difference is a warning.
-        left: the last that came as each process and went away again.
-        notes: who was turned away, and why.
-        newest: the newest generation that came, None where nobody counts.
+        start_up: seconds for all to connect.
+        began_at: when the rendezvous began, in seconds of a monotonic clock.
+        connected: the processes that are connected, and process 0 itself.
+        may_differ: the names in a configuration whose difference is only a warning.
+        disconnected: the last process of each number that lost its connection again.
+        rejections: which connections were rejected, and why.
+        newest: the newest generation that has connected, None without a supervisor.
     """
 
     num_processes: int
     address_of: tuple[str, ...]
     start_up: float
-    begun: float
-    here: Mapping[int, Member]
+    began_at: float
+    connected: Mapping[int, Member]
     may_differ: Collection[str] = ()
-    left: Mapping[int, Member] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    disconnected: Mapping[int, Member] = dataclasses.field(default_factory=dict)
+    rejections: tuple[str, ...] = ()
     newest: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Listening:
-    """What follows from an arrival.
+class Admission:
+    """The decision about a process that has sent its hello.
 
     Args:
-        meeting: what process 0 knows now.
-        refused: why the one that came may not stay, None when it may.
-        dismissed: who must leave because of it, and why; with process 0 the meeting ends.
+        state: what process 0 knows now.
+        rejected: why the process is rejected, None when it is admitted.
+        evicted: the processes that must end because of it, and why; with process 0 the rendezvous ends.
     """
 
-    meeting: RendezvousState
-    refused: str | None = None
-    dismissed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    state: RendezvousState
+    rejected: str | None = None
+    evicted: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Proceed:
-    """All are here and agree; `warnings` are differences that may be."""
+    """All are connected and agree; `warnings` are differences that are allowed."""
 
     warnings: tuple[str, ...] = ()
 
@@ -258,140 +257,146 @@ class Proceed:
 class Abort:
     """The cluster cannot start: the error that every process raises."""
 
-    text: str
+    reason: str
 
 
-def open_meeting(
-    own: Member, num_processes: int, address_of: Sequence[str], start_up: float, begun: float
+def open_rendezvous(
+    own: Member, num_processes: int, address_of: Sequence[str], start_up: float, began_at: float
 ) -> RendezvousState:
-    """Return the meeting in which process 0 waits for the others."""
-    here = {own.process_id: own}
-    return RendezvousState(num_processes, tuple(address_of), start_up, begun, here, newest=own.generation)
+    """Return the state in which process 0 waits for the others."""
+    connected = {own.process_id: own}
+    return RendezvousState(
+        num_processes, tuple(address_of), start_up, began_at, connected, newest=own.generation
+    )
 
 
-def arrive(meeting: RendezvousState, member: Member) -> Listening:
-    """Decide what follows when a process presents itself."""
-    if not 0 <= member.process_id < meeting.num_processes:
-        return _refuse(meeting, member, _out_of_range(meeting, member))
-    newest, own = meeting.newest, member.generation
+def admit(state: RendezvousState, member: Member) -> Admission:
+    """Decide about a process that has sent its hello."""
+    if not 0 <= member.process_id < state.num_processes:
+        return _reject(state, member, _out_of_range_text(state, member))
+    newest, own = state.newest, member.generation
     if newest is not None and own is not None and own < newest:
-        return _refuse(meeting, member, _outdated(own, newest))
-    dismissed = {
-        process: _outdated(other.generation, own)
-        for process, other in meeting.here.items()
+        return _reject(state, member, _outdated_text(own, newest))
+    evicted = {
+        process: _outdated_text(other.generation, own)
+        for process, other in state.connected.items()
         if own is not None and other.generation is not None and other.generation < own
     }
-    here = {process: other for process, other in meeting.here.items() if process not in dismissed}
-    first = here.get(member.process_id)
-    # One process that comes again lost its connection.
+    connected = {process: other for process, other in state.connected.items() if process not in evicted}
+    first = connected.get(member.process_id)
+    # With the same token it is the same process, which lost its connection and retries.
     if first is not None and first.token != member.token:
-        return _refuse(meeting, member, _twice(first, member))
-    left = {process: other for process, other in meeting.left.items() if process != member.process_id}
-    here[member.process_id] = member
+        return _reject(state, member, _duplicate_text(first, member))
+    disconnected = {p: other for p, other in state.disconnected.items() if p != member.process_id}
+    connected[member.process_id] = member
     newest = own if newest is None or own is not None else newest
-    return Listening(dataclasses.replace(meeting, here=here, left=left, newest=newest), dismissed=dismissed)
+    after = dataclasses.replace(state, connected=connected, disconnected=disconnected, newest=newest)
+    return Admission(after, evicted=evicted)
 
 
-def leave(meeting: RendezvousState, process_id: int) -> RendezvousState:
-    """Return the meeting after a process closed its connection; another may come in its place."""
-    here = dict(meeting.here)
-    left = {**meeting.left, process_id: here.pop(process_id)}
-    return dataclasses.replace(meeting, here=here, left=left)
+def disconnect(state: RendezvousState, process_id: int) -> RendezvousState:
+    """Return the state after a process lost its connection; another may connect in its place."""
+    connected = dict(state.connected)
+    disconnected = {**state.disconnected, process_id: connected.pop(process_id)}
+    return dataclasses.replace(state, connected=connected, disconnected=disconnected)
 
 
-def turn_away(meeting: RendezvousState, note: str) -> RendezvousState:
-    """Return the meeting with a note of somebody who could not take part; the last ones are kept."""
-    notes = (*(other for other in meeting.notes if other != note), note)
-    return dataclasses.replace(meeting, notes=notes[-_LINES:])
+def note_rejection(state: RendezvousState, note: str) -> RendezvousState:
+    """Return the state with a note of a rejected connection; the last few are kept."""
+    notes = (*(other for other in state.rejections if other != note), note)
+    return dataclasses.replace(state, rejections=notes[-_MAX_LINES:])
 
 
-def verdict(meeting: RendezvousState, now: float) -> Proceed | Abort | None:
+def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
     """Decide whether the cluster can start; None while process 0 waits.
 
     Args:
-        meeting: what process 0 knows.
-        now: the time, in seconds of the clock of `meeting.begun`.
+        state: what process 0 knows.
+        now: the time, in seconds of the clock of `state.began_at`.
     """
-    if len(meeting.here) < meeting.num_processes:
-        late = now >= meeting.begun + meeting.start_up
-        return Abort(missing_text(roster(meeting), meeting.start_up)) if late else None
-    every = {process: member.facts for process, member in sorted(meeting.here.items())}
-    firm = {p: {k: v for k, v in f.items() if k not in meeting.may_differ} for p, f in every.items()}
-    soft = {p: {k: v for k, v in f.items() if k in meeting.may_differ} for p, f in every.items()}
+    if len(state.connected) < state.num_processes:
+        late = now >= state.began_at + state.start_up
+        return Abort(missing_text(roster(state), state.start_up)) if late else None
+    configs = {process: member.config for process, member in sorted(state.connected.items())}
+    firm = {p: {k: v for k, v in c.items() if k not in state.may_differ} for p, c in configs.items()}
+    soft = {p: {k: v for k, v in c.items() if k in state.may_differ} for p, c in configs.items()}
     wrong = differences(firm)
-    return Abort(_differ_text(meeting, wrong)) if wrong else Proceed(tuple(differences(soft)))
+    return Abort(_mismatch_text(state, wrong)) if wrong else Proceed(tuple(differences(soft)))
 
 
-def roster(meeting: RendezvousState) -> list[str]:
-    """Return lines that tell who is here, who is missing, and who was turned away."""
-    here = [f"here: {_place(meeting, p)} ({member})" for p, member in sorted(meeting.here.items())]
-    absent = [p for p in range(meeting.num_processes) if p not in meeting.here]
-    missing = [f"missing: {_place(meeting, p)}{_went(meeting.left.get(p))}" for p in absent]
-    return [*_cut(here), *_cut(missing), *meeting.notes]
+def roster(state: RendezvousState) -> list[str]:
+    """Return lines that list which processes are connected, missing, and rejected."""
+    connected = [f"connected: {_name(state, p)} ({m})" for p, m in sorted(state.connected.items())]
+    absent = [p for p in range(state.num_processes) if p not in state.connected]
+    missing = [f"missing: {_name(state, p)}{_departure(state.disconnected.get(p))}" for p in absent]
+    return [*_cut(connected), *_cut(missing), *state.rejections]
 
 
-def _place(meeting: RendezvousState, process: int) -> str:
-    if process < len(meeting.address_of):
-        return f"process {process} at {meeting.address_of[process]}"
-    member = meeting.here.get(process)
+def _name(state: RendezvousState, process: int) -> str:
+    if process < len(state.address_of):
+        return f"process {process} at {state.address_of[process]}"
+    member = state.connected.get(process)
     return f"process {process}" + (f" from {member.address}" if member and member.address else "")
 
 
-def _went(member: Member | None) -> str:
-    return (
-        f", which came ({member}) and ended, or lost its connection, before all were here" if member else ""
-    )
+def _departure(member: Member | None) -> str:
+    if member is None:
+        return ""
+    return f", which connected ({member}), and ended or lost its connection before all were connected"
 
 
 def _cut(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= _LINES else [*lines[:_LINES], f"… and {len(lines) - _LINES} more"]
-
-
-def _refuse(meeting: RendezvousState, member: Member, text: str) -> Listening:
-    note = f"turned away: process {member.process_id} ({member}): {text}"
-    return Listening(turn_away(meeting, note), refused=text)
-
-
-def _out_of_range(meeting: RendezvousState, member: Member) -> str:
     return (
-        f"A process' number must be from 0 to {meeting.num_processes - 1} in a cluster of "
-        f"{meeting.num_processes}. Received: process {member.process_id} ({member}). "
-        "Give every process the same cluster, and a task of it, in TF_CONFIG."
+        lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"… and {len(lines) - _MAX_LINES} more"]
     )
 
 
-def _twice(first: Member, second: Member) -> str:
+def _reject(state: RendezvousState, member: Member, reason: str) -> Admission:
+    note = f"rejected: process {member.process_id} ({member}): {reason}"
+    return Admission(note_rejection(state, note), rejected=reason)
+
+
+def _out_of_range_text(state: RendezvousState, member: Member) -> str:
+    return (
+        f"A process number must be from 0 to {state.num_processes - 1} in a cluster of "
+        f"{state.num_processes}. Received: process {member.process_id} ({member}). "
+        "Give every process the same cluster in TF_CONFIG, and a task of it."
+    )
+
+
+def _duplicate_text(first: Member, second: Member) -> str:
     return (
         f"Each process must have a number of its own. Received: process {first.process_id} twice, "
-        f"{first} and {second}. Give each its own 'index' of the task in TF_CONFIG, or end the one "
-        "that is left from an earlier run."
+        f"{first} and {second}. Give each its own task 'index' in TF_CONFIG, or end the one that is left "
+        "from an earlier run."
     )
 
 
-def _outdated(own: int | None, newest: int | None) -> str:
+def _outdated_text(own: int | None, newest: int | None) -> str:
     return (
-        "A process must be of the newest generation of its cluster. Received: you are of generation "
-        f"{own}, the cluster is at {newest}: end this process."
+        "A process must be of the newest generation of its cluster. Received: this process is of generation "
+        f"{own}, the cluster is at {newest}. End this process: it was replaced."
     )
 
 
-def _differ_text(meeting: RendezvousState, wrong: list[str]) -> str:
-    who = [f"{_place(meeting, p)} ({member})" for p, member in sorted(meeting.here.items())]
-    return _listed("All processes of a cluster must be started alike. Received:", _cut(wrong), _cut(who))
+def _mismatch_text(state: RendezvousState, wrong: list[str]) -> str:
+    who = [f"{_name(state, p)} ({member})" for p, member in sorted(state.connected.items())]
+    head = "All processes of a cluster must be started with the same configuration. Received:"
+    return _listed(head, _cut(wrong), _cut(who))
 
 
 def missing_text(lines: Sequence[str], start_up: float) -> str:
-    """Return the error of a cluster that did not become complete in time.
+    """Return the error of a cluster that is not complete in time.
 
     Args:
         lines: its `roster`.
         start_up: how long the processes waited, in seconds.
     """
     return _listed(
-        f"All processes of a cluster must come within {start_up:g} s. Received:",
+        f"All processes of a cluster must connect within {start_up:g} s. Received:",
         lines,
         [
-            "Start the missing ones, or read in their logs why they ended; "
+            "Start the missing ones, or find in their logs why they ended; "
             f"`Timeouts(start_up={2 * math.ceil(start_up)})` waits longer."
         ],
     )
@@ -407,39 +412,43 @@ def unreachable_text(address: str, trouble: str, attempts: int, start_up: float)
     Args:
         address: process 0's.
         trouble: what happened at the last attempt.
-        attempts: how often it was tried.
+        attempts: how many there were.
         start_up: for how many seconds.
     """
     return (
         f"Process 0 must answer at its address within {start_up:g} s. Received: cannot reach {address}: "
-        f"{trouble} ({attempts} attempts). Start process 0, see that its log shows no error and that no "
-        f"firewall closes the port, or wait longer with `Timeouts(start_up={2 * math.ceil(start_up)})`."
+        f"{trouble} ({attempts} attempts). Start process 0, check that its log shows no error and that no "
+        f"firewall blocks the port, or wait longer with `Timeouts(start_up={2 * math.ceil(start_up)})`."
     )
 
 
 def other_version_text(address: str, problem: str) -> str:
-    """Return the error of a process that meets another version of Unisono at an address."""
+    """Return the error of a process that found another version of Unisono at an address."""
     return (
-        "All processes of a cluster must speak one version of the start-up protocol. "
-        f"Received: of {address}, {problem}. Install one version of unisono for every process."
+        "All processes of a cluster must use one version of the start-up protocol. "
+        f"Received: the process at {address}: {problem}. Install one version of unisono for every process."
     )
 
 
-def pause(attempt: int) -> float:
-    """Return how many seconds to wait after an attempt, counted from 0, to reach process 0."""
+def retry_delay(attempt: int) -> float:
+    """Return how many seconds to wait after a failed attempt, counted from 0, to reach process 0.
+
+    The delay grows to a second: processes of one launcher find each other at once, and a thousand processes
+    that wait for a late process 0 do not flood its machine.
+    """
     return min(1.0, 0.05 * 1.5 ** min(attempt, 20))
 
 
 def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return the IP addresses of which process 0 listens at the first that is its machine's.
+    """Return the IP addresses to try for process 0: it listens on the first that its machine has.
 
     Args:
         host: of process 0's address.
-        resolved: what the name means on this machine.
+        resolved: the IP addresses of that name, as this machine resolves it.
         hosts: of all processes; an empty name for those that are not known.
 
     Returns:
-        IP addresses, none when it must listen at all interfaces.
+        IP addresses, none when it must listen on all interfaces.
 
     >>> interfaces("localhost", ["127.0.0.1"], ["localhost", "10.0.0.2"])
     ('127.0.0.1',)
@@ -450,7 +459,8 @@ def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tu
         return tuple(resolved)
     if all(other == host for other in hosts):
         return tuple(resolved)
-    # Debian gives the machine's own name a loopback address, at which no other machine comes.
+    # Debian maps the machine's own name to 127.0.1.1, which no other machine can reach:
+    # https://www.debian.org/doc/manuals/debian-reference/ch05.en.html
     return tuple(ip for ip in resolved if not ipaddress.ip_address(ip.partition("%")[0]).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""Process 0's end of the meeting before the start: who comes, who goes, who is turned away."""
+"""Process 0's end of the rendezvous: it accepts, admits, rejects, and sends the outcome to all."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from unisono._errors import ClusterError
 from unisono.cluster.rendezvous import _protocol
 from unisono.cluster.rendezvous._protocol import (
     Abort,
     Member,
+    Message,
     OtherVersionError,
     Proceed,
     RendezvousState,
@@ -25,29 +24,29 @@ from unisono.cluster.rendezvous._protocol import (
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for a new connection to tell who it is.
+#: Seconds for the hello of a new connection. A client sends it at once; a port scanner sends nothing.
 _HELLO_SECONDS = 5.0
-#: Seconds in which the last answers are delivered.
-_FAREWELL_SECONDS = 5.0
-#: Seconds between two messages about who is here.
-_NEWS_SECONDS = 1.0
-#: Seconds after which the log says for whom the others wait.
+#: Seconds in which final messages are delivered; a stopped process would hold up the others for ever.
+_DRAIN_SECONDS = 5.0
+#: Seconds between two rosters: a thousand processes that connect at once would otherwise send a million.
+_ROSTER_SECONDS = 1.0
+#: Seconds after which the log names the missing processes, once.
 _REMIND_SECONDS = 10.0
 #: Seconds that the loop sleeps at most.
 _TICK = 0.25
-#: Connections that have not told who they are, beyond one for each process.
-_STRANGERS = 64
-#: Rejected connections that the log names.
-_NAMED = 64
+#: Unknown peers that may be connected, beyond one for each process.
+_UNKNOWN_PEERS = 64
+#: Rejections that are logged: a port scan must not fill the disk.
+_LOGGED_REJECTIONS = 64
 
 
 class _Peer:
-    """A connection to process 0: a stranger until its process is known."""
+    """A connection to process 0; its process is unknown until its hello."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock = sock
         self.address = address
-        self.until = time.monotonic() + _HELLO_SECONDS
+        self.deadline = time.monotonic() + _HELLO_SECONDS
         self.inbox = bytearray()
         self.outbox = bytearray()
         self.process_id: int | None = None
@@ -55,22 +54,22 @@ class _Peer:
 
 
 class RendezvousServer:
-    """Process 0's end of a meeting: one thread, the caller's, and sockets that do not block.
+    """Process 0's end of a rendezvous: one thread, the caller's, and non-blocking sockets.
 
     Args:
-        listener: a socket that listens; it is closed at the end.
-        meeting: with process 0 alone.
+        listener: a listening socket; it is closed at the end.
+        state: with process 0 alone.
     """
 
-    def __init__(self, listener: socket.socket, meeting: RendezvousState) -> None:
+    def __init__(self, listener: socket.socket, state: RendezvousState) -> None:
         self._listener = listener
-        self._meeting = meeting
+        self._state = state
         self._peers: dict[int, _Peer] = {}
-        self._news = meeting.begun
-        self._stale = False
-        self._dismissal = ""
+        self._next_roster = state.began_at
+        self._roster_changed = False
+        self._eviction = ""
         self._reminded = False
-        self._rejected = 0
+        self._rejections = 0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -83,90 +82,90 @@ class RendezvousServer:
     ) -> None:
         for peer in list(self._peers.values()):
             self._drop(peer)
-        self._hush()
+        self._close_listener()
         self._selector.close()
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names of the machines, by process."""
-        return tuple(member.host for _, member in sorted(self._meeting.here.items()))
+        return tuple(member.host for _, member in sorted(self._state.connected.items()))
 
-    def run(self, agreed: Mapping[str, Any]) -> Proceed:
-        """Wait for all, tell everybody how it ends, and return when they have heard it.
+    def run(self, agreed: Message) -> Proceed:
+        """Wait for all processes, send them the outcome, and return when they have received it.
 
         Args:
-            agreed: what is told with a good end.
+            agreed: what is sent to them when the cluster starts.
 
         Raises:
             ClusterError: when the cluster cannot start.
         """
-        while 0 in self._meeting.here:
-            end = _protocol.verdict(self._meeting, time.monotonic())
-            if isinstance(end, Proceed):
-                self._part({"kind": "go", **agreed, "hosts": self.hosts(), "warnings": end.warnings})
-                return end
-            if isinstance(end, Abort):
-                self._part({"kind": "stop", "text": end.text})
-                raise ClusterError(end.text)
-            self._turn()
-        # A newer generation came: it meets its own process 0, as soon as this one is gone.
-        self._part(None)
-        raise ClusterError(self._dismissal)
+        while 0 in self._state.connected:
+            outcome = _protocol.outcome(self._state, time.monotonic())
+            if isinstance(outcome, Proceed):
+                self._drain({"kind": "start", **agreed, "hosts": self.hosts(), "warnings": outcome.warnings})
+                return outcome
+            if isinstance(outcome, Abort):
+                self._drain({"kind": "abort", "reason": outcome.reason})
+                raise ClusterError(outcome.reason)
+            self._poll()
+        # A newer generation has connected: it waits for its own process 0, which needs this port.
+        self._drain(None)
+        raise ClusterError(self._eviction)
 
-    def _part(self, message: Mapping[str, Any] | None) -> None:
-        """Say the last word to the processes that are here, and wait until they have gone."""
-        # Nobody who begins to use what was agreed on shall find this meeting at its port.
-        self._hush()
+    def _drain(self, message: Message | None) -> None:
+        """Send a final message to the connected processes, and wait until they have closed."""
+        # Close the listener first: a peer that starts at once must not reconnect to a finished rendezvous.
+        self._close_listener()
         for peer in list(self._peers.values()):
             if message is not None and peer.process_id is not None:
-                self._say_last(peer, message)
+                self._send_final(peer, message)
             elif not peer.closing:
                 self._drop(peer)
-        until = time.monotonic() + _FAREWELL_SECONDS
-        while self._peers and time.monotonic() < until:
-            self._turn()
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self._peers and time.monotonic() < deadline:
+            self._poll()
 
-    def _hush(self) -> None:
+    def _close_listener(self) -> None:
         if self._listener.fileno() >= 0:
             self._selector.unregister(self._listener)
             self._listener.close()
 
-    def _turn(self) -> None:
-        deadline = self._meeting.begun + self._meeting.start_up
+    def _poll(self) -> None:
+        deadline = self._state.began_at + self._state.start_up
         wait = min(_TICK, max(0.0, deadline - time.monotonic()) or _TICK)
         events = self._selector.select(wait)
-        # Who has gone makes room for who comes in the same moment.
-        for key, mask in sorted(events, key=lambda event: _order(event[0].data)):
+        # Disconnections first: they free the number for a replacement that connects in the same moment.
+        for key, mask in sorted(events, key=lambda event: _priority(event[0].data)):
             if key.data is None:
                 self._accept()
             elif key.data.sock.fileno() >= 0:
                 self._serve(key.data, mask)
         self._expire()
         self._remind()
-        self._tell_news()
+        self._send_rosters()
 
     def _members(self) -> list[tuple[int, _Peer]]:
         peers = self._peers.values()
         return [(p.process_id, p) for p in peers if p.process_id is not None and not p.closing]
 
     def _accept(self) -> None:
-        for _ in range(_STRANGERS):
+        for _ in range(_UNKNOWN_PEERS):
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                # Mostly no file descriptor is left. The connection waits in the kernel.
-                _LOG.warning("Process 0 cannot accept a connection: %s", described(error))
+                # Usually EMFILE. The connection stays in the kernel's queue, and the listener readable.
+                _LOG.warning("Process 0 cannot accept a connection: %s", describe(error))
                 time.sleep(_TICK)
                 return
             sock.setblocking(False)
-            keep_alive(sock)
+            enable_keepalive(sock)
             peer = _Peer(sock, str(address[0]).removeprefix("::ffff:"))
             self._peers[sock.fileno()] = peer
             self._selector.register(sock, selectors.EVENT_READ, peer)
-        strangers = [p for p in self._peers.values() if p.process_id is None and not p.closing]
-        for peer in strangers[: -_STRANGERS - self._meeting.num_processes]:
-            self._turn_away(peer, "too many connections at once")
+        unknown = [p for p in self._peers.values() if p.process_id is None and not p.closing]
+        for peer in unknown[: -_UNKNOWN_PEERS - self._state.num_processes]:
+            self._reject(peer, "too many connections at once")
 
     def _serve(self, peer: _Peer, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -181,106 +180,113 @@ class RendezvousServer:
             _LOG.debug("A connection from %s broke: %s", peer.address, error)
             data = b""
         if not data:
-            self._lost(peer)
+            self._disconnect(peer)
         elif peer.process_id is None and not peer.closing:
             peer.inbox += data
-            self._listen_to(peer)
+            self._handshake(peer)
 
-    def _listen_to(self, peer: _Peer) -> None:
+    def _handshake(self, peer: _Peer) -> None:
         try:
             message = _protocol.take_frame(peer.inbox)
             if message is not None:
-                self._welcome(peer, _protocol.read_hello(message, peer.address))
+                self._admit(peer, _protocol.read_hello(message, peer.address))
         except OtherVersionError as problem:
-            text = _protocol.other_version_text(peer.address, str(problem))
-            note = f"turned away: a process from {peer.address}: {problem}"
-            self._meeting = _protocol.turn_away(self._meeting, note)
-            self._turn_away(peer, str(problem), {"kind": "stop", "text": text})
+            reason = _protocol.other_version_text(peer.address, str(problem))
+            note = f"rejected: a process from {peer.address}: {problem}"
+            self._state = _protocol.note_rejection(self._state, note)
+            self._reject(peer, str(problem), {"kind": "abort", "reason": reason})
         except UnknownPeerError as problem:
-            self._turn_away(peer, str(problem))
+            self._reject(peer, str(problem))
 
-    def _welcome(self, peer: _Peer, member: Member) -> None:
-        reception = _protocol.arrive(self._meeting, member)
-        self._meeting = reception.meeting
-        if reception.refused is not None:
-            self._turn_away(peer, reception.refused, {"kind": "stop", "text": reception.refused})
+    def _admit(self, peer: _Peer, member: Member) -> None:
+        admission = _protocol.admit(self._state, member)
+        self._state = admission.state
+        if admission.rejected is not None:
+            self._reject(peer, admission.rejected, {"kind": "abort", "reason": admission.rejected})
             return
         for process, other in self._members():
-            text = reception.dismissed.get(process)
-            if text is not None:
-                self._turn_away(other, text, {"kind": "stop", "text": text})
+            reason = admission.evicted.get(process)
+            if reason is not None:
+                self._reject(other, reason, {"kind": "abort", "reason": reason})
             elif process == member.process_id:
-                # The same process again: the connection that it lost is of no use.
+                # The same process reconnected: its earlier connection is broken.
                 self._drop(other)
-        self._dismissal = reception.dismissed.get(0, "")
+        self._eviction = admission.evicted.get(0, "")
         peer.process_id = member.process_id
         peer.inbox.clear()
-        self._stale = True
-        # It shall know at once that this is process 0.
-        self._say(peer, {"kind": "news", "roster": _protocol.roster(self._meeting)})
+        self._roster_changed = True
+        # At once: the first roster tells the client that this is process 0, and not another program.
+        self._send(peer, {"kind": "roster", "roster": _protocol.roster(self._state)})
 
-    def _lost(self, peer: _Peer) -> None:
+    def _disconnect(self, peer: _Peer) -> None:
         self._drop(peer)
         if peer.closing:
             return
         if peer.process_id is None:
             if peer.inbox:
-                self._log_rejected(peer, "it ended in its first message")
+                self._log_rejection(peer, "it closed the connection in its first message")
             return
-        gone = self._meeting.here[peer.process_id]
-        _LOG.warning("Process %d (%s) has gone before all were here.", peer.process_id, gone)
-        self._meeting = _protocol.leave(self._meeting, peer.process_id)
-        self._stale = True
+        member = self._state.connected[peer.process_id]
+        _LOG.warning(
+            "Process %d (%s) disconnected before all processes had connected.", peer.process_id, member
+        )
+        self._state = _protocol.disconnect(self._state, peer.process_id)
+        self._roster_changed = True
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for peer in [p for p in self._peers.values() if now >= p.until]:
+        for peer in [p for p in self._peers.values() if now >= p.deadline]:
             if peer.closing:
                 self._drop(peer)
             elif peer.process_id is None:
-                self._turn_away(peer, f"it did not tell who it is within {_HELLO_SECONDS:g} s")
+                self._reject(peer, f"it sent no hello within {_HELLO_SECONDS:g} s")
 
     def _remind(self) -> None:
-        if self._reminded or time.monotonic() < self._meeting.begun + _REMIND_SECONDS:
+        if self._reminded or time.monotonic() < self._state.began_at + _REMIND_SECONDS:
             return
         self._reminded = True
-        missing = [line for line in _protocol.roster(self._meeting) if line.startswith("missing")]
+        missing = [line for line in _protocol.roster(self._state) if line.startswith("missing")]
         if missing:
-            _LOG.warning("Process 0 waits for all to come; %s", "; ".join(missing))
+            _LOG.warning("Process 0 waits for all processes to connect; %s", "; ".join(missing))
 
-    def _tell_news(self) -> None:
+    def _send_rosters(self) -> None:
         now = time.monotonic()
-        if not self._stale or now < self._news:
+        if not self._roster_changed or now < self._next_roster:
             return
-        self._news, self._stale = now + _NEWS_SECONDS, False
-        news = {"kind": "news", "roster": _protocol.roster(self._meeting)}
+        self._next_roster, self._roster_changed = now + _ROSTER_SECONDS, False
+        message = {"kind": "roster", "roster": _protocol.roster(self._state)}
         for _, peer in self._members():
-            # One that does not read hears the end only.
+            # A peer that does not read gets the final message only: its outbox must not grow.
             if not peer.outbox:
-                self._say(peer, news)
+                self._send(peer, message)
 
-    def _turn_away(self, peer: _Peer, reason: str, message: Mapping[str, Any] | None = None) -> None:
-        self._log_rejected(peer, reason)
+    def _reject(self, peer: _Peer, reason: str, message: Message | None = None) -> None:
+        self._log_rejection(peer, reason)
         peer.process_id = None
         if message is None:
             self._drop(peer)
         else:
-            self._say_last(peer, message)
+            self._send_final(peer, message)
 
-    def _log_rejected(self, peer: _Peer, reason: str) -> None:
-        self._rejected += 1
-        if self._rejected <= _NAMED:
-            _LOG.warning("Process 0 turned away a connection from %s: %s", peer.address, reason)
-        if self._rejected == _NAMED:
-            _LOG.warning("Process 0 turned away %d connections; further ones are not logged.", _NAMED)
+    def _log_rejection(self, peer: _Peer, reason: str) -> None:
+        self._rejections += 1
+        if self._rejections <= _LOGGED_REJECTIONS:
+            _LOG.warning("Process 0 rejected a connection from %s: %s", peer.address, reason)
+        if self._rejections == _LOGGED_REJECTIONS:
+            _LOG.warning(
+                "Process 0 rejected %d connections; further ones are not logged.", _LOGGED_REJECTIONS
+            )
 
-    def _say_last(self, peer: _Peer, message: Mapping[str, Any]) -> None:
-        """Say something and close: what still comes is read, or the kernel would take the answer back."""
+    def _send_final(self, peer: _Peer, message: Message) -> None:
+        """Send a message and half-close, and read until the peer closes.
+
+        Closing with unread bytes would send a reset, on which the peer's kernel discards the message.
+        """
         peer.closing = True
-        peer.until = time.monotonic() + _FAREWELL_SECONDS
-        self._say(peer, message)
+        peer.deadline = time.monotonic() + _DRAIN_SECONDS
+        self._send(peer, message)
 
-    def _say(self, peer: _Peer, message: Mapping[str, Any]) -> None:
+    def _send(self, peer: _Peer, message: Message) -> None:
         peer.outbox += _protocol.frame(message)
         self._flush(peer)
 
@@ -291,12 +297,12 @@ class RendezvousServer:
             if peer.closing:
                 peer.sock.shutdown(socket.SHUT_WR)
         except (BlockingIOError, InterruptedError):
-            # The rest follows when the connection takes it.
+            # The rest is sent when the socket is writable.
             self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
             return
         except OSError as error:
             _LOG.debug("A connection from %s broke: %s", peer.address, error)
-            self._lost(peer)
+            self._disconnect(peer)
             return
         self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
 
@@ -306,24 +312,25 @@ class RendezvousServer:
         peer.sock.close()
 
 
-def _order(peer: _Peer | None) -> int:
+def _priority(peer: _Peer | None) -> int:
+    """Processes, then unknown peers, then the listener."""
     if peer is None:
         return 2
     return 1 if peer.process_id is None else 0
 
 
-def keep_alive(sock: socket.socket) -> None:
-    """Let the kernel notice a machine that is gone without a word, in some ten seconds."""
+def enable_keepalive(sock: socket.socket) -> None:
+    """Let the kernel detect a machine that disappeared: after 5 s of silence, 3 probes 2 s apart."""
     # Some systems refuse options of a connection that the other end has closed.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-            # Not all systems have them.
+            # macOS lacks TCP_KEEPIDLE.
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def described(error: OSError) -> str:
+def describe(error: OSError) -> str:
     """Return what happened to a connection, in a few words."""
     if isinstance(error, socket.gaierror):
         return "name not known"

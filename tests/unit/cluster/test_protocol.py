@@ -1,4 +1,4 @@
-"""Decisions of a meeting: who may stay, who must leave, how it ends. No socket, and no clock but numbers."""
+"""Decisions of a state: who may stay, who must leave, how it ends. No socket, and no clock but numbers."""
 
 import dataclasses
 import json
@@ -18,13 +18,13 @@ def member(process, token=None, host=None, pid=None, **facts):
     return m.Member(process, host or f"host{process}", pid or 100 + process, token, facts, "10.0.0.9")
 
 
-def meeting(*others, count=3, own=None, addresses=ADDRESSES, may_differ=()):
-    first = m.open_meeting(own or member(0), count, addresses, start_up=60.0, begun=1000.0)
+def opened(*others, count=3, own=None, addresses=ADDRESSES, may_differ=()):
+    first = m.open_rendezvous(own or member(0), count, addresses, start_up=60.0, began_at=1000.0)
     first = dataclasses.replace(first, may_differ=may_differ)
     for other in others:
-        reception = m.arrive(first, other)
-        assert reception.refused is None
-        first = reception.meeting
+        admission = m.admit(first, other)
+        assert admission.rejected is None
+        first = admission.state
     return first
 
 
@@ -48,18 +48,18 @@ def framed(body, version=m.VERSION, length=None):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"G", "no message of Unisono"),
+        (b"G", "not a message of Unisono"),
         (b"GET / HTTP/1.1\r\n\r\n", "GET / HTTP"),
-        (b"\x16\x03\x01\x02\x00", "no message"),
-        (b"UNIX", "no message"),
+        (b"\x16\x03\x01\x02\x00", "not a message"),
+        (b"UNIX", "not a message"),
         (framed(b"", length=m.MAX_BYTES + 1), "announced"),
         (framed(b"", length=0xFFFFFFFF), "announced"),
-        (framed(b"{"), "no JSON"),
-        (framed(b"\xff\xfe"), "no JSON"),
-        (framed(b"[" * 100_000), "no JSON"),
-        (framed(b"1" * 10_000), "no JSON"),
-        (framed(b"[]"), "no object with a kind"),
-        (framed(b'{"kind": 1}'), "no object with a kind"),
+        (framed(b"{"), "not JSON"),
+        (framed(b"\xff\xfe"), "not JSON"),
+        (framed(b"[" * 100_000), "not JSON"),
+        (framed(b"1" * 10_000), "not JSON"),
+        (framed(b"[]"), "not an object with a kind"),
+        (framed(b'{"kind": 1}'), "not an object with a kind"),
     ],
 )
 def test_what_strangers_send_is_no_message(data, words):
@@ -68,7 +68,7 @@ def test_what_strangers_send_is_no_message(data, words):
 
 
 def test_another_version_is_told_from_a_stranger():
-    with pytest.raises(m.OtherVersionError, match=r"version \d+ of the protocol, and this process \d+"):
+    with pytest.raises(m.OtherVersionError, match=r"version \d+ of the protocol, this process version \d+"):
         m.take_frame(bytearray(framed(b"", version=m.VERSION + 1, length=0xFFFFFFFF)))
 
 
@@ -95,11 +95,11 @@ def test_a_greeting_arrives_as_it_was_sent():
         {"host": "a\nERROR everything is lost"},
         {"host": "x" * 256},
         {"token": 7},
-        {"facts": []},
-        {"facts": {"a": [1]}},
-        {"facts": {"a\nb": 1}},
-        {"facts": {"generation": "3"}},
-        {"facts": {"generation": True}},
+        {"config": []},
+        {"config": {"a": [1]}},
+        {"config": {"a\nb": 1}},
+        {"config": {"generation": "3"}},
+        {"config": {"generation": True}},
     ],
 )
 def test_a_greeting_with_a_wrong_field_is_a_strangers(change):
@@ -107,16 +107,16 @@ def test_a_greeting_with_a_wrong_field_is_a_strangers(change):
         m.read_hello({**m.hello(member(1)), **change}, "10.0.0.9")
 
 
-@pytest.mark.parametrize("facts", [[], {"a": [1]}, {"": 1}, {1: 1}, {"generation": 1.0}])
-def test_own_facts_are_checked(facts):
+@pytest.mark.parametrize("config", [[], {"a": [1]}, {"": 1}, {1: 1}, {"generation": 1.0}])
+def test_an_own_configuration_is_checked(config):
     with pytest.raises(InvalidTypeError, match=r"must be a dict .* Received: .* Write"):
-        m.check_facts(facts)
+        m.check_config(config)
 
 
 @pytest.mark.parametrize("message", [{}, {"roster": 1}, {"roster": [1]}, {"roster": "text"}])
 def test_an_answer_with_a_wrong_field_is_a_strangers(message):
     with pytest.raises(m.UnknownPeerError, match="no roster"):
-        m.lines_of(message, "roster")
+        m.read_lines(message, "roster")
 
 
 # --- differences
@@ -176,127 +176,128 @@ def test_a_thousand_processes_are_a_short_text():
 
 
 def test_all_come_and_agree():
-    done = meeting(member(2), member(1))
-    assert m.verdict(done, now=1001.0) == m.Proceed()
-    assert m.verdict(done, now=2000.0) == m.Proceed(), "who was here in time is not late"
+    done = opened(member(2), member(1))
+    assert m.outcome(done, now=1001.0) == m.Proceed()
+    assert m.outcome(done, now=2000.0) == m.Proceed(), "who was here in time is not late"
 
 
 @pytest.mark.parametrize(("now", "ends"), [(1000.0, False), (1059.9, False), (1060.0, True), (5000.0, True)])
 def test_a_missing_process_ends_the_meeting_in_time(now, ends):
-    end = m.verdict(meeting(member(1)), now)
+    end = m.outcome(opened(member(1)), now)
     assert (end is not None) == ends
     if end is not None:
         for words in (
             "within 60 s",
-            "here: process 0 at a:1 (host host0, pid 100)",
-            "here: process 1 at b:2 (host host1, pid 101)",
+            "connected: process 0 at a:1 (host host0, pid 100)",
+            "connected: process 1 at b:2 (host host1, pid 101)",
             "missing: process 2 at c:3",
             "`Timeouts(start_up=120)`",
         ):
-            assert words in end.text
+            assert words in end.reason
 
 
 def test_addresses_that_are_not_known():
-    lines = m.roster(meeting(member(1), addresses=("a:1",)))
-    assert lines[1:] == ["here: process 1 from 10.0.0.9 (host host1, pid 101)", "missing: process 2"]
+    lines = m.roster(opened(member(1), addresses=("a:1",)))
+    assert lines[1:] == ["connected: process 1 from 10.0.0.9 (host host1, pid 101)", "missing: process 2"]
 
 
 def test_a_long_roster_is_cut():
-    lines = m.roster(meeting(count=1000, addresses=("a:1",)))
+    lines = m.roster(opened(count=1000, addresses=("a:1",)))
     assert lines[-1] == "… and 983 more"
     assert len(lines) < 20
 
 
 @pytest.mark.parametrize("process", [-1, 3, 10**9])
 def test_a_number_out_of_range(process):
-    reception = m.arrive(meeting(member(1)), member(process))
-    assert f"from 0 to 2 in a cluster of 3. Received: process {process} (" in reception.refused
-    assert set(reception.meeting.here) == {0, 1}
-    assert reception.meeting.notes[0].startswith(f"turned away: process {process}")
+    admission = m.admit(opened(member(1)), member(process))
+    assert f"from 0 to 2 in a cluster of 3. Received: process {process} (" in admission.rejected
+    assert set(admission.state.connected) == {0, 1}
+    assert admission.state.rejections[0].startswith(f"rejected: process {process}")
 
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_number_that_is_taken(process):
-    reception = m.arrive(meeting(member(1)), member(process, token="other", host="evil", pid=7))
+    admission = m.admit(opened(member(1)), member(process, token="other", host="evil", pid=7))
     words = f"process {process} twice, host host{process}, pid {100 + process} and host evil, pid 7"
-    assert words in reception.refused
-    assert reception.meeting.here[process].token != "other"
-    assert not reception.dismissed
+    assert words in admission.rejected
+    assert admission.state.connected[process].token != "other"
+    assert not admission.evicted
 
 
 def test_the_same_process_may_come_again():
-    reception = m.arrive(meeting(member(1)), member(1))
-    assert reception.refused is None
-    assert not reception.dismissed
+    admission = m.admit(opened(member(1)), member(1))
+    assert admission.rejected is None
+    assert not admission.evicted
 
 
 def test_who_leaves_is_named_and_may_be_replaced():
-    gone = m.leave(meeting(member(1)), 1)
+    gone = m.disconnect(opened(member(1)), 1)
     assert any(
-        "missing: process 1 at b:2, which came (host host1, pid 101) and ended" in x for x in m.roster(gone)
+        "missing: process 1 at b:2, which connected (host host1, pid 101), and ended" in x
+        for x in m.roster(gone)
     )
-    again = m.arrive(gone, member(1, token="new")).meeting
+    again = m.admit(gone, member(1, token="new")).state
     assert not any("ended" in line for line in m.roster(again))
 
 
 def test_notes_are_few_and_not_repeated():
-    noted = meeting()
+    noted = opened()
     for i in range(100):
-        noted = m.turn_away(m.turn_away(noted, f"note {i}"), f"note {i}")
-    assert noted.notes == tuple(f"note {i}" for i in range(84, 100))
+        noted = m.note_rejection(m.note_rejection(noted, f"note {i}"), f"note {i}")
+    assert noted.rejections == tuple(f"note {i}" for i in range(84, 100))
 
 
 # --- generations
 
 
 def test_an_older_process_is_told_to_end():
-    reception = m.arrive(meeting(own=member(0, generation=4)), member(1, generation=3))
-    assert "you are of generation 3, the cluster is at 4: end this process" in reception.refused
-    assert set(reception.meeting.here) == {0}
-    assert reception.meeting.newest == 4
+    admission = m.admit(opened(own=member(0, generation=4)), member(1, generation=3))
+    assert "this process is of generation 3, the cluster is at 4. End this process" in admission.rejected
+    assert set(admission.state.connected) == {0}
+    assert admission.state.newest == 4
 
 
 def test_a_newer_process_sends_the_older_away():
-    older = meeting(member(1, generation=3), own=member(0, generation=3))
-    reception = m.arrive(older, member(2, generation=4))
-    assert reception.refused is None
-    assert set(reception.dismissed) == {0, 1}
-    assert set(reception.meeting.here) == {2}
-    assert all("generation 3, the cluster is at 4" in text for text in reception.dismissed.values())
+    older = opened(member(1, generation=3), own=member(0, generation=3))
+    admission = m.admit(older, member(2, generation=4))
+    assert admission.rejected is None
+    assert set(admission.evicted) == {0, 1}
+    assert set(admission.state.connected) == {2}
+    assert all("generation 3, the cluster is at 4" in text for text in admission.evicted.values())
 
 
 def test_a_newer_process_takes_the_number_of_an_older():
-    mixed = meeting(own=member(0, generation=4))
-    mixed = dataclasses.replace(mixed, here={**mixed.here, 1: member(1, generation=3)})
-    reception = m.arrive(mixed, member(1, token="new", generation=4))
-    assert reception.refused is None
-    assert set(reception.dismissed) == {1}
-    assert reception.meeting.here[1].token == "new"
+    mixed = opened(own=member(0, generation=4))
+    mixed = dataclasses.replace(mixed, connected={**mixed.connected, 1: member(1, generation=3)})
+    admission = m.admit(mixed, member(1, token="new", generation=4))
+    assert admission.rejected is None
+    assert set(admission.evicted) == {1}
+    assert admission.state.connected[1].token == "new"
 
 
 def test_the_newest_generation_is_remembered():
-    left = m.leave(meeting(member(1, generation=4), own=member(0, generation=4)), 1)
-    assert m.arrive(left, member(2, generation=3)).refused
+    left = m.disconnect(opened(member(1, generation=4), own=member(0, generation=4)), 1)
+    assert m.admit(left, member(2, generation=3)).rejected
 
 
 def test_generations_of_some_only_are_a_difference():
-    done = meeting(member(1), member(2, generation=1), own=member(0, generation=1))
-    assert "generation is 1 on processes 0 and 2, but absent on process 1" in m.verdict(done, 1001.0).text
+    done = opened(member(1), member(2, generation=1), own=member(0, generation=1))
+    assert "generation is 1 on processes 0 and 2, but absent on process 1" in m.outcome(done, 1001.0).reason
 
 
 # --- the verdict
 
 
 def test_a_difference_stops_all():
-    done = meeting(member(1, jax="1"), member(2, jax="2"), own=member(0, jax="1"))
-    text = m.verdict(done, 1001.0).text
+    done = opened(member(1, jax="1"), member(2, jax="2"), own=member(0, jax="1"))
+    text = m.outcome(done, 1001.0).reason
     assert "jax is '1' on processes 0 and 1, but '2' on process 2" in text
     assert "process 2 at c:3 (host host2, pid 102)" in text
 
 
 def test_a_difference_that_may_be():
-    done = meeting(member(1, os="b"), member(2, os="a"), own=member(0, os="a"), may_differ={"os"})
-    (warning,) = m.verdict(done, 1001.0).warnings
+    done = opened(member(1, os="b"), member(2, os="a"), own=member(0, os="a"), may_differ={"os"})
+    (warning,) = m.outcome(done, 1001.0).warnings
     assert warning.startswith("os is 'a' on processes 0 and 2, but 'b' on process 1")
 
 
@@ -304,7 +305,7 @@ def test_a_difference_that_may_be():
 
 
 def test_pauses_grow_to_a_second():
-    pauses = [m.pause(attempt) for attempt in range(3000)]
+    pauses = [m.retry_delay(attempt) for attempt in range(3000)]
     assert pauses == sorted(pauses)
     assert 0 < pauses[0] < 0.1
     assert pauses[-1] == 1.0
