@@ -12,10 +12,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono._errors import ContextError, MixedStrategyError
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
+
+if TYPE_CHECKING:
+    import jax
 
 
 class ReplicaEngine(Protocol):
@@ -26,7 +29,7 @@ class ReplicaEngine(Protocol):
         """How many replicas run the step together."""
 
     @property
-    def replica_id(self) -> Any:
+    def replica_id(self) -> int | jax.Array:
         """This replica's number: an int, or a traced int32 scalar."""
 
     @property
@@ -36,7 +39,7 @@ class ReplicaEngine(Protocol):
     def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
         """Combine `tree` over the replicas; every replica gets the result."""
 
-    def total(self, size: int) -> Any:
+    def total(self, size: int) -> int:
         """The sum of a size that is known while tracing, without communication where it can be."""
 
     def all_gather(self, tree: Any, axis: int) -> Any:
@@ -332,7 +335,7 @@ class OneReplica:
         """The sum and the mean of one value are that value."""
         return tree
 
-    def total(self, size: int) -> Any:
+    def total(self, size: int) -> int:
         """One replica's size is the size."""
         return size
 

@@ -1,21 +1,29 @@
-"""Callbacks that take part in `fit` itself: they see its arguments, its steps, and may change both."""
+"""Callbacks that extend `fit` itself: they see its arguments and its steps, and may change both."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
+import jax
 import keras
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree, UserValue
+
+#: Keras' `logs`: numbers by name.
+Logs = dict[str, float | jax.Array]
+
+#: A `train_function`, from a state and an iterator of batches; what wraps one.
+TrainFunction = Callable[[PyTree, Iterator[PyTree]], tuple[PyTree, PyTree]]
+Wrap = Callable[[TrainFunction], TrainFunction]
 
 
 @dataclasses.dataclass
 class FitCall:
-    """The arguments of a call of `fit`, which a companion may change before Keras sees them.
+    """The arguments of a call of `fit`, which a `FitExtension` may change before Keras sees them.
 
     Args:
         model: whose `fit`.
@@ -24,24 +32,24 @@ class FitCall:
         wraps: what to put around the model's `train_function`, innermost first.
     """
 
-    model: Any
-    arguments: dict[str, Any]
-    callbacks: list[Any]
-    wraps: list[Callable[[Any], Any]] = dataclasses.field(default_factory=list)
+    model: keras.Model
+    arguments: dict[str, UserValue]
+    callbacks: list[keras.callbacks.Callback]
+    wraps: list[Wrap] = dataclasses.field(default_factory=list)
 
 
 class FitExtension(keras.callbacks.Callback, abc.ABC):
-    """A callback that is asked before `fit` begins and told when it is over."""
+    """A callback with a context around Keras' `fit`, in which it may change the call."""
 
-    #: Whether a call of `fit` has asked it.
+    #: Whether a call of `fit` has entered its context.
     is_joined = False
-    #: Whether the state after every single batch must be there to be seen.
+    #: Whether it reads the state after every single batch: then no step runs ahead.
     sees_batches = True
     #: What of it must be the same on all workers, besides its class.
     common = ""
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Keras' hook: make sure that it takes part.
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check that the context was entered.
 
         Raises:
             InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
@@ -49,14 +57,14 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         if not self.is_joined:
             name = type(self).__name__
             raise InvalidArgumentError(
-                f"`{name}` must be made before `fit` is called, which it takes part in. Received: the first "
-                f"{name} of this program, made inside the call. Write `callback = {name}(...)` in a line "
-                "before, and `model.fit(..., callbacks=[callback])`."
+                f"`{name}` must be created before `fit` is called. Received: the first {name} of this "
+                f"program, created inside the call. Write `callback = {name}(...)` on a line before "
+                "`model.fit(..., callbacks=[callback])`."
             )
 
     @abc.abstractmethod
     def joined(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
-        """Take part in a call; the context surrounds Keras' `fit`.
+        """Return the context for Keras' `fit`.
 
         Args:
             call: may be changed until the context is entered.
@@ -64,26 +72,29 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
 
 
 class _Wrapper(keras.callbacks.Callback):
-    """Puts the wraps of all companions around the train function, which exists when training begins."""
+    """Puts the wraps of all extensions around the train function.
 
-    def __init__(self, wraps: list[Callable[[Any], Any]]) -> None:
+    Keras makes that function within `fit`, before `on_train_begin`.
+    """
+
+    def __init__(self, wraps: list[Wrap]) -> None:
         super().__init__()
         self._wraps = wraps
-        self._plain: Any = None
+        self._plain: TrainFunction | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._plain = self.model.train_function
         for wrap in self._wraps:
             self.model.train_function = wrap(self.model.train_function)
 
     def unwrap(self) -> None:
-        """Leave the model with the function that it had, which keeps its programs."""
+        """Restore the function that the model had, which keeps its compiled programs for the next `fit`."""
         if self._plain is not None:
             self.model.train_function = self._plain
 
 
-def flat_callbacks(callbacks: Any) -> list[Any]:
-    """The callbacks of any structure that Keras takes, in order."""
+def flat_callbacks(callbacks: UserValue) -> list[keras.callbacks.Callback]:
+    """Return the callbacks of any structure that Keras takes, in order."""
     if callbacks is None:
         return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -93,7 +104,7 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
     return [callbacks]
 
 
-def overrides(callback: Any, *hooks: str) -> bool:
+def overrides(callback: keras.callbacks.Callback, *hooks: str) -> bool:
     """Return whether a callback does anything in one of some hooks, by its class or on the object itself.
 
     Args:
@@ -109,16 +120,16 @@ def overrides(callback: Any, *hooks: str) -> bool:
     return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
 
 
-def has_fit_extensions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of `fit` has a companion among its callbacks."""
+def has_fit_extensions(args: tuple[UserValue, ...], kwargs: Mapping[str, UserValue]) -> bool:
+    """Return whether a call of `fit` has a `FitExtension` among its callbacks."""
     # `callbacks` is the sixth argument after the model.
     callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")
     return any(isinstance(c, FitExtension) for c in flat_callbacks(callbacks))
 
 
 @contextlib.contextmanager
-def around_fit(model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Let the companions among the callbacks of `fit` change its arguments.
+def around_fit(model: keras.Model, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+    """Enter the contexts of the extensions among the callbacks of `fit`, which may change its arguments.
 
     Args:
         model: the model.
@@ -128,17 +139,17 @@ def around_fit(model: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]
         The arguments for Keras' own `fit`.
     """
     callbacks = flat_callbacks(arguments.get("callbacks"))
-    companions = [c for c in callbacks if isinstance(c, FitExtension)]
-    if not companions:
+    extensions = [c for c in callbacks if isinstance(c, FitExtension)]
+    if not extensions:
         yield arguments
         return
     call = FitCall(model, dict(arguments), callbacks)
     wrapper = _Wrapper(call.wraps)
     with contextlib.ExitStack() as stack:
-        for companion in companions:
-            stack.enter_context(companion.joined(call))
-            companion.is_joined = True
-            stack.callback(setattr, companion, "is_joined", False)
+        for extension in extensions:
+            stack.enter_context(extension.joined(call))
+            extension.is_joined = True
+            stack.callback(setattr, extension, "is_joined", False)
         call.arguments["callbacks"] = [wrapper, *call.callbacks]
         try:
             yield call.arguments

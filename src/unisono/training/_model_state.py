@@ -1,22 +1,29 @@
-"""Who holds the state of a model while it trains, so that no exception or interrupt costs it.
+"""Where the state of a model is while it trains, so that no exception or interrupt loses it.
 
-Keras empties the variables while its loop runs, and each step deletes the state that it was given. At
+Keras empties the variables while its loop runs, and each step donates the state that it was given. At
 any moment the newest state is where Keras looks for it when the loop ends.
+
+Tests: tests/virtual/training/test_failures.py and test_interrupts.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+
+import jax
+import keras
 
 from unisono.step._keras_internals import empty_variables, mark_synced, set_training_state, training_state
+
+#: One list of arrays for each of Keras' lists of variables.
+State = tuple[Sequence[jax.Array], ...]
 
 #: Keras' names of the lists of variables in a state, in its order.
 _LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
-def hold_state(model: Any, names: Sequence[str], state: Sequence[Any]) -> None:
+def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
     """Note the newest state where Keras looks for it.
 
     Args:
@@ -27,7 +34,7 @@ def hold_state(model: Any, names: Sequence[str], state: Sequence[Any]) -> None:
     set_training_state(model, dict(zip(names, state, strict=True)))
 
 
-def release_state(model: Any) -> None:
+def release_state(model: keras.Model) -> None:
     """Note that the variables hold the state themselves.
 
     Args:
@@ -37,14 +44,19 @@ def release_state(model: Any) -> None:
     mark_synced(model, True)
 
 
-def taken_state(original: Callable[..., Any], model: Any, wanted: dict[str, bool]) -> Any:
-    """Note the state before Keras empties the variables, which may be interrupted after any of them.
+def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict[str, bool]) -> State:
+    """Take the state from a model's variables, and note it before Keras empties the first of them.
 
     Args:
         original: Keras' own method.
         model: whose.
         wanted: which lists, and whether the variables are emptied.
+
+    Returns:
+        What `original` returns.
     """
+    # Keras empties variable by variable, and notes the state afterwards: an interrupt between the two
+    # would lose the weights.
     state = original(model, **{**wanted, "purge_model_variables": False})
     hold_state(model, [name for name in _LISTS if wanted.get(name)], state)
     mark_synced(model, False)
@@ -55,7 +67,7 @@ def taken_state(original: Callable[..., Any], model: Any, wanted: dict[str, bool
 
 
 @contextlib.contextmanager
-def weights_kept(model: Any) -> Iterator[None]:
+def weights_kept(model: keras.Model) -> Iterator[None]:
     """Put the state back into the model's variables when a callback or a step raises.
 
     Keras empties the variables while it trains, and fills them again only where `fit` ends.

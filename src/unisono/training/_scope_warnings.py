@@ -1,41 +1,48 @@
-"""Training without the strategy or the workers that the program was given: one warning of each kind."""
+"""Training without the strategy or the workers that the program was given: one warning of each kind.
+
+Tests: tests/virtual/training/test_scope_warnings.py.
+"""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+import keras
 
 from unisono._errors import UnisonoError
 from unisono._mesh import jax_runs
 from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._spec import worker_count
 
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
 _LOG = logging.getLogger("unisono")
 
-_unused: weakref.WeakSet[Any] = weakref.WeakSet()
+_unused: weakref.WeakSet[Strategy] = weakref.WeakSet()
 _said: set[str] = set()
 
 
-def strategy_made(strategy: Any) -> None:
+def strategy_made(strategy: Strategy) -> None:
     """Note a strategy that computes nothing yet."""
     _unused.add(strategy)
 
 
-def strategy_used(strategy: Any) -> None:
+def strategy_used(strategy: Strategy) -> None:
     """Note that a strategy's scope was entered, or its `run` called."""
     _unused.discard(strategy)
 
 
-def check_fit(model: Any, strategy: Any | None) -> None:
+def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
     """Warn where `fit` begins without a strategy that was made for it, or without the other workers.
 
     Args:
         model: whose `fit`.
-        strategy: that the model was compiled with; None for none.
+        strategy: the one that the model was compiled with; None for none.
     """
     unused = next(iter(_unused), None) if strategy is None else None
     if unused is not None:
@@ -82,7 +89,8 @@ def workers_named(environ: Mapping[str, str] | None = None) -> int:
     try:
         spec, job = resolver.cluster_spec(), resolver.task_type
         return 0 if job not in ("chief", "worker") or "ps" in spec.jobs else worker_count(spec)
-    except UnisonoError:  # who uses the cluster is told what is wrong with it
+    except UnisonoError:
+        # A strategy that reads the same TF_CONFIG raises this error.
         return 0
 
 

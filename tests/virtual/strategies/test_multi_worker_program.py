@@ -57,7 +57,7 @@ def test_gradients_and_metrics_are_one_message(monkeypatch):
     assert messages(together) == (
         {"collective-permute": rounds, **in_program} if is_power else {"all-reduce": 1 + WISH}
     )
-    monkeypatch.setattr(_trainer_step, "can_join", lambda model: False)
+    monkeypatch.setattr(_trainer_step, "can_fuse", lambda model: False)
     apart, _ = program_of()
     if is_power:
         assert messages(apart) == {"collective-permute": 2 * rounds, **in_program}

@@ -1,15 +1,19 @@
-"""Losses that layers add with `add_loss`, or that a model computes itself, over all replicas in `fit`."""
+"""Losses that layers add with `add_loss`, or that a model computes itself, over all replicas in `fit`.
+
+Tests: tests/virtual/training/test_user_losses.py.
+"""
 
 from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from unisono._context import Context, entered
+from unisono._types import PyTree
 from unisono.step._keras_internals import (
     adds_losses,
     all_layers,
@@ -23,15 +27,15 @@ from unisono.training.replica._rows import Aside, rows_of
 
 _LOG = logging.getLogger("unisono")
 
-#: Models whose own loss was looked at.
-_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Models whose own loss was analyzed: the warning is for the first step.
+_CHECKED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
-def added_losses(model: Any, x: Any, training: bool, context: Context) -> list[Any] | None:
-    """Return a model's additional losses as a replica in `fit` must count them; None for as they are.
+def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context) -> list[jax.Array] | None:
+    """Return a model's additional losses as a replica in `fit` must count them; None for no change.
 
-    Gradients are averaged over the replicas there, which is right for a mean over rows and for what
-    does not depend on rows. A sum over rows is multiplied by the number of replicas.
+    `fit` averages gradients over the replicas, which is right for a mean over rows and for what does not
+    depend on rows. A sum over rows is multiplied by the number of replicas.
 
     Args:
         model: the model, after its forward pass.
@@ -47,7 +51,7 @@ def added_losses(model: Any, x: Any, training: bool, context: Context) -> list[A
     total = replica.engine.total(rows)
     try:
         uses = _uses(model, x, training, rows, total)
-    except Exception:
+    except Exception:  # a user's layer may do anything with another number of rows
         uses = [RowUse.MIXED] * len(losses)
     if len(uses) != len(losses):
         uses = [RowUse.MIXED] * len(losses)
@@ -60,14 +64,15 @@ def added_losses(model: Any, x: Any, training: bool, context: Context) -> list[A
     ]
 
 
-def _uses(model: Any, x: Any, training: bool, rows: int, total: int) -> list[RowUse]:
+def _uses(model: keras.Model, x: PyTree, training: bool, rows: int, total: int) -> list[RowUse]:
     kwargs = {"training": training} if takes_training(model) else {}
 
-    def losses(x: Any) -> list[Any]:
+    def losses(x: PyTree) -> list[jax.Array]:
         with entered(None), Aside(collect_losses=True):
             model(x, **kwargs)
             return [jnp.sum(loss) for loss in model.losses]
 
+    # `compute_loss` runs in Keras' stateless step, where `model.losses` gives what the step has collected.
     override = replaced_losses(model)
     replace_losses(model, [])
     try:
@@ -76,7 +81,7 @@ def _uses(model: Any, x: Any, training: bool, rows: int, total: int) -> list[Row
         replace_losses(model, override)
 
 
-def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> None:
+def check_own_loss(model: keras.Model, arguments: tuple[PyTree, ...], context: Context) -> None:
     """Warn where the loss of an overridden `compute_loss` may depend on the number of replicas.
 
     Args:
@@ -89,26 +94,26 @@ def check_own_loss(model: Any, arguments: tuple[Any, ...], context: Context) -> 
         return
     _CHECKED.add(model)
 
-    def loss(*trees: Any) -> Any:
+    def loss(*trees: PyTree) -> jax.Array:
         with entered(None), Aside():
             return loss_of_step(model, *trees, training=arguments[-1])
 
     shapes = jax.tree.map(jnp.asarray, arguments[:-1])
     try:
         (use,) = row_uses(loss, shapes, rows, replica.engine.total(rows))
-    except Exception:
+    except Exception:  # a user's `compute_loss` may do anything with another number of rows
         use = RowUse.MIXED
     if use not in (RowUse.MEAN, RowUse.NONE):
         _LOG.warning(
             "What %s.compute_loss returns counts as the mean of its values on the replicas: it could not be "
             "shown to be a mean over rows, so another number of replicas may give other numbers. Write a "
-            "`keras.Loss` or a function and give it to `compile(loss=...)`: it gets the rows of all replicas "
-            "where they meet.",
+            "`keras.Loss` or a function and pass it to `compile(loss=...)`: it gets the rows of all replicas "
+            "where its value for one row depends on others.",
             type(model).__name__,
         )  # fmt: skip
 
 
-def _warn(model: Any) -> None:
+def _warn(model: keras.Model) -> None:
     layers = [layer.name for layer in all_layers(model) if adds_losses(layer) and layer is not model]
     _LOG.warning(
         "A loss that is added by %s counts as the mean of its values on the replicas: it could not be shown "

@@ -2,29 +2,32 @@
 
 Between workers every all-reduce is a round of messages. Keras computes the gradients, applies
 them, and then updates the metrics: two rounds. But what a replica adds to the metrics is known
-before the first. So the step is traced once for itself, without the others, to get the metrics'
-new values, and once more with them as passengers of the gradients. XLA folds what both traces
-have in common (docs/architecture.md, idea 5), so nothing is computed twice.
+before the first. So the step is traced once without communication, to get the metrics' new values,
+and once more with these values piggybacked on the all-reduce of the gradients. XLA folds what both
+traces have in common (docs/architecture.md, idea 5), so nothing is computed twice.
+
+Tests: tests/virtual/strategies/test_multi_worker_program.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import ReplicaEngine
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 
 
-class NotAloneError(Exception):
-    """The step needs the others' values for more than a sum of gradients."""
+class NeedsPeersError(Exception):
+    """The step needs the other replicas' values for more than a sum of gradients."""
 
 
 class DryRunEngine:
-    """A replica that hears nothing of the others, and counts how often it asked them.
+    """An engine without communication: `all_reduce` is the identity, and calls are counted.
 
     Args:
         engine: how the replica is executed.
@@ -38,85 +41,87 @@ class DryRunEngine:
         self.calls = 0
 
     @property
-    def replica_id(self) -> Any:
+    def replica_id(self) -> int | jax.Array:
         """This replica's number."""
         return self._engine.replica_id
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
-        """Its own values."""
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+        """Return the replica's own values."""
         self.calls += 1
         return tree
 
-    def total(self, size: int) -> Any:
-        """All replicas run one program."""
+    def total(self, size: int) -> int:
+        """Return the sum of a size: it is known without communication."""
         return self._engine.total(size)
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
-        """Refused.
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+        """Reject the call: the result has another shape than this replica's values.
 
         Raises:
-            NotAloneError: always.
+            NeedsPeersError: always.
         """
-        raise NotAloneError
+        raise NeedsPeersError
 
-    def exchange(self, tree: Any) -> Any:
-        """Refused.
+    def exchange(self, tree: PyTree) -> PyTree:
+        """Reject the call, as `all_gather` does.
 
         Raises:
-            NotAloneError: always.
+            NeedsPeersError: always.
         """
-        raise NotAloneError
+        raise NeedsPeersError
 
 
 class FusingEngine:
-    """A replica whose first all-reduce takes passengers along.
+    """An engine that sums further values in the message of its first all-reduce.
 
     Args:
         engine: how the replica is executed.
-        passengers: arrays to be summed.
+        piggybacked: arrays to be summed over the replicas.
     """
 
     is_empty = False
 
-    def __init__(self, engine: ReplicaEngine, passengers: list[Any]) -> None:
+    def __init__(self, engine: ReplicaEngine, piggybacked: Sequence[jax.Array]) -> None:
         self._engine = engine
-        self._waiting: list[Any] | None = passengers
+        self._piggybacked: list[jax.Array] | None = list(piggybacked)
         self.num_replicas = engine.num_replicas
-        self.arrived: list[Any] = []
+        #: The sums of the piggybacked arrays, after the first all-reduce.
+        self.sums: list[jax.Array] = []
 
     @property
-    def replica_id(self) -> Any:
+    def replica_id(self) -> int | jax.Array:
         """This replica's number."""
         return self._engine.replica_id
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
-        """All-reduce; the first takes the passengers along."""
-        if self._waiting is None:
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+        """All-reduce `tree`; in the first call together with the piggybacked arrays."""
+        if self._piggybacked is None:
             return self._engine.all_reduce(op, tree)
-        waiting, self._waiting = self._waiting, None
-        summed, self.arrived = self._engine.all_reduce(ReduceOp.SUM, (tree, waiting))
+        piggybacked, self._piggybacked = self._piggybacked, None
+        # One message has one operation: a mean of gradients is their sum, divided here.
+        summed, self.sums = self._engine.all_reduce(ReduceOp.SUM, (tree, piggybacked))
         if op is ReduceOp.SUM:
             return summed
         return jax.tree.map(lambda x: (x / self.num_replicas).astype(x.dtype), summed)
 
-    def total(self, size: int) -> Any:
-        """As the engine does."""
+    def total(self, size: int) -> int:
+        """Return what the engine does."""
         return self._engine.total(size)
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
-        """As the engine does."""
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+        """Return what the engine does."""
         return self._engine.all_gather(tree, axis)
 
-    def exchange(self, tree: Any) -> Any:
-        """As the engine does."""
+    def exchange(self, tree: PyTree) -> PyTree:
+        """Return what the engine does."""
         return self._engine.exchange(tree)
 
 
-def can_join(model: Any) -> bool:
-    """Whether a model's training step is Keras' own: another one may make metrics of anything."""
+def can_fuse(model: keras.Model) -> bool:
+    """Return whether a model's training step is Keras' own: another may compute metrics from anything."""
     return type(model).train_step is keras.Model.train_step
 
 
-def are_sums(values: list[Any]) -> bool:
-    """Whether values may travel with gradients."""
+def are_sums(values: Sequence[jax.Array]) -> bool:
+    """Return whether values are floats, as gradients are: one message has one operation on one type."""
     return all(jnp.issubdtype(v.dtype, jnp.inexact) for v in values)

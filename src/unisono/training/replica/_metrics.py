@@ -1,21 +1,27 @@
-"""Metrics in `fit` that do not add up over the replicas: computed of all replicas' rows."""
+"""Metrics in `fit` that do not add up over the replicas: computed from all replicas' rows.
+
+Tests: tests/virtual/models/test_losses_and_metrics.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, ReplicaContext, entered
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import Aside, gather_rows, rows_of
 
 _m = keras.metrics
+
+#: Updates metrics from `(y, y_pred, sample_weight)`.
+Update = Callable[..., PyTree]
 
 #: Keras' own metrics whose variables are sums over rows; a test compares each with one device.
 _ADD_UP = frozenset(
@@ -33,8 +39,8 @@ _ADD_UP = frozenset(
 )
 
 
-def metrics_add_up(update: Callable[..., Any], metrics: list[Any], given: Any, context: Context) -> bool:
-    """Whether the metrics' variables, added up over the replicas, are those of one device.
+def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTree, context: Context) -> bool:
+    """Return whether the metrics' variables, added up over the replicas, are those of one device.
 
     Args:
         update: from `(y, y_pred, sample_weight)`; updates the metrics.
@@ -52,8 +58,8 @@ def metrics_add_up(update: Callable[..., Any], metrics: list[Any], given: Any, c
     total = replica.engine.total(rows)
     shapes = [jax.ShapeDtypeStruct((rows, *v.shape), v.dtype) for v in variables]
 
-    def after(given: Any, before: list[Any]) -> list[Any]:
-        # A sum over rows stands for what a replica has of a sum.
+    def after(given: PyTree, before: list[jax.Array]) -> list[jax.Array]:
+        # A replica's part of a sum is itself a sum over its rows: so the analysis sees the old value as one.
         start = list(zip(variables, [jnp.sum(b, axis=0, dtype=b.dtype) for b in before], strict=True))
         traced = rows_of(given) or rows
         part = ReplicaContext(context.strategy, _PartEngine(total / traced))
@@ -64,40 +70,42 @@ def metrics_add_up(update: Callable[..., Any], metrics: list[Any], given: Any, c
     try:
         uses = row_uses(after, (jax.tree.map(jnp.asarray, given), shapes), rows, total)
     except Exception:
-        # What cannot be traced for another number of rows holds arrays of this replica's rows.
+        # What cannot be traced for another number of rows holds arrays of this replica's rows, and could
+        # not be computed from all rows either.
         return True
     return all(use is RowUse.SUM for use in uses)
 
 
 class _PartEngine:
-    """An engine of which only the number of replicas is asked: how often the traced rows fit into all."""
+    """An engine for tracing, which computes nothing: the traced rows are 1 / `num_replicas` of all."""
 
     replica_id = 0
     is_empty = False
 
     def __init__(self, num_replicas: float) -> None:
-        self.num_replicas: Any = num_replicas
+        # A protocol's int; a ratio need not be one where replicas have unequal rows.
+        self.num_replicas: int = num_replicas  # type: ignore[assignment]
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
-        """The tree: nothing is computed."""
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+        """Return the tree."""
         return tree
 
-    def total(self, size: int) -> Any:
-        """The size in all replicas."""
+    def total(self, size: int) -> int:
+        """Return the size in all replicas."""
         return round(size * self.num_replicas)
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
-        """The tree: nothing is computed."""
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+        """Return the tree."""
         return tree
 
-    def exchange(self, tree: Any) -> Any:
-        """The tree: nothing is computed."""
+    def exchange(self, tree: PyTree) -> PyTree:
+        """Return the tree."""
         return tree
 
 
 def update_with_all_rows(
-    update: Callable[..., Any], metrics: list[Any], given: Any, replica: ReplicaContext
-) -> Any:
+    update: Update, metrics: Sequence[keras.Metric], given: PyTree, replica: ReplicaContext
+) -> PyTree:
     """Update metrics with the rows of all replicas, and leave in each replica its part of a sum.
 
     Args:
@@ -118,6 +126,7 @@ def update_with_all_rows(
         variable.assign(value)
     with entered(None):
         results = update(*gathered)
+    # Every replica has the sum now; at the step's end the copies are added up.
     is_first = jnp.equal(engine.replica_id, 0)
     for variable in summed:
         value = jnp.asarray(variable.value)

@@ -19,9 +19,9 @@ from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_
 from unisono.training.replica._fused_metrics import (
     DryRunEngine,
     FusingEngine,
-    NotAloneError,
+    NeedsPeersError,
     are_sums,
-    can_join,
+    can_fuse,
 )
 from unisono.training.replica._rows import first_rows, gather_rows
 from unisono.training.trainer._protocol import State
@@ -87,13 +87,13 @@ class TrainerStep:
     ) -> tuple[Any, State, tuple[list[Merge], ...]]:
         """One replica's step, and by which rules the rest of its state is merged."""
         passengers: list[Any] | None = None
-        if self.task is TrainerTask.TRAIN and self.strategy.mesh.is_spread and can_join(self.model):
+        if self.task is TrainerTask.TRAIN and self.strategy.mesh.is_spread and can_fuse(self.model):
             passengers = self._passengers(DryRunEngine(engine), rules[-1], local, batch)
         if passengers is None:
             return *self._inside(engine, local, batch), rules
         joining = FusingEngine(engine, passengers)
         logs, new = self._inside(joining, local, batch)
-        return logs, (*new[:-1], joining.arrived), (*rules[:-1], [Merge.KEEP] * len(passengers))
+        return logs, (*new[:-1], joining.sums), (*rules[:-1], [Merge.KEEP] * len(passengers))
 
     def _passengers(
         self, engine: DryRunEngine, rules: list[Merge], local: State, batch: Any
@@ -103,7 +103,7 @@ class TrainerStep:
             return None
         try:
             _, new = self._inside(engine, local, batch)
-        except NotAloneError:
+        except NeedsPeersError:
             return None
         metrics = list(new[-1])
         return metrics if engine.calls == 1 and are_sums(metrics) else None
