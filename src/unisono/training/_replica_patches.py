@@ -14,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeAlias
 
+import jax
 import keras
 
 from unisono._context import Context, OneReplica, current, entered
+from unisono._types import PyTree, UserValue
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -39,7 +41,13 @@ from unisono.training.replica._rows import first_rows, gather_rows
 _AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)
 
 #: What replaces a method of Keras: called with the original, the object and the arguments.
-Wrapper = Callable[..., Any]
+Wrapper = Callable[..., object]
+
+#: What Keras gives to `Optimizer.apply`: a gradient for each variable; None for a variable without one.
+Gradients: TypeAlias = Sequence[jax.Array | None]
+
+#: Keras' state of an optimizer or metric: the values of its variables.
+Values = list[jax.Array]
 
 
 def replica_patches() -> list[tuple[type, str, Wrapper]]:
@@ -68,8 +76,8 @@ def _replica_context() -> Context | None:
     return context if context is not None and context.replica is not None else None
 
 
-def _all_rows(context: Context | None, *trees: Any) -> list[Any] | None:
-    """The true rows of all replicas, for a padded batch."""
+def _all_rows(context: Context | None, *trees: PyTree) -> list[PyTree] | None:
+    """Return the true rows of all replicas, for a padded batch."""
     if context is None or context.true_rows is None or context.replica is None:
         return None
     engine = context.replica.engine
@@ -77,14 +85,14 @@ def _all_rows(context: Context | None, *trees: Any) -> list[Any] | None:
 
 
 def _compute_loss(
-    original: Callable[..., Any],
-    self: Any,
-    x: Any = None,
-    y: Any = None,
-    y_pred: Any = None,
-    sample_weight: Any = None,
+    original: Callable[..., jax.Array | None],
+    self: keras.Model,
+    x: PyTree = None,
+    y: PyTree = None,
+    y_pred: PyTree = None,
+    sample_weight: PyTree = None,
     training: bool = True,
-) -> Any:
+) -> jax.Array | None:
     context = _replica_context()
     rows = _all_rows(context, y, y_pred, sample_weight)
     if context is not None and rows is None and context.means and self.losses:
@@ -96,14 +104,14 @@ def _compute_loss(
 
 
 def _own_loss(
-    original: Callable[..., Any],
-    self: Any,
-    x: Any = None,
-    y: Any = None,
-    y_pred: Any = None,
-    sample_weight: Any = None,
+    original: Callable[..., jax.Array | None],
+    self: keras.Model,
+    x: PyTree = None,
+    y: PyTree = None,
+    y_pred: PyTree = None,
+    sample_weight: PyTree = None,
     training: bool = True,
-) -> Any:
+) -> jax.Array | None:
     context = _replica_context()
     if context is not None and context.means and type(self).compute_loss is not keras.Model.compute_loss:
         check_own_loss(self, (x, y, y_pred, sample_weight, training), context)
@@ -111,8 +119,13 @@ def _own_loss(
 
 
 def _compute_metrics(
-    original: Callable[..., Any], self: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
-) -> Any:
+    original: Callable[..., PyTree],
+    self: keras.Model,
+    x: PyTree,
+    y: PyTree,
+    y_pred: PyTree,
+    sample_weight: PyTree = None,
+) -> PyTree:
     context = _replica_context()
     if (rows := _all_rows(context, y, y_pred, sample_weight)) is not None:
         with entered(None):
@@ -130,10 +143,12 @@ def _is_alone(context: Context) -> bool:
     return context.replica is None or context.replica.num_replicas_in_sync == 1
 
 
-def _stateless_result(original: Callable[..., Any], self: Any, metric_variables: Any) -> Any:
-    """The result over all replicas, for a user's `train_step` in `fit` that returns it as a log.
+def _stateless_result(
+    original: Callable[..., PyTree], self: keras.Metric, metric_variables: Values
+) -> PyTree:
+    """Return the result over all replicas, for a user's `train_step` in `fit` that returns it as a log.
 
-    Between the ends of two steps a replica's copies are its part of a sum.
+    Within a step, a replica's copies of a metric's variables are its part of a sum.
     """
     context = _replica_context()
     if context is None or context.replica is None or not context.means or context.true_rows is not None:
@@ -143,11 +158,11 @@ def _stateless_result(original: Callable[..., Any], self: Any, metric_variables:
 
 
 def _mean_update_state(
-    original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None
-) -> Any:
-    """A lone number that a replica adds in `fit`, such as its loss, is a part of one: it counts 1/n.
+    original: Callable[..., None], self: keras.metrics.Mean, values: PyTree, sample_weight: PyTree = None
+) -> None:
+    """Update a mean; a scalar that a replica adds in `fit`, such as its loss, counts 1/n.
 
-    So the mean over steps gives a step that was split the weight of one that ran whole.
+    So in the mean over steps, a step that was split has the weight of one that ran on one replica.
     """
     context = _replica_context()
     replica = context.replica if context is not None and context.means else None
@@ -158,8 +173,12 @@ def _mean_update_state(
 
 
 def _loss_call(
-    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-) -> Any:
+    original: Callable[..., jax.Array],
+    self: keras.Loss,
+    y_true: PyTree,
+    y_pred: PyTree,
+    sample_weight: PyTree = None,
+) -> jax.Array:
     context = _replica_context()
     if context is None or context.replica is None or context.replica.num_replicas_in_sync == 1:
         return original(self, y_true, y_pred, sample_weight)
@@ -168,7 +187,10 @@ def _loss_call(
 
 @contextlib.contextmanager
 def _aggregated(synced: bool = True) -> Iterator[None]:
-    """Mark gradients as aggregated: an optimizer may call another, or itself in other ways.
+    """Mark gradients as aggregated within the block.
+
+    `LossScaleOptimizer` calls the optimizer inside it, and `apply` may call `stateless_apply`: each of
+    these is wrapped, and gradients must be aggregated once.
 
     Args:
         synced: whether what is written inside is equal on all replicas.
@@ -183,16 +205,21 @@ def _aggregated(synced: bool = True) -> Iterator[None]:
 
 
 def _must_aggregate() -> Context | None:
-    """The context of a replica whose gradients are not aggregated yet."""
+    """Return the context of a replica whose gradients are not aggregated yet, else None."""
     return None if _AGGREGATED.get() else _replica_context()
 
 
 def _stateless_apply(
-    original: Callable[..., Any], self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
-) -> Any:
+    original: Callable[..., tuple[Values, Values]],
+    self: keras.Optimizer,
+    optimizer_variables: Values,
+    grads: Gradients,
+    trainable_variables: Values,
+) -> tuple[Values, Values]:
     context = _must_aggregate()
     if context is None:
         return original(self, optimizer_variables, grads, trainable_variables)
+    # The gradients of a scaled loss, which `_scale_loss` has divided by the replicas, are summed.
     if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
         context = dataclasses.replace(context, means=False)
     grads = aggregate_gradients(list(grads), trained_variables(self), context)
@@ -200,11 +227,11 @@ def _stateless_apply(
         return original(self, optimizer_variables, grads, trainable_variables)
 
 
-def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
+def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss: jax.Array) -> jax.Array:
     """Scale a replica's loss so that its gradients are summed, also in `fit`.
 
-    A mean of losses would make half-precision gradients larger by the number of replicas than on
-    one device, so that they overflow at a smaller scale, and float8 would note larger values.
+    A mean of losses would make half-precision gradients larger than on one device, by the number of
+    replicas: they would overflow at a smaller scale, and float8 would record larger values.
     """
     context = _replica_context()
     scaled = original(self, loss)
@@ -217,7 +244,12 @@ def _scale_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     return scaled / context.replica.num_replicas_in_sync
 
 
-def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _apply(
+    original: Callable[..., None],
+    self: keras.Optimizer,
+    grads: Gradients,
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> None:
     context = _must_aggregate()
     if context is None:
         return original(self, grads, trainable_variables)
@@ -228,9 +260,16 @@ def _apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variab
 
 
 def _apply_loss_scale(
-    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None
-) -> Any:
-    """`LossScaleOptimizer.apply`, whose own code writes variables inside `lax.cond`."""
+    original: Callable[..., None],
+    self: keras.optimizers.LossScaleOptimizer,
+    grads: Gradients,
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> None:
+    """Apply gradients in a step of a custom loop through `stateless_apply`.
+
+    Keras' own `LossScaleOptimizer.apply` writes variables inside the branches of `lax.cond`: a scope that
+    collects a step's writes would get tracers of a branch.
+    """
     if current_frame() is None:
         return original(self, grads, trainable_variables)
     context = _must_aggregate()
@@ -250,13 +289,13 @@ def _apply_loss_scale(
 
 
 def _apply_gradients(
-    original: Callable[..., Any],
-    self: Any,
-    grads_and_vars: Any,
+    original: Callable[..., None],
+    self: keras.Optimizer,
+    grads_and_vars: Iterable[tuple[jax.Array | None, keras.Variable]],
     skip_gradients_aggregation: bool = False,
     experimental_aggregate_gradients: bool = True,
-) -> Any:
-    """tf.keras' `apply_gradients`, with its two ways to say that gradients are aggregated already."""
+) -> None:
+    """Apply gradients, with the two arguments of tf.keras for gradients that are aggregated already."""
     pairs = list(grads_and_vars)
     if skip_gradients_aggregation or not experimental_aggregate_gradients:
         with _aggregated(synced=False):
@@ -264,19 +303,30 @@ def _apply_gradients(
     return original(self, pairs)
 
 
-def _batch_normalization_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Take `synchronized=True` from Keras, which refuses it on JAX, and keep it."""
+def _batch_normalization_init(
+    original: Callable[..., None],
+    self: keras.layers.BatchNormalization,
+    *args: UserValue,
+    **kwargs: UserValue,
+) -> None:
+    """Create the layer, and set `synchronized` afterwards: Keras rejects `synchronized=True` on JAX."""
     synchronized = kwargs.pop("synchronized", False)
     original(self, *args, **kwargs)
     self.synchronized = synchronized
 
 
-def _batch_normalization_moments(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
+def _batch_normalization_moments(
+    original: Callable[..., tuple[jax.Array, jax.Array]],
+    self: keras.layers.BatchNormalization,
+    inputs: jax.Array,
+    mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
     if not self.synchronized:
         return original(self, inputs, mask)
     context = _replica_context()
     if context is not None and context.replica is not None:
         return synchronized_moments(inputs, reduced_axes(self), mask, context.replica)
+    # Keras passes it on to `ops.moments`, which rejects it on JAX.
     self.synchronized = False
     try:
         return original(self, inputs, mask)

@@ -4,6 +4,8 @@ In a custom loop gradients are *summed* over the replicas, so a loss with a mean
 divides by the number of examples of all replicas (tf.distribute's rule). In `fit` gradients
 are *averaged*, so that regularizers and losses that a user wrote with `mean` come out right
 too; there the same loss is multiplied by the number of replicas.
+
+Tests: tests/virtual/models/test_losses_and_metrics.py and tests/virtual/training/test_user_losses.py.
 """
 
 from __future__ import annotations
@@ -12,18 +14,28 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, ReplicaContext, entered
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import Aside, gather_rows, own_rows, rows_of
 
 _LOG = logging.getLogger("unisono")
+
+#: A loss, or its function.
+AnyLoss: TypeAlias = "keras.Loss | Callable[..., jax.Array]"
+
+#: Keras' own `Loss.__call__`.
+LossCall = Callable[..., jax.Array]
+
+#: Targets, predictions and weights of a replica, or of all.
+Given = tuple[PyTree, PyTree, PyTree]
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -31,7 +43,7 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _LOCAL = "_unisono_local_rows"
 
 
-def mark_local(loss: Any) -> None:
+def mark_local(loss: AnyLoss) -> None:
     """Note that a loss must see one replica's rows only.
 
     Args:
@@ -40,17 +52,22 @@ def mark_local(loss: Any) -> None:
     setattr(loss, _LOCAL, True)
 
 
-def _is_local(loss: Any) -> bool:
+def _is_local(loss: AnyLoss) -> bool:
     return any(getattr(part, _LOCAL, False) for part in (loss, getattr(loss, "fn", None)))
 
 
 def replica_loss(
-    original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: Context
-) -> Any:
+    original: LossCall,
+    loss: keras.Loss,
+    y_true: PyTree,
+    y_pred: PyTree,
+    sample_weight: PyTree,
+    context: Context,
+) -> jax.Array:
     """Return this replica's share of a Keras loss.
 
-    Values of rows that do not depend on other rows are added up here. Where rows may meet in the
-    loss, as in a contrastive one, each replica computes the loss of all replicas' rows.
+    Values of rows that do not depend on other rows are added up here. Where they may, as in a
+    contrastive loss, each replica computes the loss of all replicas' rows.
 
     Args:
         original: Keras' own `Loss.__call__`.
@@ -87,19 +104,20 @@ def replica_loss(
 
 
 def _parts(context: Context) -> int:
-    """By what a replica's share of a sum is multiplied: in `fit`, replicas are averaged."""
+    """Return the factor of a replica's share of a sum: `fit` averages over replicas."""
     return context.replica.num_replicas_in_sync if context.means and context.replica else 1
 
 
 def _row_use(
-    original: Callable[..., Any], loss: Any, given: Any, rows: int, replica: ReplicaContext
+    original: LossCall, loss: keras.Loss, given: Given, rows: int, replica: ReplicaContext
 ) -> RowUse:
-    """What a loss without reduction does with rows; `MIXED` also where one replica has none."""
+    """Return what a loss without reduction does with rows; `MIXED` also where one replica has none."""
     total = replica.engine.total(rows)
-    fewest = replica.engine.total(int(rows == 0))
+    empty_replicas = replica.engine.total(int(rows == 0))
+    # The analysis compares two traces, of different numbers of rows; at least one row each.
     few, many = (rows, total) if 0 < rows < total else (max(1, total), 2 * max(1, total))
 
-    def values(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+    def values(y_true: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array:
         with _without_reduction(loss):
             return original(loss, y_true, y_pred, sample_weight)
 
@@ -109,14 +127,14 @@ def _row_use(
         with entered(None), Aside():
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
-        # Such as a function that holds arrays of this replica's rows: it cannot see all rows.
+        # For example a function that holds arrays of this replica's rows: it cannot see all rows.
         _LOG.warning(
             "The loss %r sees one replica's rows at a time: it could not be traced for %d rows (%s: %s).",
             loss.name, many, type(error).__name__, error,
         )  # fmt: skip
         return RowUse.APART
     scalars = {RowUse.MEAN, RowUse.SUM, RowUse.NONE}
-    return RowUse.MIXED if fewest and scalars & {*uses} else _worst(uses)
+    return RowUse.MIXED if empty_replicas and scalars & {*uses} else _worst(uses)
 
 
 def _worst(uses: list[RowUse]) -> RowUse:
@@ -124,9 +142,9 @@ def _worst(uses: list[RowUse]) -> RowUse:
 
 
 def _scalar_share(
-    original: Callable[..., Any], loss: Any, given: Any, use: RowUse, rows: int | None, context: Context
-) -> Any:
-    """The share of a loss that is one number for all rows of a replica."""
+    original: LossCall, loss: keras.Loss, given: Given, use: RowUse, rows: int | None, context: Context
+) -> jax.Array:
+    """Return the share of a loss that is one number for all rows of a replica."""
     replica = context.replica
     if rows is None or replica is None or use not in (RowUse.MEAN, RowUse.SUM, RowUse.NONE):
         return original(loss, *given)
@@ -138,9 +156,9 @@ def _scalar_share(
 
 
 def _of_all_rows(
-    original: Callable[..., Any], loss: Any, given: Any, rows: int, means: bool, replica: ReplicaContext
-) -> Any:
-    """The loss of all replicas' rows, which each replica computes: its part of it."""
+    original: LossCall, loss: keras.Loss, given: Given, rows: int, means: bool, replica: ReplicaContext
+) -> jax.Array:
+    """Return this replica's part of the loss of all replicas' rows, which each replica computes."""
     engine = replica.engine
     gathered = gather_rows((*given, _masks(given[1])), engine, means=means)
     with entered(None):
@@ -152,29 +170,30 @@ def _of_all_rows(
 
 
 def _divisor(
-    original: Callable[..., Any],
-    loss: Any,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    values: Any,
+    original: LossCall,
+    loss: keras.Loss,
+    y_true: PyTree,
+    y_pred: PyTree,
+    sample_weight: PyTree,
+    values: jax.Array,
     replica: ReplicaContext,
-) -> Any:
-    """What Keras would divide by, had it all replicas' rows: examples, or weights."""
+) -> int | jax.Array:
+    """Return what Keras would divide by if it had all replicas' rows: examples, or weights."""
     weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
     if weights is None and not _masks(y_pred):
         return max(1, replica.engine.total(values.size))
     ones = original(_CountingLoss(loss), y_true, y_pred, weights)
     total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
+    # Without a weight the sum is 0 too, and Keras returns 0 for it.
     return jnp.where(total == 0, 1, total)
 
 
 class _MaskProbe(keras.Layer):
-    """Asks Keras for the mask of a tensor: a layer is told the mask of what it is called with."""
+    """Finds the mask of a tensor: Keras passes it to a layer that is called with the tensor."""
 
     supports_masking = True
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Keep the mask for `_masks`."""
         self.mask = mask
         return inputs
@@ -183,21 +202,21 @@ class _MaskProbe(keras.Layer):
 class _MaskCarrier(keras.Layer):
     """Gives a tensor a mask, as Keras' own layers do."""
 
-    def __init__(self, mask: Any) -> None:
+    def __init__(self, mask: jax.Array) -> None:
         super().__init__()
         self._mask = mask
 
-    def call(self, inputs: Any) -> Any:
-        """Pass a tensor on."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the tensor."""
         return inputs
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: jax.Array, previous_mask: jax.Array | None = None) -> jax.Array:
         """Return the mask."""
         return self._mask
 
 
-def _masks(y_pred: Any) -> dict[int, Any]:
-    """The masks of the tensors of a structure, by their position."""
+def _masks(y_pred: PyTree) -> dict[int, jax.Array]:
+    """Return the masks of the tensors of a structure, by their position."""
     found = {}
     for position, tensor in enumerate(jax.tree.leaves(y_pred)):
         probe = _MaskProbe()
@@ -207,8 +226,8 @@ def _masks(y_pred: Any) -> dict[int, Any]:
     return found
 
 
-def _masked(given: Any) -> Any:
-    """Targets, predictions with their masks, and weights."""
+def _masked(given: tuple[PyTree, PyTree, PyTree, dict[int, jax.Array]]) -> Given:
+    """Return targets, predictions with their masks, and weights."""
     y_true, y_pred, sample_weight, masks = given
     leaves, structure = jax.tree.flatten(y_pred)
     for position, mask in masks.items():
@@ -217,7 +236,7 @@ def _masked(given: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _without_reduction(loss: Any) -> Iterator[None]:
+def _without_reduction(loss: keras.Loss) -> Iterator[None]:
     """Let a loss return one value per example.
 
     The user's own object, not a copy: `copy.copy` of a Keras object serializes it, which fails for classes
@@ -231,58 +250,71 @@ def _without_reduction(loss: Any) -> Iterator[None]:
         loss.reduction = reduction
 
 
+#: What an optimizer gets for a variable.
+Gradient = jax.Array | None
+
+
 class _CountingLoss(keras.Loss):
     """A loss of one for each example of another loss, so that weights and masks alone remain."""
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, loss: keras.Loss) -> None:
         super().__init__(reduction="none", dtype=loss.dtype)
         self._loss = loss
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return ones in the shape of the other loss's values."""
-        return keras.ops.ones_like(self._loss.call(y_true, y_pred))
+        ones: jax.Array = keras.ops.ones_like(self._loss.call(y_true, y_pred))
+        return ones
 
 
-def aggregate_gradients(grads: list[Any], variables: Sequence[Any], context: Context) -> list[Any]:
+def aggregate_gradients(
+    grads: list[Gradient], variables: Sequence[keras.Variable], context: Context
+) -> list[Gradient]:
     """Return the gradients that an optimizer must apply, equal on all replicas.
 
     Args:
         grads: this replica's; None for a variable without one.
-        variables: what they belong to. The gradient of one that `overwrite_with_gradient` marks is
-            its next value: float8's history of largest values.
+        variables: one for each gradient. Where `overwrite_with_gradient` is set, the gradient is the
+            variable's next value: float8's history of largest values.
         context: the replica's context.
     """
     replica = context.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return grads
     if replica.engine.is_empty:
-        # Of no rows, a mean is NaN.
+        # A mean over no rows is NaN.
         grads = [None if g is None else jnp.zeros_like(g) for g in grads]
     next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
     reduced = {i: g for i, g in enumerate(grads) if g is not None and i not in next_values}
-    largest = {i: grads[i] for i in next_values if grads[i] is not None}
+    largest = {i: g for i, g in enumerate(grads) if g is not None and i in next_values}
     op = ReduceOp.MEAN if context.means else ReduceOp.SUM
-    found = dict(zip(reduced, replica.all_reduce(op, list(reduced.values())), strict=True))
+    found: dict[int, Gradient] = dict(
+        zip(reduced, replica.all_reduce(op, list(reduced.values())), strict=True)
+    )
     if largest:
         found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))
     return [found.get(i) for i in range(len(grads))]
 
 
-def _largest(values: list[Any], replica: ReplicaContext) -> list[Any]:
-    """The largest of all replicas' values, place by place, in one message."""
+def _largest(values: list[jax.Array], replica: ReplicaContext) -> list[jax.Array]:
+    """Return the largest of all replicas' values, place by place, in one message."""
+    # An engine adds, and gathers: the histories are a few hundred numbers, so gathering costs nothing.
     flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
     best = iter(jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), _ends(values)))
     return [next(best).reshape(v.shape).astype(v.dtype) for v in values]
 
 
-def _ends(values: list[Any]) -> list[int]:
+def _ends(values: list[jax.Array]) -> list[int]:
     return list(itertools.accumulate(v.size for v in values))[:-1]
 
 
-def synchronized_moments(inputs: Any, axes: list[int], mask: Any, replica: ReplicaContext) -> tuple[Any, Any]:
+def synchronized_moments(
+    inputs: jax.Array, axes: list[int], mask: jax.Array | None, replica: ReplicaContext
+) -> tuple[jax.Array, jax.Array]:
     """Return mean and variance of the rows of all replicas, for a synchronized BatchNormalization.
 
-    Two passes, as one device computes them: the squares of differences from the common mean.
+    Two passes, as one device computes them: the squares of differences from the common mean. The mean of
+    squares minus the square of the mean would need one message, and loses digits where the mean is large.
 
     Args:
         inputs: array of this replica.
@@ -293,7 +325,7 @@ def synchronized_moments(inputs: Any, axes: list[int], mask: Any, replica: Repli
     axis = tuple(axes)
     if mask is None:
         weights = jnp.ones((), inputs.dtype)
-        count: Any = max(1, replica.engine.total(inputs.size // max(1, _kept_size(inputs, axes))))
+        count: int | jax.Array = max(1, replica.engine.total(inputs.size // max(1, _kept_size(inputs, axes))))
         total = replica.all_reduce(ReduceOp.SUM, jnp.sum(inputs, axis=axis))
     else:
         weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)
@@ -307,8 +339,8 @@ def synchronized_moments(inputs: Any, axes: list[int], mask: Any, replica: Repli
     return mean, variance
 
 
-def _kept_size(inputs: Any, axes: list[int]) -> int:
-    """The number of values that remain after a reduction over `axes`."""
+def _kept_size(inputs: jax.Array, axes: list[int]) -> int:
+    """Return the number of values that remain after a reduction over `axes`."""
     kept = 1
     for i, n in enumerate(inputs.shape):
         kept *= 1 if i in axes else n

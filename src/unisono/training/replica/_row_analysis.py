@@ -12,17 +12,30 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._types import ArrayLike, PyTree
 from unisono.training.replica._row_rules import RULES, anything
-from unisono.training.replica._row_states import MIXED, Apart, Fixed, Mixed, RowState, Step, Total, is_fill
+from unisono.training.replica._row_states import (
+    MIXED,
+    Apart,
+    Equation,
+    Fixed,
+    Mixed,
+    RowState,
+    Step,
+    Total,
+    is_fill,
+)
+
+#: An argument or result of an operation in a trace.
+Atom = jex.Var | jex.Literal
 
 
 class RowUse(enum.Enum):
@@ -35,7 +48,7 @@ class RowUse(enum.Enum):
     MIXED = "not known: rows may meet each other"
 
 
-def row_uses(fn: Callable[..., Any], args: tuple[Any, ...], few: int, many: int) -> list[RowUse]:
+def row_uses(fn: Callable[..., PyTree], args: tuple[PyTree, ...], few: int, many: int) -> list[RowUse]:
     """Return what each result of a function does with rows, in the order of `jax.tree.leaves`.
 
     Args:
@@ -52,7 +65,7 @@ def row_uses(fn: Callable[..., Any], args: tuple[Any, ...], few: int, many: int)
     """
     leaves, structure = jax.tree.flatten(args)
 
-    def traced(rows: int) -> Any:
+    def traced(rows: int) -> jex.ClosedJaxpr:
         shapes = [
             jax.ShapeDtypeStruct(
                 (rows, *x.shape[1:]) if x.ndim else (), jax.dtypes.canonicalize_dtype(x.dtype)
@@ -77,16 +90,18 @@ class _TraceReader:
     def __init__(self, ratio: Fraction) -> None:
         self._ratio = ratio
 
-    def closed(self, few: Any, many: Any, inputs: Sequence[RowState]) -> list[RowState] | None:
-        """The states of the results; None where the traces differ in their operations."""
+    def closed(
+        self, few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, inputs: Sequence[RowState]
+    ) -> list[RowState] | None:
+        """Return the states of the results; None where the traces differ in their operations."""
         if len(few.consts) != len(many.consts):
             return None
         constants = [self._constant(a, b) for a, b in zip(few.consts, many.consts, strict=True)]
         return self.open(few.jaxpr, many.jaxpr, [*constants, *inputs])
 
-    def open(self, few: Any, many: Any, inputs: Sequence[RowState]) -> list[RowState] | None:
-        """As `closed`, with the states of the constants before those of the arguments."""
-        known: dict[Any, RowState] = dict(zip([*few.constvars, *few.invars], inputs, strict=True))
+    def open(self, few: jex.Jaxpr, many: jex.Jaxpr, inputs: Sequence[RowState]) -> list[RowState] | None:
+        """Return what `closed` does, with the states of the constants before those of the arguments."""
+        known: dict[jex.Var, RowState] = dict(zip([*few.constvars, *few.invars], inputs, strict=True))
         if len(few.eqns) != len(many.eqns) or len(few.outvars) != len(many.outvars):
             return None
         for eqn, other in zip(few.eqns, many.eqns, strict=True):
@@ -97,18 +112,18 @@ class _TraceReader:
                 known[variable] = state
         return [self._operand(known, a, b) for a, b in zip(few.outvars, many.outvars, strict=True)]
 
-    def _operands(self, known: dict[Any, RowState], eqn: Any, other: Any) -> list[RowState]:
+    def _operands(self, known: Mapping[jex.Var, RowState], eqn: Equation, other: Equation) -> list[RowState]:
         return [self._operand(known, a, b) for a, b in zip(eqn.invars, other.invars, strict=True)]
 
-    def _operand(self, known: dict[Any, RowState], few: Any, many: Any) -> RowState:
+    def _operand(self, known: Mapping[jex.Var, RowState], few: Atom, many: Atom) -> RowState:
         if isinstance(few, jex.Literal) and isinstance(many, jex.Literal):
             return self._constant(few.val, many.val)
         if isinstance(few, jex.Literal) or isinstance(many, jex.Literal):
             return MIXED
         return known[few]
 
-    def _constant(self, few: Any, many: Any) -> RowState:
-        """A number that the traces hold, or an array from around the function."""
+    def _constant(self, few: ArrayLike, many: ArrayLike) -> RowState:
+        """Return the state of a number that the traces hold, or of an array that the function closes over."""
         if few is many:
             if isinstance(few, jax.core.Tracer) or np.size(few) > _SMALL:
                 return Fixed()
@@ -237,10 +252,12 @@ def _use_of(state: RowState) -> RowUse:
     return RowUse.MIXED
 
 
-#: Arrays of so many numbers are looked at.
+#: Up to this many numbers, an array's values are computed too: shapes and factors such as `1 / rows` are
+#: smaller, and data larger.
 _SMALL = 16
 
-#: How often a loop's body is read before its states must stay.
+#: How often a loop's body is read until the states of its carry repeat. Each reading can only lose certainty,
+#: in the order Fixed, Apart, Mixed, so two or three are enough for a few carries.
 _ROUNDS = 4
 
 #: Operations that call a function, and under which name they hold it.
@@ -259,10 +276,10 @@ _CALLS = {
 # --- numbers that are known -----------------------------------------------------------------------
 
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {"reduce_sum": np.sum, "reduce_prod": np.prod}
+_REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {"reduce_sum": np.sum, "reduce_prod": np.prod}
 
 #: Operations on small numbers, as NumPy computes them.
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -293,7 +310,7 @@ def _computed(step: Step, operands: list[RowState]) -> tuple[np.ndarray, np.ndar
     return None if few is None or many is None else (few, many)
 
 
-def _compute(name: str, eqn: Any, values: list[Any]) -> Any:
+def _compute(name: str, eqn: Equation, values: list[np.ndarray]) -> np.ndarray | None:
     aval = eqn.outvars[0].aval
     fills = all(np.ndim(v) == 0 for v in values)
     if aval.size > _SMALL and not fills:
@@ -311,12 +328,12 @@ def _compute(name: str, eqn: Any, values: list[Any]) -> Any:
     return np.asarray(result).astype(aval.dtype)
 
 
-def _reduced(name: str, eqn: Any, value: Any) -> Any:
+def _reduced(name: str, eqn: Equation, value: np.ndarray) -> np.ndarray:
     axes = tuple(eqn.params["axes"])
     if np.ndim(value):
         return _REDUCTIONS[name](value, axis=axes)
     count = math.prod(eqn.invars[0].aval.shape[i] for i in axes)
-    return value * count if name == "reduce_sum" else value**count
+    return np.asarray(value * count if name == "reduce_sum" else value**count)
 
 
 def _chosen(step: Step, operands: list[RowState]) -> int | None:

@@ -1,10 +1,12 @@
-"""What each of JAX' operations does with the rows of its operands: the rules of `_rowwise`. Pure."""
+"""What each of JAX' operations does with the rows of its operands: the rules of `_row_analysis`. Pure.
+
+Tests: tests/unit/training/test_row_analysis.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +27,13 @@ Rule = Callable[[Step, list[RowState]], "RowState | list[RowState]"]
 
 
 def anything(step: Step, operands: list[RowState]) -> RowState:
-    """An operation without a rule: certain only where it has nothing to do with rows."""
+    """Apply to an operation without a rule: certain only where no operand has to do with rows."""
     plain = all(s == Fixed() for s in operands) and step.is_plain
     return Fixed() if plain and _equal(step.eqn.params, step.other.params) else MIXED
 
 
-def _equal(few: Any, many: Any) -> bool:
+def _equal(few: Mapping[str, object], many: Mapping[str, object]) -> bool:
+    # Parameters hold anything: arrays, for which `==` has no truth value, too.
     try:
         return bool(few == many)
     except (TypeError, ValueError):
@@ -242,7 +245,9 @@ def _place(
     return "free", free.index(state.axis)
 
 
-def _dot_result(step: Step, role: str, number: int, places: list[Any], power: int) -> RowState:
+def _dot_result(
+    step: Step, role: str, number: int, places: list[tuple[str, int] | None], power: int
+) -> RowState:
     if role == "contracted":
         return Total(power)
     (contracted, batched) = step.params["dimension_numbers"]

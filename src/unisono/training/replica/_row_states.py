@@ -1,13 +1,20 @@
-"""What is known of a value of a traced function, and one operation in two traces. Pure."""
+"""What is known of a value of a traced function, and one operation in two traces. Pure.
+
+Tests: tests/unit/training/test_row_analysis.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+#: One operation of a trace, a `jax.extend.core.JaxprEqn`. JAX declares its arguments and results as abstract
+#: values, which need not have a shape and a type; those of a trace always have.
+Equation: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +56,8 @@ MIXED = Mixed()
 class Step:
     """One operation in both traces."""
 
-    eqn: Any
-    other: Any
+    eqn: Equation
+    other: Equation
     ratio: Fraction
 
     @property

@@ -1,8 +1,9 @@
-"""Rows of a batch, gathered where they meet."""
+"""Rows of a batch on the replicas: gathered where they depend on each other, and each replica's own part.
+
+Tests: tests/virtual/models/test_losses_and_metrics.py.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import keras
 import numpy as np
 
 from unisono._context import ReplicaEngine
+from unisono._types import PyTree
 
 
-def gather_rows(tree: Any, engine: ReplicaEngine, means: bool = True) -> Any:
+def gather_rows(tree: PyTree, engine: ReplicaEngine, means: bool = True) -> PyTree:
     """Return the rows of all replicas, in order, on every replica.
 
     Args:
@@ -22,17 +24,20 @@ def gather_rows(tree: Any, engine: ReplicaEngine, means: bool = True) -> Any:
             replica must compute the same of the rows.
     """
 
-    def gathered(x: Any) -> Any:
+    def gathered(x: jax.Array) -> jax.Array:
         if jnp.ndim(x) == 0:
             return x
         if x.dtype == jnp.bool_:
             return gathered(x.astype(jnp.int32)).astype(jnp.bool_)
-        return _gathered(x, engine) if means else engine.all_gather(x, 0)
+        if means:
+            return _gathered(x, engine)
+        everyones: jax.Array = engine.all_gather(x, 0)
+        return everyones
 
     return jax.tree.map(gathered, tree)
 
 
-def first_rows(tree: Any, rows: int) -> Any:
+def first_rows(tree: PyTree, rows: int) -> PyTree:
     """Return the first rows of all arrays.
 
     Args:
@@ -42,7 +47,7 @@ def first_rows(tree: Any, rows: int) -> Any:
     return jax.tree.map(lambda x: x[:rows] if jnp.ndim(x) else x, tree)
 
 
-def own_rows(x: Any, rows: int, engine: ReplicaEngine) -> Any:
+def own_rows(x: jax.Array, rows: int, engine: ReplicaEngine) -> jax.Array:
     """Return a replica's part of an array of all replicas' rows.
 
     Args:
@@ -52,32 +57,35 @@ def own_rows(x: Any, rows: int, engine: ReplicaEngine) -> Any:
     """
     if not isinstance(engine.replica_id, int):
         return jax.lax.dynamic_slice_in_dim(x, engine.replica_id * rows, rows)
+    # Replicas of unequal rows are traced in turn, each with a Python number: sizes are known while tracing.
     sizes = [engine.total(rows * (engine.replica_id == i)) for i in range(engine.num_replicas)]
     start = sum(sizes[: engine.replica_id])
     return x[start : start + rows]
 
 
-def _gathered(x: Any, engine: ReplicaEngine) -> Any:
+def _gathered(x: jax.Array, engine: ReplicaEngine) -> jax.Array:
     rows, replicas = x.shape[0], engine.num_replicas
 
     @jax.custom_vjp
-    def gather(x: Any) -> Any:
-        return engine.all_gather(x, 0)
+    def gather(x: jax.Array) -> jax.Array:
+        everyones: jax.Array = engine.all_gather(x, 0)
+        return everyones
 
-    def forward(x: Any) -> tuple[Any, None]:
+    def forward(x: jax.Array) -> tuple[jax.Array, None]:
         return gather(x), None
 
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        # Every replica computes the same loss, so the cotangent is at hand: no communication. It is
-        # multiplied because `fit` averages gradients.
+    def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+        # Every replica computes the same loss, so it has the cotangents of all rows, and its own need no
+        # communication. They are multiplied because `fit` averages gradients.
         own = jax.lax.dynamic_slice_in_dim(cotangent, engine.replica_id * rows, rows)
         return (own * replicas,)
 
     gather.defvjp(forward, backward)
-    return gather(x)
+    result: jax.Array = gather(x)
+    return result
 
 
-def rows_of(given: Any) -> int | None:
+def rows_of(given: PyTree) -> int | None:
     """Return how many rows all arrays have; None where they do not agree, or have none.
 
     Args:
@@ -88,11 +96,12 @@ def rows_of(given: Any) -> int | None:
 
 
 class Aside(keras.StatelessScope):
-    """Reads variables as the code around it does, and forgets what is written inside."""
+    """Reads variables as the surrounding code does, and discards what is written inside."""
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
         """Return the value written inside, or that of the scope around."""
-        value = super().get_current_value(variable)
+        value: jax.Array | None = super().get_current_value(variable)
         if value is not None or self.original_scope is None:
             return value
-        return self.original_scope.get_current_value(variable)
+        outer: jax.Array | None = self.original_scope.get_current_value(variable)
+        return outer
