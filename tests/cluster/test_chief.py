@@ -101,7 +101,7 @@ def test_sums_travel_as_the_options_say_and_are_the_same(run):
     # Bit for bit: each sum has two terms.
     assert first == second
     assert first["AUTO"] == first["RING"] == first["NCCL"]
-    assert "NCCL is for GPUs, and these are devices of the kind 'cpu': partners exchange" in run[2][0]
+    assert "NCCL needs GPUs, but the devices are of the platform 'cpu': recursive doubling" in run[2][0]
 
 
 def test_saving_on_all_workers_writes_once_and_whole(run):

@@ -1,1 +1,1 @@
-"""How arrays travel between devices."""
+"""All-reduce and its relatives between devices."""

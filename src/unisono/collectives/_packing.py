@@ -1,28 +1,30 @@
-"""Many arrays as few flat buckets, and back; pure.
+"""Pack many arrays into few flat buckets, and unpack them; pure.
 
 A collective costs a fixed time for each array besides the time for its bytes, so small arrays
-travel together. A bucket holds arrays of one data type, in the order in which they came.
+are sent together. A bucket holds arrays of one data type, in the order of the arguments.
+
+Tests: tests/unit/collectives/test_packing.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from unisono._errors import InvalidArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingPlan:
-    """Which array lies in which bucket.
+    """The assignment of arrays to buckets.
 
     Args:
-        shapes: of the arrays.
+        shapes: the shapes of the arrays.
         buckets: for each bucket, the positions of its arrays.
     """
 
@@ -31,20 +33,20 @@ class PackingPlan:
 
 
 def plan(
-    shapes_and_dtypes: Sequence[tuple[tuple[int, ...], Any]],
+    shapes_and_dtypes: Sequence[tuple[tuple[int, ...], DTypeLike]],
     *,
     bytes_per_pack: int = 0,
     num_packs: int = 0,
     smaller_than: int = 0,
 ) -> PackingPlan:
-    """Decide which arrays travel together.
+    """Decide which arrays share a bucket; without any rule each array has its own.
 
     Args:
-        shapes_and_dtypes: of the arrays.
-        bytes_per_pack: a bucket is closed when it holds so many bytes; 0 for no such rule.
-        num_packs: at most so many buckets of near-equal size for each data type; 0 for no such rule.
-        smaller_than: arrays of fewer bytes share one bucket for each data type, and all others
-            travel alone; 0 for no such rule. Without any rule every array travels alone.
+        shapes_and_dtypes: the shape and the data type of each array.
+        bytes_per_pack: the size at which a bucket is closed, in bytes; 0 disables the rule.
+        num_packs: the most buckets, of nearly equal size, for each data type; 0 disables the rule.
+        smaller_than: arrays of fewer bytes share one bucket for each data type, and larger ones
+            have their own; 0 disables the rule.
 
     Raises:
         InvalidArgumentError: for negative numbers, or more than one rule.
@@ -81,11 +83,11 @@ def _by_size(group: list[int], sizes: list[int], smaller_than: int) -> list[tupl
 
 
 def _by_limit(group: list[int], sizes: list[int], limit: int) -> list[tuple[int, ...]]:
-    """Cut a group where the running total passes each multiple of the limit."""
+    """Divide a group into buckets, each closed when it has reached the limit."""
     buckets: list[list[int]] = [[]]
     total = 0
     for i in group:
-        # An array without elements opens no bucket: there would be more than were asked for.
+        # An array without elements must not open a bucket, or there could be more than `num_packs`.
         if buckets[-1] and total >= limit and sizes[i]:
             buckets.append([])
             total = 0
@@ -94,31 +96,32 @@ def _by_limit(group: list[int], sizes: list[int], limit: int) -> list[tuple[int,
     return [tuple(bucket) for bucket in buckets]
 
 
-def pack(arrays: Sequence[Any], plan: PackingPlan) -> list[Any]:
+def pack(arrays: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
     """Return the flat buckets of `arrays`; a bucket of one array is that array, flattened.
 
     Args:
         arrays: of the plan's shapes.
         plan: made by `plan`.
     """
-    return [_joined([arrays[i] for i in bucket]) for bucket in plan.buckets]
+    return [_concatenate([arrays[i] for i in bucket]) for bucket in plan.buckets]
 
 
-def _joined(arrays: list[Any]) -> Any:
+def _concatenate(arrays: list[jax.Array]) -> jax.Array:
     if len(arrays) == 1:
         return jnp.ravel(arrays[0])
     buffer = jnp.zeros((sum(a.size for a in arrays),), arrays[0].dtype)
     start = 0
     for array in arrays:
-        # Five times as fast as `jnp.concatenate` on CPU: XLA writes in place.
+        # XLA updates the buffer in place. On two cores, jaxlib 0.10.2, 235k floats: 0.85 ms;
+        # `jnp.concatenate` takes 3.5 to 6.8 ms.
         buffer = jax.lax.dynamic_update_slice(buffer, jnp.ravel(array), (start,))
         start += array.size
     return buffer
 
 
-def unpack(buckets: Sequence[Any], plan: PackingPlan) -> list[Any]:
+def unpack(buckets: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
     """Return the arrays; the inverse of `pack`."""
-    arrays: list[Any] = [None] * len(plan.shapes)
+    arrays: dict[int, jax.Array] = {}
     for bucket, positions in zip(buckets, plan.buckets, strict=True):
         start = 0
         for i in positions:
@@ -126,4 +129,4 @@ def unpack(buckets: Sequence[Any], plan: PackingPlan) -> list[Any]:
             flat = jax.lax.slice(bucket, (start,), (start + size,))
             arrays[i] = flat.reshape(plan.shapes[i])
             start += size
-    return arrays
+    return [arrays[i] for i in range(len(plan.shapes))]

@@ -1,32 +1,34 @@
-"""Collectives inside `jax.shard_map`: the all-reduce algorithms, and their relatives.
+"""Collectives inside `jax.shard_map`: the all-reduce algorithms, all-gather, reduce-scatter and broadcast.
 
 All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. None
 uses `lax.psum_scatter`, which returns wrong numbers over Gloo
 (https://github.com/jax-ml/jax/issues/40830).
+
+Tests: tests/virtual/collectives/test_reduce.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 
-Reducer = Callable[[list[Any], str, int], list[Any]]
+Reducer = Callable[[list[jax.Array], str, int], list[jax.Array]]
 
 
-def _xla(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+def _xla(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
     """XLA's own all-reduce: NCCL on GPUs, ICI on TPUs. All buckets in one operation."""
     return list(lax.psum(buckets, axis_name))
 
 
-def _ring(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
+def _ring(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
     """Reduce-scatter and all-gather around a ring; each device sends 2(n-1)/n of the bytes.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
@@ -35,7 +37,7 @@ def _ring(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
     return [_ring_one(b, axis_name, axis_size) for b in buckets]
 
 
-def _ring_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+def _ring_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     chunk = -(-bucket.size // axis_size)
     padded = jnp.pad(bucket, (0, chunk * axis_size - bucket.size)).reshape(axis_size, chunk)
     me = lax.axis_index(axis_name)
@@ -44,7 +46,7 @@ def _ring_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
     for step in range(1, axis_size):
         travelling = lax.ppermute(travelling, axis_name, right)
         travelling = travelling + padded[(me - step) % axis_size]
-    # This device now holds the whole sum of the chunk after its own.
+    # This device now holds the complete sum of the chunk after its own.
     result = jnp.zeros_like(padded).at[(me + 1) % axis_size].set(travelling)
     for step in range(axis_size - 1):
         travelling = lax.ppermute(travelling, axis_name, right)
@@ -52,18 +54,18 @@ def _ring_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
     return result.reshape(-1)[: bucket.size]
 
 
-def _hierarchical(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
-    """Sums climb a binary tree to the first device and are copied back down: 2 log2(n) steps."""
+def _hierarchical(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+    """Sum up a binary tree to the first device, and copy the result back down: 2 log2(n) steps."""
     return [_tree_one(b, axis_name, axis_size) for b in buckets]
 
 
-def _tree_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+def _tree_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me = lax.axis_index(axis_name)
     strides = [1 << k for k in range((axis_size - 1).bit_length())]
     total = bucket
     for stride in strides:
         pairs = [(i + stride, i) for i in range(0, axis_size - stride, 2 * stride)]
-        # A device that nobody sends to receives zeros.
+        # `ppermute` gives zeros to a device that no pair sends to.
         total = total + lax.ppermute(total, axis_name, pairs)
     for stride in reversed(strides):
         pairs = [(i, i + stride) for i in range(0, axis_size - stride, 2 * stride)]
@@ -72,12 +74,12 @@ def _tree_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
     return total
 
 
-def _one_device(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
-    """All values travel to the first device, are summed there, and are sent back."""
+def _one_device(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+    """Send all values to the first device, sum them there, and send the result back."""
     return [_central_one(b, axis_name, axis_size) for b in buckets]
 
 
-def _central_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
+def _central_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me = lax.axis_index(axis_name)
     total = bucket
     for i in range(1, axis_size):
@@ -88,22 +90,23 @@ def _central_one(bucket: Any, axis_name: str, axis_size: int) -> Any:
     return result
 
 
-#: Buckets of fewer bytes are exchanged whole: a round costs more than its bytes.
+#: Buckets of fewer bytes are exchanged whole: below this size the latency of a round outweighs its bytes.
 _WHOLE = 512 * 1024
 
 
-def _exchange(buckets: list[Any], axis_name: str, axis_size: int) -> list[Any]:
-    """Partners at distance 1, 2, 4, … exchange and add; neighbours, of one worker, first.
+def _exchange(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+    """Exchange and add between partners at distance 1, 2, 4, …; neighbours, of one worker, come first.
 
-    Small buckets travel whole in log2(n) rounds, large ones by halves and back in 2 log2(n). Over
-    Gloo between two workers a round takes half the time of XLA's all-reduce (1.0 and 2.1 ms for
-    0.9 MB). Where n is no power of two, XLA's own.
+    Small buckets are sent whole in log2(n) rounds (recursive doubling), large ones are halved and
+    doubled in 2 log2(n). Over Gloo between two workers a round takes half the time of XLA's all-reduce
+    (1.0 and 2.1 ms for 0.9 MB). Where n is not a power of two, XLA's own is used.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
     in MPICH", 2005.
     """
     if axis_size & (axis_size - 1):
         return _xla(buckets, axis_name, axis_size)
+    # Between two devices halves would take two rounds for the bytes of one.
     whole = axis_size == 2
     return [
         _doubling(b, axis_name, axis_size)
@@ -121,14 +124,14 @@ def _distances(axis_size: int) -> list[int]:
     return [1 << k for k in range(axis_size.bit_length() - 1)]
 
 
-def _doubling(bucket: Any, axis_name: str, axis_size: int) -> Any:
-    # Both partners add the same two numbers, so that all devices end with the same bits.
+def _doubling(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
+    # Both partners add the same two numbers, and addition is commutative: all devices get the same bits.
     for distance in _distances(axis_size):
         bucket = bucket + lax.ppermute(bucket, axis_name, _partners(axis_size, distance))
     return bucket
 
 
-def _halving(bucket: Any, axis_name: str, axis_size: int) -> Any:
+def _halving(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me, distances = lax.axis_index(axis_name), _distances(axis_size)
     padded = jnp.pad(bucket, (0, -bucket.size % axis_size))
     part = padded.reshape(*[2] * len(distances), -1)
@@ -143,7 +146,7 @@ def _halving(bucket: Any, axis_name: str, axis_size: int) -> Any:
     return part.reshape(-1)[: bucket.size]
 
 
-#: How a sum over the devices is made; each is another program.
+#: The all-reduce algorithms; each compiles to another program.
 ALGORITHMS: dict[str, Reducer] = {
     "xla": _xla,
     "ring": _ring,
@@ -154,7 +157,7 @@ ALGORITHMS: dict[str, Reducer] = {
 
 
 def all_reduce(
-    tree: Any,
+    tree: PyTree,
     op: ReduceOp | str,
     *,
     axis_name: str,
@@ -163,22 +166,22 @@ def all_reduce(
     bytes_per_pack: int = 0,
     num_packs: int = 0,
     smaller_than: int = 0,
-) -> Any:
+) -> PyTree:
     """Return the sum or mean of `tree` over the devices of a mesh axis, on each of them.
 
     Args:
-        tree: pytree of arrays; None leaves pass.
-        op: sum or mean, as `ReduceOp.parse` reads it.
+        tree: pytree of arrays; None leaves are kept.
+        op: sum or mean, for `ReduceOp.parse`.
         axis_name: the mesh axis.
         axis_size: its size.
         algorithm: a key of `ALGORITHMS`.
-        bytes_per_pack: see `collectives._packing.plan`, as for the next two.
-        num_packs: see there.
-        smaller_than: see there.
+        bytes_per_pack: see `collectives._packing.plan`.
+        num_packs: see `collectives._packing.plan`.
+        smaller_than: see `collectives._packing.plan`.
 
     Raises:
         InvalidArgumentError: for an unknown algorithm or `op`.
-        InvalidTypeError: for truth values, and for the mean of integers.
+        InvalidTypeError: for booleans, and for the mean of integers.
     """
     if algorithm not in ALGORITHMS:
         raise InvalidArgumentError(
@@ -196,25 +199,29 @@ def all_reduce(
         num_packs=num_packs,
         smaller_than=smaller_than,
     )
-    summed = _reduced(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
+    summed = _reduce(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
     if op is ReduceOp.MEAN:
         summed = [(x / axis_size).astype(x.dtype) for x in summed]
     return jax.tree.unflatten(structure, summed)
 
 
-def _reduced(
-    leaves: list[Any], packing: PackingPlan, reducer: Reducer, axis_name: str, axis_size: int
-) -> list[Any]:
-    """Sum by any algorithm; derivatives by the same, whatever its steps would transpose to."""
+def _reduce(
+    leaves: list[jax.Array], packing: PackingPlan, reducer: Reducer, axis_name: str, axis_size: int
+) -> list[jax.Array]:
+    """Sum with an algorithm, and define the derivative as the same sum of the cotangents.
+
+    Without this rule, JAX would transpose each step of the algorithm, whatever that gives.
+    """
 
     @jax.custom_vjp
-    def summed(leaves: list[Any]) -> list[Any]:
+    def summed(leaves: list[jax.Array]) -> list[jax.Array]:
         return unpack(reducer(pack(leaves, packing), axis_name, axis_size), packing)
 
-    def forward(leaves: list[Any]) -> tuple[list[Any], None]:
+    def forward(leaves: list[jax.Array]) -> tuple[list[jax.Array], None]:
         return summed(leaves), None
 
-    def backward(_: None, cotangents: list[Any]) -> tuple[list[Any]]:
+    def backward(_: None, cotangents: list[jax.Array]) -> tuple[list[jax.Array]]:
+        # The cotangents of integers are of type float0, which no collective takes.
         floats = [c for c in cotangents if jnp.issubdtype(c.dtype, jnp.inexact)]
         own = plan([(c.shape, c.dtype) for c in floats]) if len(floats) < len(leaves) else packing
         sums = iter(unpack(reducer(pack(floats, own), axis_name, axis_size), own))
@@ -224,36 +231,37 @@ def _reduced(
     return summed(leaves)
 
 
-def _check_types(leaves: list[Any], op: ReduceOp) -> None:
+def _check_types(leaves: list[jax.Array], op: ReduceOp) -> None:
     for leaf in leaves:
         if leaf.dtype == jnp.bool_:
             raise InvalidTypeError(
-                "Truth values cannot be summed over replicas. Received: an array of type bool, shape "
+                "Values to be summed over replicas must be numbers. Received: an array of type bool, shape "
                 f"{leaf.shape}. Write `x.astype('int32')` before."
             )
         if op is ReduceOp.MEAN and not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise InvalidTypeError(
-                f"The mean of integers is no integer. Received: an array of type {leaf.dtype}, shape "
-                f"{leaf.shape}. Write `x.astype('float32')` before, or use the sum."
+                "Values to be averaged over replicas must be floats, because the mean of integers is not an "
+                f"integer. Received: an array of type {leaf.dtype}, shape {leaf.shape}. Write "
+                "`x.astype('float32')` before, or use the sum."
             )
 
 
-def all_gather(x: Any, axis: int, *, axis_name: str, axis_size: int) -> Any:
-    """Return the arrays of all devices joined along `axis`, in device order.
+def all_gather(x: jax.Array, axis: int, *, axis_name: str, axis_size: int) -> jax.Array:
+    """Return the arrays of all devices concatenated along `axis`, in device order.
 
     Args:
         x: array of rank 1 or more.
-        axis: the dimension to join; negative ones count from the last.
+        axis: the dimension to concatenate; negative numbers count from the last.
         axis_name: the mesh axis.
         axis_size: its size.
 
     Raises:
-        InvalidArgumentError: for a scalar, or an `axis` that `x` does not have.
+        InvalidArgumentError: for a scalar, or an `axis` out of range.
     """
     x = jnp.asarray(x)
     if x.ndim == 0:
         raise InvalidArgumentError(
-            "Only arrays of rank 1 or more can be joined. Received: a scalar. Write `x[None]`."
+            "Arrays to be gathered must have rank 1 or more. Received: a scalar. Write `x[None]`."
         )
     if not -x.ndim <= axis < x.ndim:
         raise InvalidArgumentError(
@@ -265,14 +273,15 @@ def all_gather(x: Any, axis: int, *, axis_name: str, axis_size: int) -> Any:
     at = axis % x.ndim
 
     @jax.custom_vjp
-    def gathered(x: Any) -> Any:
-        return lax.all_gather(x, axis_name, axis=at, tiled=True)
+    def gathered(x: jax.Array) -> jax.Array:
+        whole: jax.Array = lax.all_gather(x, axis_name, axis=at, tiled=True)
+        return whole
 
-    def forward(x: Any) -> tuple[Any, None]:
+    def forward(x: jax.Array) -> tuple[jax.Array, None]:
         return gathered(x), None
 
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        # Not JAX's own derivative, which is a psum_scatter.
+    def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+        # JAX's own derivative is a psum_scatter, which is wrong over Gloo (see the module's docstring).
         total = lax.psum(cotangent, axis_name)
         size = x.shape[at]
         return (lax.dynamic_slice_in_dim(total, lax.axis_index(axis_name) * size, size, at),)
@@ -281,7 +290,7 @@ def all_gather(x: Any, axis: int, *, axis_name: str, axis_size: int) -> Any:
     return gathered(x)
 
 
-def reduce_scatter(x: Any, *, axis_name: str, axis_size: int) -> Any:
+def reduce_scatter(x: jax.Array, *, axis_name: str, axis_size: int) -> jax.Array:
     """Return this device's part of the sum over all devices, split along the first axis.
 
     Args:
@@ -290,8 +299,8 @@ def reduce_scatter(x: Any, *, axis_name: str, axis_size: int) -> Any:
         axis_size: its size.
 
     Raises:
-        InvalidArgumentError: where the first dimension does not divide.
-        InvalidTypeError: for truth values.
+        InvalidArgumentError: when the first dimension does not divide by `axis_size`.
+        InvalidTypeError: for booleans.
     """
     x = jnp.asarray(x)
     _check_types([x], ReduceOp.SUM)
@@ -303,11 +312,12 @@ def reduce_scatter(x: Any, *, axis_name: str, axis_size: int) -> Any:
     if axis_size == 1:
         return x
     parts = x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:])
-    # NumPy's rule would make the sum of small integers an int32.
-    return lax.all_to_all(parts, axis_name, 0, 0).sum(axis=0, dtype=x.dtype)
+    # Without `dtype`, the sum of int8 or int16 would be an int32, as in NumPy.
+    received: jax.Array = lax.all_to_all(parts, axis_name, 0, 0)
+    return received.sum(axis=0, dtype=x.dtype)
 
 
-def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
+def broadcast(x: jax.Array, root: int, *, axis_name: str, axis_size: int) -> jax.Array:
     """Return the array of device `root` on every device.
 
     Args:
@@ -317,9 +327,9 @@ def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
         axis_size: its size.
 
     Raises:
-        InvalidArgumentError: for a `root` that is no device of the axis.
+        InvalidArgumentError: for a `root` out of range.
     """
-    # Without this a sum of nothing but zeros would come out.
+    # Without this check the result would be zeros: no device would contribute.
     if not 0 <= root < axis_size:
         raise InvalidArgumentError(
             f"`root` must be a replica, 0 to {axis_size - 1}. Received: root={root}. Write `root=0`."
@@ -328,6 +338,7 @@ def broadcast(x: Any, root: int, *, axis_name: str, axis_size: int) -> Any:
     if axis_size == 1:
         return x
     kept = jnp.where(lax.axis_index(axis_name) == root, x, jnp.zeros_like(x))
-    if kept.dtype == jnp.bool_:
-        return lax.psum(kept.astype(jnp.int32), axis_name).astype(jnp.bool_)
-    return lax.psum(kept, axis_name)
+    # Booleans cannot be summed.
+    numbers = kept.astype(jnp.int32) if kept.dtype == jnp.bool_ else kept
+    total: jax.Array = lax.psum(numbers, axis_name)
+    return total.astype(x.dtype)

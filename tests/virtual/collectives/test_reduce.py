@@ -198,19 +198,19 @@ def test_one_replica_needs_no_collective():
 
 
 def test_nccl_without_a_gpu_says_so_once(caplog):
-    unisono.collectives._cross_device._say_no_nccl.cache_clear()
+    unisono.collectives._cross_device._warn_without_nccl.cache_clear()
     with caplog.at_level("WARNING", logger="unisono"):
         collectives_in(unisono.NcclAllReduce(), 2)
         collectives_in(unisono.NcclAllReduce(), 3)
     assert [r.message for r in caplog.records] == [
-        "NCCL is for GPUs, and these are devices of the kind 'cpu': XLA's all-reduce is used instead."
+        "NCCL needs GPUs, but the devices are of the platform 'cpu': XLA's all-reduce is used instead."
     ]
 
 
 @pytest.mark.parametrize(
     ("value", "op", "message"),
     [
-        (np.ones((2,), bool), "SUM", "Truth values"),
+        (np.ones((2,), bool), "SUM", "must be numbers"),
         (np.ones((2,), "i4"), "MEAN", "mean of integers"),
     ],
 )
