@@ -1,8 +1,10 @@
-"""Trained weights as a portable model: StableHLO, `.keras`, TensorFlow's SavedModel, ONNX.
+"""Export a trained model: to StableHLO, `.keras`, TensorFlow's SavedModel or ONNX.
 
 `export` takes a model that was trained under any strategy, or none, and writes one replica's
-weights. `load` reads the StableHLO artefact back as a function, in a process without Keras and
-without the code of the model.
+weights. `load` reads a StableHLO artefact back as a function, in a process that needs neither Keras
+nor the code of the model.
+
+Tests: tests/virtual/test_export.py.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 from unisono._backend import require_jax
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
 from unisono._export._specs import ArraySpec
+from unisono._types import PyTree
 
 if TYPE_CHECKING:
+    # Not at run time: `load` must not import Keras.
+    import keras
+
     from unisono._export._loaded import ExportedModel
 
 __all__ = [
@@ -35,7 +41,7 @@ _EVERYWHERE = ("cpu", "cuda", "tpu", "rocm")
 
 
 def __getattr__(name: str) -> Any:
-    # Its file starts JAX, which a program that only imports this module need not do.
+    # Lazily: its module imports JAX, which a program that only imports this one may not need.
     if name == "ExportedModel":
         from unisono._export._loaded import ExportedModel
 
@@ -44,37 +50,37 @@ def __getattr__(name: str) -> Any:
 
 
 def export(
-    model: Any,
+    model: keras.Model,
     path: str | os.PathLike[str],
     format: str | None = None,  # noqa: A002 (the name that Keras' `export` has)
     *,
     platforms: Sequence[str] = _EVERYWHERE,
     batch_size: int | None = None,
-    input_spec: Any = None,
+    input_spec: PyTree = None,
 ) -> Path:
     """Write a model's inference, with one replica's weights, as a portable artefact.
 
-    What is at `path` is replaced at the end and at once; a failure leaves it as it was. Of several
-    workers, the first writes, and the others return at once.
+    The artefact replaces what is at `path` atomically, at the end; a failure leaves `path` unchanged.
+    Among several workers the first one writes, and all return when it has.
 
     Args:
         model: a built Keras model, of any strategy or none.
         path: a directory for `"stablehlo"` and `"saved_model"`, a file for `"keras"` and `"onnx"`.
         format: `"stablehlo"` (for `load`; needs neither Keras nor the model's code), `"keras"` (to
-            train on), `"saved_model"` (needs TensorFlow), `"onnx"` (needs jax2onnx). None goes by the
-            suffix: `.keras`, `.onnx`, and `.stablehlo` or none for StableHLO.
-        platforms: where a StableHLO artefact shall run.
-        batch_size: fix the number of rows of a StableHLO artefact, for a layer that needs it; None
+            continue training), `"saved_model"` (needs TensorFlow), `"onnx"` (needs jax2onnx). None
+            chooses by the suffix: `.keras`, `.onnx`, and `.stablehlo` or none for StableHLO.
+        platforms: the platforms on which a StableHLO artefact runs.
+        batch_size: the fixed number of rows of a StableHLO artefact, for layers that need it; None
             allows every size.
-        input_spec: for a StableHLO artefact of a model that does not say what it takes: `ArraySpec`s,
-            or anything else with shape and dtype, in the structure of the model's inputs.
+        input_spec: the inputs of a StableHLO artefact, for a model that does not define them:
+            `ArraySpec`s, or other objects with a shape and a dtype, in the structure of the inputs.
 
     Returns:
         The path.
 
     Raises:
-        InvalidArgumentError: when an argument cannot be used, when `path` holds something else, or
-            when the model cannot be traced for any batch size or for one of the platforms.
+        InvalidArgumentError: when an argument is invalid, when `path` is something else than such an
+            artefact, or when the model cannot be traced for any batch size or for one of the platforms.
         InvalidTypeError: when `model` is not a Keras model.
         MissingPackageError: when the format needs a package that is not installed.
 
@@ -94,7 +100,8 @@ def export(
     if chosen != "stablehlo":
         _check_unused(chosen, platforms, batch_size, input_spec)
     if _writes_files(model):
-        # In `fit`, the state is in the training loop's hands; Keras' callbacks ask for it in this way.
+        # During `fit` the training loop holds the state: write it back to the variables, as Keras' callbacks
+        # do.
         model.jax_state_sync()
         _write(model, target, chosen, platforms, batch_size, input_spec)
     _share(model, path)
@@ -102,7 +109,12 @@ def export(
 
 
 def _write(
-    model: Any, path: Path, chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: Any
+    model: keras.Model,
+    path: Path,
+    chosen: str,
+    platforms: Sequence[str],
+    batch_size: int | None,
+    input_spec: PyTree,
 ) -> None:
     if chosen == "stablehlo":
         from unisono._export._stablehlo import write_stablehlo
@@ -120,16 +132,16 @@ def _write(
 
 
 def load(path: str | os.PathLike[str]) -> ExportedModel:
-    """Load a StableHLO artefact as a function of arrays; imports no Keras.
+    """Load a StableHLO artefact as a function of arrays, without importing Keras.
 
     Args:
         path: the directory that `export` wrote.
 
     Returns:
-        An `ExportedModel`: call it with arrays of any batch size.
+        An `ExportedModel`, to be called with arrays of any batch size.
 
     Raises:
-        InvalidArgumentError: when a file is missing, cut off or changed, when a newer Unisono wrote
+        InvalidArgumentError: when a file is missing, truncated or changed, when a newer Unisono wrote
             the artefact, or when the installed JAX cannot read it.
         MissingPackageError: when flatbuffers is not installed.
     """
@@ -138,18 +150,18 @@ def load(path: str | os.PathLike[str]) -> ExportedModel:
     return load_exported(Path(path))
 
 
-def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
+def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Write the whole model to a directory, as `tf.keras.experimental.export_saved_model` did.
 
-    The directory holds a `.keras` file and its checksum: no TensorFlow is needed. For
-    TensorFlow's own format write `export(model, path, format="saved_model")`.
+    The directory holds a `.keras` file and its checksum; TensorFlow is not needed. For TensorFlow's
+    own format write `export(model, path, format="saved_model")`.
 
     Args:
         model: a built Keras model, of any strategy or none.
-        path: the directory; an artefact that this function wrote there before is replaced.
+        path: the directory; an earlier artefact of this function is replaced.
 
     Raises:
-        InvalidArgumentError: when `path` holds something else.
+        InvalidArgumentError: when `path` is something else than such an artefact.
         InvalidTypeError: when `model` is not a Keras model.
     """
     _check_model(model)
@@ -163,21 +175,22 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
 
 def load_from_saved_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None
-) -> Any:
-    """Load what `export_saved_model` wrote, as `tf.keras.experimental.load_from_saved_model` did.
+) -> keras.Model:
+    """Load an artefact of `export_saved_model`, as `tf.keras.experimental.load_from_saved_model` did.
 
-    Outside every scope the model is plain Keras; in `strategy.scope()` it is the strategy's.
+    Outside of a scope the result is a plain Keras model; inside `strategy.scope()` it belongs to the
+    strategy.
 
     Args:
         path: the directory.
         custom_objects: the user's own classes and functions, by name.
 
     Returns:
-        The Keras model, compiled as it was. Where its own loss or metric cannot be found, it is
-        not compiled, and a warning is logged.
+        The Keras model, compiled as it was. Where a loss or metric of the user's cannot be found, the
+        model is not compiled, and a warning is logged.
 
     Raises:
-        InvalidArgumentError: when a file is missing, cut off or changed.
+        InvalidArgumentError: when a file is missing, truncated or changed.
 
     >>> import keras, numpy as np, tempfile
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -205,7 +218,7 @@ def _chosen_format(path: Path, given: str | None) -> str:
     if given not in _FORMATS:
         raise InvalidArgumentError(
             f"`format` must be one of {_FORMATS}, or None. Received: format={given!r}. Write "
-            "`format='stablehlo'` for `unisono.export.load`, or `format='keras'` to train on."
+            "`format='stablehlo'` for `unisono.export.load`, or `format='keras'` to continue training."
         )
     if given == "keras" and path.suffix != ".keras":
         raise InvalidArgumentError(
@@ -215,26 +228,26 @@ def _chosen_format(path: Path, given: str | None) -> str:
     return given
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     require_jax()
     import keras
 
     if not isinstance(model, keras.Model):
         raise InvalidTypeError(
-            f"`model` must be a `keras.Model`. Received: model={model!r} of the type {type(model).__name__}. "
+            f"`model` must be a `keras.Model`. Received: model={model!r} of type {type(model).__name__}. "
             "Put layers into `keras.Sequential([...])`, or use `jax.export` for a JAX function."
         )
 
 
-def _writes_files(model: Any) -> bool:
-    # Here, because `load` imports no Keras.
+def _writes_files(model: keras.Model) -> bool:
+    # Imported here, because `load` must not import Keras.
     from unisono.training._binding import writes_files
 
     return writes_files(model)
 
 
-def _share(model: Any, path: str | os.PathLike[str]) -> None:
-    """Among several workers: all wait until the first has written."""
+def _share(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Make all workers wait until the first one has written."""
     from unisono.training._binding import holder_of
 
     strategy = holder_of(model)
@@ -242,7 +255,7 @@ def _share(model: Any, path: str | os.PathLike[str]) -> None:
         strategy.share_file(str(path))
 
 
-def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: Any) -> None:
+def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: PyTree) -> None:
     given = {"platforms": tuple(platforms) != _EVERYWHERE, "batch_size": batch_size, "input_spec": input_spec}
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:

@@ -1,9 +1,11 @@
-"""What `tf.summary` writes for TensorBoard, without TensorFlow: `unisono.summary`.
+"""Summaries for TensorBoard, as `tf.summary` writes them, without TensorFlow.
 
-A summary in a compiled step is sent by the running program, from its first replica alone. Where
-it goes (the default writer), when (`record_if`) and the default step are those of the moment at
-which the step is called. Without a default writer when the step is compiled, nothing is sent.
+The first replica of a compiled step sends the step's summaries while the program runs. The default writer,
+the condition (`record_if`) and the default step are those at the time of the step's call. Where there was no
+default writer when the step was compiled, nothing is sent.
 Source: https://www.tensorflow.org/api_docs/python/tf/summary
+
+Tests: tests/unit/test_summary.py, tests/virtual/test_summary.py.
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ from __future__ import annotations
 import contextlib
 import os
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._summary._recording import (
+    Condition,
     Constant,
-    Nowhere,
+    NullSink,
+    Step,
     SummaryWriter,
     changed,
     checked_step,
@@ -30,6 +34,7 @@ from unisono._summary._recording import (
     record,
     replace_default_step,
 )
+from unisono._types import ArrayLike
 
 __all__ = [
     "SummaryWriter", "create_file_writer", "create_noop_writer", "experimental", "get_step",
@@ -43,9 +48,9 @@ def create_file_writer(
     """Return a writer of a new event file in a directory.
 
     Args:
-        logdir: the directory; made if it is not there.
-        max_queue: how many summaries may wait to be written.
-        flush_millis: after how many milliseconds, at most, a summary is on the disk.
+        logdir: the directory; created where it is missing.
+        max_queue: the number of summaries that are buffered before they are written.
+        flush_millis: milliseconds after which buffered summaries are written with the next one.
 
     Raises:
         MissingPackageError: when the packages of `unisono[tensorboard]` are missing.
@@ -71,23 +76,23 @@ def create_file_writer(
 
 
 def create_noop_writer() -> SummaryWriter:
-    """Return a writer that drops everything, for the processes of a cluster that write nothing.
+    """Return a writer that drops all summaries, for the processes of a cluster that write none.
 
     >>> with create_noop_writer().as_default(step=1):
     ...     scalar("loss", 0.5)
     True
     """
-    return SummaryWriter(Nowhere())
+    return SummaryWriter(NullSink())
 
 
-def set_step(step: Any) -> None:
+def set_step(step: Step | None) -> None:
     """Set the default step of summaries.
 
     Args:
         step: an integer, a variable of an integer, or None for no default.
 
     Raises:
-        ContextError: in a compiled step, which has no "from now on".
+        ContextError: in a compiled step, where it would take effect while tracing only.
 
     >>> set_step(3)
     >>> get_step()
@@ -102,7 +107,7 @@ def set_step(step: Any) -> None:
     replace_default_step(None if step is None else checked_step(step))
 
 
-def get_step() -> Any:
+def get_step() -> ArrayLike:
     """Return the default step, or None.
 
     >>> get_step() is None
@@ -111,18 +116,18 @@ def get_step() -> Any:
     return get_defaults().step
 
 
-#: Under the names of `tf.summary.experimental`.
+#: The names of `tf.summary.experimental`.
 experimental = types.SimpleNamespace(get_step=get_step, set_step=set_step)
 
 
 @contextlib.contextmanager
-def record_if(condition: bool | Callable[[], Any]) -> Iterator[None]:
-    """Write summaries in a block only if a condition holds.
+def record_if(condition: Condition) -> Iterator[None]:
+    """Write the summaries of a block only if a condition holds.
 
     Args:
-        condition: a bool, or a function that returns one each time a summary comes. In a step, a
-            function that returns a traced bool decides in the program; one that returns a Python
-            bool is called again, in another thread, at each run.
+        condition: a bool, or a function that returns one and is called for each summary. In a
+            step, a function that returns a traced bool becomes part of the program; one that returns
+            a Python bool is called again at each run, in another thread.
 
     >>> with create_noop_writer().as_default(step=1), record_if(lambda: False):
     ...     scalar("loss", 0.5)
@@ -140,39 +145,40 @@ def record_if(condition: bool | Callable[[], Any]) -> Iterator[None]:
 # --- summaries ---------------------------------------------------------------------------------
 
 
-def scalar(name: str, data: Any, step: Any = None) -> bool:
+def scalar(name: str, data: ArrayLike, step: Step | None = None) -> bool:
     """Write one number to the default writer.
 
     Args:
         name: its tag in TensorBoard.
-        data: a real scalar; an array of shape `()` in a step.
-        step: the integer on the horizontal axis; an array or a variable too. None takes the default.
+        data: a real scalar, or an array of shape `()`.
+        step: the position on the horizontal axis: an integer, or an array or a variable of one. None
+            takes the default step.
 
     Returns:
         Whether something was written; in a compiled step, whether the program will send it.
 
     Raises:
-        InvalidArgumentError: when there is a default writer but no step, or `data` is no scalar.
+        InvalidArgumentError: when there is a default writer but no step, or `data` is not a scalar.
         InvalidTypeError: when `data` is a per-replica value.
 
     >>> scalar("loss", 0.5, step=1)  # no default writer
     False
     """
 
-    def check(shape: tuple[int, ...], dtype: Any) -> bool:
+    def check(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
         return shape == () and _is_real(dtype)
 
     return record("scalar", name, data, step, check, "one real number")
 
 
-def histogram(name: str, data: Any, step: Any = None, buckets: int = 30) -> bool:
+def histogram(name: str, data: ArrayLike, step: Step | None = None, buckets: int = 30) -> bool:
     """Write the distribution of an array's values to the default writer.
 
     Args:
         name: its tag in TensorBoard.
         data: real numbers, of any shape. Infinite values and NaN are left out.
         step: as for `scalar`.
-        buckets: in how many buckets of equal width to count.
+        buckets: the number of buckets of equal width.
 
     Returns:
         As `scalar`.
@@ -190,15 +196,15 @@ def histogram(name: str, data: Any, step: Any = None, buckets: int = 30) -> bool
     )
 
 
-def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
+def image(name: str, data: ArrayLike, step: Step | None = None, max_outputs: int = 3) -> bool:
     """Write images to the default writer.
 
     Args:
         name: their tag in TensorBoard.
-        data: shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
-            to 1, which are cut off there.
+        data: images of shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats
+            that are clipped to the range from 0 to 1.
         step: as for `scalar`.
-        max_outputs: how many of the `k` images to write.
+        max_outputs: the most images to write.
 
     Returns:
         As `scalar`.
@@ -212,22 +218,22 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
     """
     _check_positive("max_outputs", max_outputs)
 
-    def check(shape: tuple[int, ...], dtype: Any) -> bool:
+    def check(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
         is_pixels = dtype == np.uint8 or jnp.issubdtype(dtype, jnp.floating)
         return len(shape) == 4 and 1 <= shape[-1] <= 4 and is_pixels
 
     what = "uint8 or floats of shape (k, height, width, channels) with 1 to 4 channels"
     if isinstance(data, jax.Array) and data.ndim == 4 and get_defaults().writer is not None:
-        data = data[:max_outputs]  # Here already, so that no more than this leaves the device.
+        data = data[:max_outputs]  # before the transfer to the host: the other images stay on the device
     return record("image", name, data, step, check, what, max_outputs=max_outputs)
 
 
-def text(name: str, data: Any, step: Any = None) -> bool:
-    """Write text, which TensorBoard shows as Markdown, to the default writer.
+def text(name: str, data: ArrayLike, step: Step | None = None) -> bool:
+    """Write text, which TensorBoard renders as Markdown, to the default writer.
 
     Args:
         name: its tag in TensorBoard.
-        data: a string, or a list or table of strings, which is shown as a table.
+        data: a string, or a list or nested list of strings, which is shown as a table.
         step: as for `scalar`.
 
     Returns:
@@ -242,16 +248,16 @@ def text(name: str, data: Any, step: Any = None) -> bool:
     if isinstance(data, jax.Array) or np.asarray(data).dtype.kind not in "SU":
         raise InvalidArgumentError(
             f"The data of text {name!r} must be strings. Received: {data!r}. Write `scalar` for a number, "
-            "or `str(...)` of it."
+            "or `str(...)` to show it as text."
         )
     return record("text", name, Constant(data), step, None, "text")
 
 
-def _is_real(dtype: Any) -> bool:
+def _is_real(dtype: DTypeLike) -> bool:
     return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
 
 
-def _check_positive(name: str, value: Any) -> None:
+def _check_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InvalidArgumentError(
             f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Write `{name}=3`."

@@ -10,16 +10,16 @@ from unisono._export._files import (
     describe_files,
     read_file,
     read_manifest,
+    replace_atomically,
     seal,
     unseal,
-    written_aside,
 )
 
 BODY = {"name": "größe", "inputs": [1, None, {"a": "b"}]}
 
 
 def artefact(folder, version=1):
-    with written_aside(folder, marker=MANIFEST) as aside:
+    with replace_atomically(folder, marker=MANIFEST) as aside:
         aside.mkdir()
         (aside / "data.bin").write_bytes(b"0123456789")
         body = {"files": describe_files(aside, ["data.bin"])}
@@ -62,7 +62,7 @@ def test_any_flipped_byte_is_found(tmp_path, name):
 def test_a_file_that_was_cut_off_is_named(tmp_path, name, keep):
     file = artefact(tmp_path / "model") / name
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(_errors.InvalidArgumentError, match=rf"{name}' must be as it was written. Received"):
+    with pytest.raises(_errors.InvalidArgumentError, match=rf"{name}' must be unchanged since it was written. Received"):
         whole(tmp_path / "model")
 
 
@@ -90,7 +90,7 @@ def test_another_kind(tmp_path):
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"format": "kind"}', "{", "\udcff"])
 def test_what_is_no_manifest(tmp_path, text):
-    with pytest.raises(_errors.InvalidArgumentError, match="must be as it was written"):
+    with pytest.raises(_errors.InvalidArgumentError, match="must be unchanged since it was written"):
         unseal(text.encode(errors="surrogateescape"), tmp_path / MANIFEST, "kind", 1)
 
 
@@ -98,7 +98,7 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     folder = artefact(tmp_path / "model")
 
     def write():
-        with written_aside(folder, marker=MANIFEST) as aside:
+        with replace_atomically(folder, marker=MANIFEST) as aside:
             aside.mkdir()
             (aside / "half").write_bytes(b"0")
             raise ZeroDivisionError
@@ -111,7 +111,7 @@ def test_a_failure_leaves_what_was_there(tmp_path):
 
 def test_an_artefact_is_replaced_and_nothing_stays_behind(tmp_path):
     folder = artefact(tmp_path / "model")
-    with written_aside(folder, marker=MANIFEST) as aside:
+    with replace_atomically(folder, marker=MANIFEST) as aside:
         aside.mkdir()
         (aside / MANIFEST).write_text("second")
     assert [p.name for p in folder.iterdir()] == [MANIFEST]
@@ -121,7 +121,7 @@ def test_an_artefact_is_replaced_and_nothing_stays_behind(tmp_path):
 def test_a_file_is_replaced(tmp_path):
     target = tmp_path / "model.keras"
     for text in ("first", "second"):
-        with written_aside(target) as aside:
+        with replace_atomically(target) as aside:
             assert aside.suffix == ".keras"
             aside.write_text(text)
     assert [p.read_text() for p in tmp_path.iterdir()] == ["second"]
@@ -130,10 +130,10 @@ def test_a_file_is_replaced(tmp_path):
 def test_other_files_are_not_overwritten(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(_errors.InvalidArgumentError, match="nothing else is overwritten"):
-        with written_aside(tmp_path, marker=MANIFEST):
+        with replace_atomically(tmp_path, marker=MANIFEST):
             pass
     with pytest.raises(_errors.InvalidArgumentError, match="`path` must be a file"):
-        with written_aside(tmp_path):
+        with replace_atomically(tmp_path):
             pass
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

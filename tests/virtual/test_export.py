@@ -296,7 +296,7 @@ def test_a_models_own_error_stays_its_own(tmp_path):
     spec = export.ArraySpec((None, 3), "float32")
     with pytest.raises(ZeroDivisionError, match="the model's own"):
         export.export(model, tmp_path / "model", input_spec=spec)
-    with pytest.raises(unisono.InvalidArgumentError, match="must say what its one argument"):
+    with pytest.raises(unisono.InvalidArgumentError, match="must define the shape of its argument"):
         export.export(model, tmp_path / "model")
     with pytest.raises(unisono.InvalidTypeError, match=r"Received: 3\. Write `unisono.export.ArraySpec"):
         export.export(model, tmp_path / "model", input_spec=3)
@@ -334,7 +334,7 @@ def test_an_artefact_of_another_platform_says_so(tmp_path):
         ({"image": np.zeros((2, 64)), "extra": np.zeros((3, 4), int)}, "'batch': "),
         (
             {"image": np.zeros((2, 64)), "extra": np.zeros((2, 4))},
-            r"`inputs\['extra'\]` must be of the type int32",
+            r"`inputs\['extra'\]` must be of type int32",
         ),
         ({"image": np.full((2, 64), "a"), "extra": np.zeros((2, 4), int)}, "Received: dtype=<U1"),
     ],
@@ -378,8 +378,8 @@ def test_a_file_that_this_jax_cannot_read(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"platforms": ("gpu",)}, r"`platforms` must be some of .*Received: platforms=\('gpu',\)"),
-        ({"platforms": ()}, "`platforms` must be some of"),
+        ({"platforms": ("gpu",)}, r"`platforms` must be a subset of .*Received: platforms=\('gpu',\)"),
+        ({"platforms": ()}, "`platforms` must be a subset of"),
         ({"batch_size": 0}, "Received: batch_size=0"),
         ({"input_spec": export.ArraySpec(("a b", 64), "float32")}, "Received: 'a b'"),
         ({"format": "keras", "batch_size": 3}, r"must end in '\.keras'"),
@@ -505,7 +505,7 @@ def test_a_damaged_saved_model(tmp_path, file):
 
 def test_each_reader_names_the_other(tmp_path):
     export.export_saved_model(trained("mlp"), tmp_path / "old")
-    with pytest.raises(unisono.InvalidArgumentError, match="load_from_saved_model` what"):
+    with pytest.raises(unisono.InvalidArgumentError, match="load_from_saved_model` those"):
         export.load(tmp_path / "old")
     export.export(trained("mlp"), tmp_path / "model.keras")
     with pytest.raises(unisono.InvalidArgumentError, match=r"keras\.saving\.load_model"):
@@ -586,6 +586,6 @@ def test_an_onnx_file_that_does_not_run(tmp_path):
 
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(
-        unisono.InvalidArgumentError, match=r"must run in onnxruntime. Received: one for 'net'"
+        unisono.InvalidArgumentError, match=r"must run in onnxruntime. Received: a file for 'net'"
     ):
         try_onnx(tmp_path / "model.onnx", [np.zeros((2, 3))], "net")

@@ -1,1 +1,1 @@
-"""How a model becomes files, and files a model."""
+"""The implementation of `unisono.export`: writing models to files and loading them."""

@@ -1,7 +1,9 @@
-"""Artefacts on disk: written aside and renamed into place, sealed with checksums, read checked.
+"""Artefacts on disk: written to a temporary path and renamed, and read with verified checksums.
 
-An artefact is a directory with data files and `manifest.json`, which holds their sizes and
-SHA-256 sums, and its own. Formats have a version: a reader takes its own and older ones.
+An artefact is a directory with data files and `manifest.json`, which holds the sizes and SHA-256 sums of
+the files and of itself. Formats have a version: a reader accepts its own and older ones.
+
+Tests: tests/unit/test_export_files.py.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ def seal(kind: str, version: int, body: Mapping[str, Any]) -> str:
     """Return the text of a manifest.
 
     Args:
-        kind: what the artefact is.
-        version: of this kind's format.
-        body: what JSON can hold.
+        kind: the kind of artefact.
+        version: the version of its format.
+        body: the content, for JSON.
     """
     digest = _digest_of(kind, version, body)
     record = {"format": kind, "version": version, "sha256": digest, "body": body}
@@ -38,10 +40,10 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     """Return the body of a manifest.
 
     Args:
-        text: what the file holds.
-        file: its name, for messages.
-        kind: what the artefact must be.
-        version: the newest format that the reader knows.
+        text: the content of the file.
+        file: the path, for messages.
+        kind: the expected kind of artefact.
+        version: the newest format version that the reader supports.
 
     Raises:
         InvalidArgumentError: when the manifest is damaged, of another kind, or newer.
@@ -57,16 +59,16 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     if found != kind:
         raise InvalidArgumentError(
             f"{str(file)!r} must describe an artefact of the format {kind!r}. Received: {found!r}. "
-            "`unisono.export.load` reads what `export(..., format='stablehlo')` wrote, and "
-            "`load_from_saved_model` what `export_saved_model` wrote."
+            "`unisono.export.load` reads artefacts of `export(..., format='stablehlo')`, and "
+            "`load_from_saved_model` those of `export_saved_model`."
         )
     if number > version:
         raise InvalidArgumentError(
             f"{str(file)!r} must have a format version of at most {version}. Received: version={number}. "
-            "Install the newer Unisono that wrote it: `pip install --upgrade unisono`."
+            "Install the newer version of Unisono that wrote it: `pip install --upgrade unisono`."
         )
     if digest != _digest_of(found, number, body):
-        raise damaged(file, "a content that its own checksum does not fit")
+        raise damaged(file, "content that does not match its own checksum")
     return dict(body)
 
 
@@ -76,15 +78,15 @@ def _digest_of(kind: str, version: int, body: Mapping[str, Any]) -> str:
 
 
 def damaged(file: Path, received: str) -> InvalidArgumentError:
-    """The error of a file that is not as it was written."""
+    """Return the error for a file that has changed since it was written."""
     return InvalidArgumentError(
-        f"{str(file)!r} must be as it was written. Received: {received}. Copy the artefact again, or "
-        "export the model again."
+        f"{str(file)!r} must be unchanged since it was written. Received: {received}. Copy the artefact "
+        "again, or export the model again."
     )
 
 
 def describe_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return size in bytes and SHA-256 of each file."""
+    """Return the size in bytes and the SHA-256 sum of each file."""
     found = {}
     for name in names:
         with (folder / name).open("rb") as file:
@@ -97,7 +99,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     """Return the body of the manifest of an artefact.
 
     Raises:
-        InvalidArgumentError: when there is none, or `unseal` refuses it.
+        InvalidArgumentError: when there is none, or `unseal` rejects it.
     """
     file = folder / MANIFEST
     try:
@@ -111,10 +113,10 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def read_file(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return what one file of an artefact holds.
+    """Return the content of a file of an artefact.
 
     Raises:
-        InvalidArgumentError: when it is missing, cut off, or differs from its checksum.
+        InvalidArgumentError: when it is missing or truncated, or does not match its checksum.
     """
     file = folder / name
     try:
@@ -124,22 +126,22 @@ def read_file(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]]) -
     if len(data) != files[name]["bytes"]:
         raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")
     if hashlib.sha256(data).hexdigest() != files[name]["sha256"]:
-        raise damaged(file, "a content that its checksum does not fit")
+        raise damaged(file, "content that does not match its checksum")
     return data
 
 
 @contextlib.contextmanager
-def written_aside(path: Path, marker: str | None = None) -> Iterator[Path]:
-    """Give a place beside `path`, and rename what is written there to `path` at the end.
+def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, and rename it to `path` at the end.
 
-    A process that dies leaves at most a hidden place beside `path`, never half an artefact.
+    A process that dies leaves at most a hidden file or directory beside `path`, never a part of an artefact.
 
     Args:
-        path: where the artefact shall be.
-        marker: for a directory: the file by which an artefact that may be replaced is known.
+        path: the path of the artefact.
+        marker: for a directory, the file whose presence marks an artefact that may be replaced.
 
     Raises:
-        InvalidArgumentError: when something else is there.
+        InvalidArgumentError: when something else is at `path`.
     """
     _check_replaceable(path, marker)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +165,7 @@ def _check_replaceable(path: Path, marker: str | None) -> None:
     if not fits:
         raise InvalidArgumentError(
             f"`path` must be {wanted}, so that nothing else is overwritten. Received: path={str(path)!r}. "
-            "Give another path, or remove what is there."
+            "Pass another path, or remove what is there."
         )
 
 
@@ -171,7 +173,7 @@ def _move(aside: Path, path: Path) -> None:
     if not path.is_dir():
         aside.replace(path)
         return
-    # No system call replaces a directory with files in it: the old one steps aside first.
+    # `rename` does not replace a directory that is not empty: move the old one away first.
     old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
     path.rename(old)
     try:
@@ -190,7 +192,10 @@ def _remove(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Bring a file, or all files of a directory, from the system's buffers to the disk."""
+    """Flush a file, or all files of a directory, from the system's buffers to the disk.
+
+    Before the rename: otherwise a crash of the machine could leave the final name with incomplete content.
+    """
     if not path.is_dir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())
@@ -201,7 +206,7 @@ def _flush(path: Path) -> None:
 
 
 def _flush_folder(path: Path) -> None:
-    if os.name == "nt":  # no handle of a directory can be flushed there
+    if os.name == "nt":  # Windows cannot flush a directory
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

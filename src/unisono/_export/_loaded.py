@@ -1,9 +1,11 @@
-"""A StableHLO artefact as a function again; imports no Keras.
+"""Load a StableHLO artefact as a function, without importing Keras.
 
-The artefact holds `serve.stablehlo`, a function of (weights, inputs), two flat lists of arrays,
-as `jax.export` serializes it; `weights.npz`, the weights in that order; and the manifest, with the
-structures of inputs and outputs.
+The artefact consists of `serve.stablehlo`, a function of (weights, inputs), two flat lists of arrays,
+serialized by `jax.export`; `weights.npz`, the weights in that order; and the manifest, with the structures of
+inputs and outputs.
 Source: https://docs.jax.dev/en/latest/export/export.html
+
+Tests: tests/virtual/test_export.py.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import damaged, read_file, read_manifest
 from unisono._export._packages import require_packages
 from unisono._export._specs import ArraySpec, bind_sizes, decode, matched, rebuild
+from unisono._types import ArrayLike, PyTree
 
 KIND = "unisono-stablehlo"
 VERSION = 1
@@ -32,8 +35,8 @@ WEIGHTS = "weights.npz"
 class ExportedModel:
     """A model's inference, loaded from an artefact; call it with arrays.
 
-    Made by `unisono.export.load`. Calls work inside `jax.jit` and `jax.vmap` too; there are no
-    gradients, since only inference was exported.
+    Created by `unisono.export.load`. Calls work inside `jax.jit` and `jax.vmap`, too; there are no
+    gradients, because only inference was exported.
 
     Args:
         exported: the function of (weights, inputs).
@@ -41,7 +44,12 @@ class ExportedModel:
         manifest: the body of the artefact's manifest.
     """
 
-    def __init__(self, exported: jax.export.Exported, weights: list[Any], manifest: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        exported: jax.export.Exported,
+        weights: list[np.ndarray[Any, Any]],
+        manifest: dict[str, Any],
+    ) -> None:
         self._exported = exported
         self._function = jax.jit(exported.call)
         self._weights = jax.device_put(weights)
@@ -55,12 +63,12 @@ class ExportedModel:
         return str(self._manifest["name"])
 
     @property
-    def input_spec(self) -> Any:
-        """The `ArraySpec`s of the inputs, in the model's structure; names are sizes that calls choose."""
+    def input_spec(self) -> PyTree:
+        """The `ArraySpec`s of the inputs, in the model's structure; each call chooses the named sizes."""
         return self._inputs
 
     @property
-    def output_spec(self) -> Any:
+    def output_spec(self) -> PyTree:
         """The `ArraySpec`s of the outputs, in the model's structure."""
         return self._outputs
 
@@ -74,18 +82,18 @@ class ExportedModel:
         """The versions of the packages that wrote the artefact."""
         return dict(self._manifest["versions"])
 
-    def __call__(self, inputs: Any) -> Any:
-        """Return the model's outputs, as `model(inputs, training=False)`.
+    def __call__(self, inputs: PyTree) -> PyTree:
+        """Return the model's outputs, as `model(inputs, training=False)` does.
 
         Args:
             inputs: NumPy or JAX arrays in the structure and of the shapes of `input_spec`; other
-                number types are converted as Keras converts them.
+                number types are converted as in Keras.
 
         Returns:
             JAX arrays in the structure of `output_spec`.
 
         Raises:
-            InvalidArgumentError: when structure, shape or type do not fit.
+            InvalidArgumentError: when the structure, a shape or a type does not match.
         """
         sizes: dict[str, int] = {}
         arrays = []
@@ -96,18 +104,18 @@ class ExportedModel:
         return rebuild(self._outputs, self._function(self._weights, arrays))
 
     def __repr__(self) -> str:
-        """Name, inputs and outputs."""
+        """Return the name, the inputs and the outputs."""
         return f"<ExportedModel {self.name!r}: {self._inputs} -> {self._outputs}>"
 
 
-def _as_array(spec: ArraySpec, value: Any, where: str) -> Any:
-    """Convert as Keras does: ints become floats, precision may change, floats never become ints."""
+def _as_array(spec: ArraySpec, value: ArrayLike, where: str) -> jax.Array:
+    """Convert as Keras does: integers to floats, and between precisions, but never floats to integers."""
     dtype = jnp.dtype(spec.dtype)
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool
     if not number or (jnp.issubdtype(array.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact)):
         raise InvalidArgumentError(
-            f"`{where}` must be of the type {spec.dtype}, or convert to it without loss of kind. "
+            f"`{where}` must be of type {spec.dtype}, or of one that converts to it: not floats to integers. "
             f"Received: dtype={array.dtype}. Write `x.astype({spec.dtype!r})`."
         )
     return jnp.asarray(array, dtype)
@@ -123,16 +131,16 @@ def load_exported(folder: Path) -> ExportedModel:
     try:
         exported = jax.export.deserialize(bytearray(blob))
     except Exception as error:
-        # The file is whole: JAX's own format is older or newer than this JAX can read.
+        # The checksum matches, so the file is intact: this JAX does not support the version of JAX's format.
         raise InvalidArgumentError(
-            f"The installed JAX must be able to read {str(folder / FUNCTION)!r}, which JAX promises for six "
-            f"months after it was written. Received: jax {jax.__version__}, and a file written by "
-            f"{manifest['versions']}. Install a JAX near that version, or export the model again."
+            f"The installed JAX must be able to read {str(folder / FUNCTION)!r}, which JAX guarantees for "
+            f"six months after it was written. Received: jax {jax.__version__}, and a file written by "
+            f"{manifest['versions']}. Install a JAX close to that version, or export the model again."
         ) from error
     return ExportedModel(exported, weights, manifest)
 
 
-def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[Any]:
+def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.ndarray[Any, Any]]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = [arrays[key_of(index)] for index in range(len(specs))]
@@ -141,11 +149,11 @@ def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[Any]:
     return [_typed(array, spec) for array, spec in zip(found, specs, strict=True)]
 
 
-def _typed(array: Any, spec: ArraySpec) -> Any:
-    # NumPy's format knows bfloat16 and its like as bytes alone.
+def _typed(array: np.ndarray[Any, Any], spec: ArraySpec) -> np.ndarray[Any, Any]:
+    # NumPy's format stores bfloat16 and similar types as raw bytes.
     return array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
 
 
 def key_of(index: int) -> str:
-    """The name of a weight in the file; paths of Keras need not be unique."""
+    """Return the name of a weight in the file: its number, because Keras' paths need not be unique."""
     return f"{index:05d}"

@@ -1,4 +1,7 @@
-"""Packages that only some formats need."""
+"""Optional packages, which only some formats need.
+
+Tests: tests/virtual/test_export.py.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from unisono._errors import MissingPackageError
 
 
 def require_packages(what: str, extra: str, *packages: str) -> None:
-    """Raise unless all packages can be imported.
+    """Check that packages can be imported.
 
     Args:
-        what: what needs them, for the message.
+        what: the feature that needs them, for the message.
         extra: the extra of Unisono that installs them.
         packages: their import names.
 
     Raises:
-        MissingPackageError: names the first that is absent and the line that installs it.
+        MissingPackageError: when one is missing; the message has the command that installs it.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:

@@ -1,36 +1,39 @@
-"""What a Keras model takes: the shapes and types of its inputs, with names for open sizes."""
+"""The shapes and types of a Keras model's inputs, with names for open sizes.
+
+Tests: tests/virtual/test_export.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
 
 import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._export._specs import ArraySpec, leaves, map_leaves, plain
+from unisono._types import PyTree, UserValue
 
-#: What `jax.export` takes as the name of a size.
+#: The names of sizes that `jax.export` accepts.
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def input_specs(model: Any, given: Any, batch_size: int | None) -> Any:
+def input_specs(model: keras.Model, given: PyTree, batch_size: int | None) -> PyTree:
     """Return the structure of the model's inputs, each leaf an `ArraySpec` without None.
 
     Args:
         model: a built Keras model.
-        given: the caller's own structure of things with shape and dtype, or None for the model's.
+        given: the caller's structure of objects with a shape and a dtype; None takes the model's.
         batch_size: the size of the first axis; None leaves it open where the model does.
 
     Raises:
-        InvalidArgumentError: when the model is not built, or does not say what it takes.
+        InvalidArgumentError: when the model is not built, or does not define its inputs.
     """
     if not model.built:
         raise InvalidArgumentError(
             f"A model must be built before it is exported. Received: {model.name!r}, which has no weights "
-            "yet. Call it on a batch, or begin it with `keras.Input(...)`."
+            "yet. Call it on a batch, or start it with `keras.Input(...)`."
         )
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise InvalidArgumentError(
@@ -42,31 +45,31 @@ def input_specs(model: Any, given: Any, batch_size: int | None) -> Any:
     return map_leaves(lambda spec: _named(spec, number[id(spec)], batch_size), tree)
 
 
-def _own_inputs(model: Any) -> Any:
+def _own_inputs(model: keras.Model) -> PyTree:
     if isinstance(model, keras.Sequential):
         return model.inputs[0] if len(model.inputs) == 1 else list(model.inputs)
     try:
         return plain(model.input)
     except (AttributeError, ValueError):
-        # A subclassed model has no symbolic input: it knows the shapes that it was built with.
+        # A subclassed model has no symbolic input, but it records the shapes that it was built with.
         return _built_inputs(model)
 
 
-def _built_inputs(model: Any) -> Any:
+def _built_inputs(model: keras.Model) -> PyTree:
     config = model.get_build_config() or {}
     shapes = config.get("shapes_dict", {"input_shape": config.get("input_shape")})
     values = list(shapes.values())
     if len(values) != 1 or values[0] is None:
         raise InvalidArgumentError(
-            f"A model must say what its one argument `inputs` is. Received: {model.name!r}, which was built "
-            f"with {shapes}. Write `export(..., input_spec=unisono.export.ArraySpec((None, 28, 28), "
-            "'float32'))`, or a dict or list of them, as the model's `call` takes it."
+            f"A model must define the shape of its argument `inputs`. Received: {model.name!r}, which was "
+            f"built with {shapes}. Write `export(..., input_spec=unisono.export.ArraySpec((None, 28, 28), "
+            "'float32'))`, or a dict or list of them, in the structure that the model's `call` takes."
         )
     return _open_shapes(values[0], model.input_dtype)
 
 
-def _open_shapes(shapes: Any, dtype: str) -> Any:
-    """A structure of shapes as specs; the batch that a model was built with is one of many."""
+def _open_shapes(shapes: PyTree, dtype: str) -> PyTree:
+    """Return a structure of shapes as specs with open batch sizes."""
     if isinstance(shapes, dict):
         return {key: _open_shapes(value, dtype) for key, value in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):
@@ -74,12 +77,12 @@ def _open_shapes(shapes: Any, dtype: str) -> Any:
     return type(shapes)(_open_shapes(item, dtype) for item in shapes)
 
 
-def _spec_of(leaf: Any) -> ArraySpec:
+def _spec_of(leaf: UserValue) -> ArraySpec:
     try:
         shape, dtype = tuple(leaf.shape), leaf.dtype
     except (AttributeError, TypeError) as error:
         raise InvalidTypeError(
-            "`input_spec` must hold things with a shape and a dtype. Received: "
+            "`input_spec` must hold objects with a shape and a dtype. Received: "
             f"{leaf!r}. Write `unisono.export.ArraySpec((None, 28, 28), 'float32')`."
         ) from error
     dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
@@ -87,7 +90,7 @@ def _spec_of(leaf: Any) -> ArraySpec:
 
 
 def _named(spec: ArraySpec, index: int, batch_size: int | None) -> ArraySpec:
-    """Name the open sizes of one input: `batch` is shared by all, others are its own."""
+    """Name the open sizes of an input: `batch` is common to all inputs, other names are particular to one."""
     shape = [f"size{index}_{axis}" if size is None else size for axis, size in enumerate(spec.shape)]
     if shape and batch_size is not None:
         shape[0] = batch_size

@@ -1,4 +1,7 @@
-"""Structures of arrays: shapes with named sizes, nested in dicts, lists and tuples; pure."""
+"""Structures of arrays: shapes with named sizes, nested in dicts, lists and tuples; pure.
+
+Tests: tests/unit/test_export_specs.py.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and type of one array.
+    """The shape and the type of an array.
 
     Args:
-        shape: sizes; a string names a size that each call chooses: `("batch", 28, 28, 1)`. In
-            what is given to `export`, None leaves the name to Unisono.
-        dtype: the type's name: `"float32"`.
-        name: what the model calls it.
+        shape: the sizes; a string names a size that each call chooses: `("batch", 28, 28, 1)`. In the
+            argument of `export`, None stands for a name that Unisono chooses.
+        dtype: the name of the type: `"float32"`.
+        name: the model's name for the array.
 
     >>> ArraySpec(("batch", 3), "float32")
     ArraySpec(shape=('batch', 3), dtype='float32', name=None)
@@ -28,12 +32,12 @@ class ArraySpec:
     name: str | None = None
 
 
-def plain(tree: Any) -> Any:
-    """Copy a structure with Python's own containers in the place of Keras' tracked ones."""
+def plain(tree: PyTree) -> PyTree:
+    """Copy a structure, with Python's own containers instead of Keras' tracked ones."""
     return map_leaves(lambda leaf: leaf, tree)
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], tree: PyTree) -> PyTree:
     """Return the structure with `function(leaf)` for each leaf, called in the order of `leaves`."""
     if isinstance(tree, Mapping):
         return {key: map_leaves(function, tree[key]) for key in sorted(tree)}
@@ -44,8 +48,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return None if tree is None else function(tree)
 
 
-def leaves(tree: Any) -> list[Any]:
-    """Return the leaves, dicts in the order of their sorted keys.
+def leaves(tree: PyTree) -> list[Any]:
+    """Return the leaves, those of dicts in the order of their sorted keys.
 
     >>> leaves({"b": 2, "a": [1, None]})
     [1, 2]
@@ -55,14 +59,14 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
-def rebuild(tree: Any, values: Sequence[Any]) -> Any:
+def rebuild(tree: PyTree, values: Sequence[Any]) -> PyTree:
     """Return the structure of `tree` with `values` as its leaves."""
     left = iter(values)
     return map_leaves(lambda _: next(left), tree)
 
 
-def encode(tree: Any) -> Any:
-    """Write a structure of `ArraySpec`s as what JSON can hold."""
+def encode(tree: PyTree) -> dict[str, Any] | None:
+    """Return a structure of `ArraySpec`s as dicts and lists for JSON."""
     if isinstance(tree, Mapping):
         return {"dict": [[key, encode(tree[key])] for key in sorted(tree)]}
     if isinstance(tree, list):
@@ -74,8 +78,8 @@ def encode(tree: Any) -> Any:
     return {"array": {"shape": list(tree.shape), "dtype": tree.dtype, "name": tree.name}}
 
 
-def decode(record: Any) -> Any:
-    """Read what `encode` wrote."""
+def decode(record: dict[str, Any] | None) -> PyTree:
+    """Return the structure of `ArraySpec`s: the inverse of `encode`."""
     if record is None:
         return None
     if "dict" in record:
@@ -88,13 +92,13 @@ def decode(record: Any) -> Any:
     return ArraySpec(tuple(array["shape"]), array["dtype"], array["name"])
 
 
-def matched(spec: Any, value: Any, where: str) -> Iterator[tuple[str, ArraySpec, Any]]:
-    """Yield where each array lies, its spec, and its value, in the order of `leaves`.
+def matched(spec: PyTree, value: PyTree, where: str) -> Iterator[tuple[str, ArraySpec, Any]]:
+    """Yield the path, the spec and the value of each array, in the order of `leaves`.
 
     Args:
         spec: a structure of `ArraySpec`s.
-        value: arrays in the same structure; lists and tuples are the same here.
-        where: how messages call the whole.
+        value: arrays in the same structure; lists and tuples are interchangeable.
+        where: the name of the whole in messages.
 
     Raises:
         InvalidArgumentError: at the first place where the structures differ.
@@ -106,7 +110,7 @@ def matched(spec: Any, value: Any, where: str) -> Iterator[tuple[str, ArraySpec,
             yield from matched(spec[key], value[key], f"{where}[{key!r}]")
     elif isinstance(spec, list | tuple):
         if len(spec) == 1 and not isinstance(value, list | tuple | Mapping):
-            value = [value]  # as Keras has it for a model with one input
+            value = [value]  # as Keras does for a model with one input
         if not isinstance(value, list | tuple) or len(value) != len(spec):
             raise _other_structure(where, f"a {type(spec).__name__} of {len(spec)}", value)
         for index, (one_spec, one) in enumerate(zip(spec, value, strict=True)):
@@ -118,7 +122,7 @@ def matched(spec: Any, value: Any, where: str) -> Iterator[tuple[str, ArraySpec,
         yield where, spec, value
 
 
-def _other_structure(where: str, expected: str, value: Any) -> InvalidArgumentError:
+def _other_structure(where: str, expected: str, value: PyTree) -> InvalidArgumentError:
     if isinstance(value, Mapping):
         received = f"a dict with the keys {sorted(map(str, value))}"
     elif isinstance(value, list | tuple):
@@ -126,21 +130,21 @@ def _other_structure(where: str, expected: str, value: Any) -> InvalidArgumentEr
     else:
         received = f"a {type(value).__name__}"
     return InvalidArgumentError(
-        f"`{where}` must be {expected}. Received: {received}. Write the inputs as `input_spec` has them."
+        f"`{where}` must be {expected}. Received: {received}. Pass inputs in the structure of `input_spec`."
     )
 
 
 def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[str, int]) -> None:
-    """Check a shape, and note the sizes that its names stand for.
+    """Check a shape, and record the sizes of its named dimensions.
 
     Args:
-        spec: what the shape must be.
-        shape: what it is.
-        where: how messages call the array.
-        sizes: sizes of names seen in this call; filled up here.
+        spec: the expected shape.
+        shape: the actual shape.
+        where: the name of the array in messages.
+        sizes: the sizes of the names in this call so far; new ones are added.
 
     Raises:
-        InvalidArgumentError: when the shape is another.
+        InvalidArgumentError: when the shape does not match.
 
     >>> sizes = {}
     >>> bind_sizes(ArraySpec(("batch", 3), "float32"), (7, 3), "inputs", sizes)
@@ -156,5 +160,5 @@ def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[st
         raise InvalidArgumentError(
             f"`{where}` must have the shape {spec.shape} with sizes of at least 1"
             f"{f', where {known} in this call' if known else ''}. Received: shape={tuple(shape)}. "
-            "Reshape it; a size that was fixed can be left open by exporting the model again."
+            "Reshape it, or export the model again with a size that is not fixed."
         )

@@ -1,6 +1,8 @@
-"""A Keras model → a StableHLO artefact, through `jax.export`.
+"""Write a Keras model as a StableHLO artefact, with `jax.export`.
 
 Source: https://docs.jax.dev/en/latest/export/export.html
+
+Tests: tests/virtual/test_export.py.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from unisono._context import entered
 from unisono._errors import InvalidArgumentError
-from unisono._export._files import MANIFEST, describe_files, seal, written_aside
+from unisono._export._files import MANIFEST, describe_files, replace_atomically, seal
 from unisono._export._loaded import FUNCTION, KIND, VERSION, WEIGHTS, key_of
 from unisono._export._packages import require_packages
 from unisono._export._signature import input_specs
 from unisono._export._specs import ArraySpec, encode, leaves, map_leaves, plain, rebuild
+from unisono._types import ArrayLike, PyTree
 
 #: The names that `jax.export` knows.
 PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
@@ -37,17 +41,17 @@ class _Serve:
     Args:
         model: the Keras model.
         inputs: the structure of its inputs.
-        outputs: the structure of its outputs, once it was traced.
+        outputs: the structure of its outputs, set by tracing.
     """
 
-    model: Any
-    inputs: Any
-    outputs: Any = None
+    model: keras.Model
+    inputs: PyTree
+    outputs: PyTree = None
 
-    def __call__(self, weights: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    def __call__(self, weights: Sequence[jax.Array], arrays: Sequence[jax.Array]) -> list[jax.Array]:
         count = len(self.model.trainable_variables)
         inputs = rebuild(self.inputs, arrays)
-        with entered(None):  # one replica, also where the caller stands in a scope
+        with entered(None):  # as one replica, also where the caller is inside a scope
             outputs, _ = self.model.stateless_call(
                 weights[:count], weights[count:], inputs, **_inference(self.model)
             )
@@ -55,29 +59,29 @@ class _Serve:
         return [jnp.asarray(leaf) for leaf in leaves(self.outputs)]
 
 
-def _inference(model: Any) -> dict[str, bool]:
-    """What `call` is told, where it takes it: a subclass may leave `training` out."""
+def _inference(model: keras.Model) -> dict[str, bool]:
+    """Return `training=False` where the model's `call` accepts it: a subclass need not."""
     parameters = inspect.signature(model.call).parameters.values()
     takes = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
     return {"training": False} if takes else {}
 
 
 def write_stablehlo(
-    model: Any, path: Path, platforms: Sequence[str], batch_size: int | None, input_spec: Any
+    model: keras.Model, path: Path, platforms: Sequence[str], batch_size: int | None, input_spec: PyTree
 ) -> None:
-    """Write the artefact that `load_exported` reads; arguments as those of `unisono.export.export`."""
+    """Write an artefact for `load_exported`; the arguments are those of `unisono.export.export`."""
     require_packages("A StableHLO artefact", "export", "flatbuffers")
     platforms = _checked_platforms(platforms)
     inputs = input_specs(model, input_spec, batch_size)
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     weights = [one_replica(v.value) for v in variables]
     serve = _Serve(model, inputs)
-    exported = _exported(serve, weights, leaves(inputs), platforms)
+    exported = _export(serve, weights, leaves(inputs), platforms)
     specs = [_spec_of(aval) for aval in exported.out_avals]
-    with written_aside(path, marker=MANIFEST) as aside:
+    with replace_atomically(path, marker=MANIFEST) as aside:
         aside.mkdir()
         (aside / FUNCTION).write_bytes(exported.serialize())
-        # The files' types forbid what would need pickle.
+        # No object arrays, which would need pickle: loading an artefact must not run code of it.
         np.savez(aside / WEIGHTS, allow_pickle=False, **{key_of(i): w for i, w in enumerate(weights)})
         body = {
             "name": model.name,
@@ -95,11 +99,11 @@ def write_stablehlo(
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 
 
-def one_replica(value: Any) -> np.ndarray[Any, Any]:
-    """Return one replica's copy of a variable, wherever its copies lie.
+def one_replica(value: ArrayLike) -> np.ndarray[Any, Any]:
+    """Return one replica's copy of a variable's value.
 
     Args:
-        value: an array on one device, the same on several, or in the host's memory.
+        value: an array on one device, replicated on several, or in the host's memory.
     """
     if isinstance(value, jax.Array) and value.is_fully_replicated:
         value = value.addressable_data(0)
@@ -111,25 +115,25 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
     unknown = [p for p in chosen if p not in PLATFORMS]
     if unknown or not chosen:
         raise InvalidArgumentError(
-            f"`platforms` must be some of {PLATFORMS}. Received: platforms={chosen!r}. Write "
+            f"`platforms` must be a subset of {PLATFORMS}. Received: platforms={chosen!r}. Write "
             "`platforms=('cpu', 'cuda')` for CPUs and NVIDIA's GPUs, `'rocm'` for AMD's."
         )
     return chosen
 
 
-def _spec_of(aval: Any) -> ArraySpec:
+def _spec_of(aval: jax.core.ShapedArray) -> ArraySpec:
     shape = tuple(d if isinstance(d, int) else str(d) for d in aval.shape)
     return ArraySpec(shape, str(aval.dtype))
 
 
-def _exported(
-    serve: _Serve, weights: list[Any], inputs: list[ArraySpec], platforms: Sequence[str]
+def _export(
+    serve: _Serve, weights: list[np.ndarray[Any, Any]], inputs: list[ArraySpec], platforms: Sequence[str]
 ) -> jax.export.Exported:
-    """Trace and lower; where that fails, find out which demand the model does not meet."""
+    """Trace and lower the model; where that fails, find out whether open sizes or a platform cause it."""
     shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in weights]
 
     def attempt(specs: list[ArraySpec], on: Sequence[str]) -> jax.export.Exported:
-        # A new function each time, or a trace that failed would be remembered.
+        # A new function for each attempt, because JAX caches traces by function.
         function = jax.jit(lambda w, x: serve(w, x))  # noqa: PLW0108
         return jax.export.export(function, platforms=tuple(on))(shapes, _symbolic(specs))
 
@@ -139,8 +143,8 @@ def _exported(
         fixed = [map_leaves(_fixed, spec) for spec in inputs]
         if fixed != inputs and _works(attempt, fixed, platforms):
             raise InvalidArgumentError(
-                "Each layer must allow a batch whose size, like every size that is left open, is chosen by "
-                f"the call. Received: {serve.model.name!r}, where tracing says {_first_line(error)} Write "
+                "Each layer must allow a batch size, and other open sizes, that each call chooses. "
+                f"Received: {serve.model.name!r}, whose tracing raises {_first_line(error)} Write "
                 "`export(..., batch_size=32)` for an artefact that takes batches of 32, or "
                 "`input_spec=unisono.export.ArraySpec((32, ...), dtype)` to fix other sizes too."
             ) from error
@@ -148,7 +152,7 @@ def _exported(
         if able:
             raise InvalidArgumentError(
                 f"The model must lower for each of `platforms`. Received: platforms={tuple(platforms)}, of "
-                f"which {serve.model.name!r} lowers for {able} alone: {_first_line(error)} Write "
+                f"which {serve.model.name!r} lowers for {able} only: {_first_line(error)} Write "
                 f"`export(..., platforms={tuple(able)!r})`."
             ) from error
         raise
@@ -168,12 +172,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _fixed(spec: ArraySpec) -> ArraySpec:
-    """The spec with all open sizes fixed, to find out whether they are what a model refuses."""
+    """Return the spec with all open sizes fixed to 2."""
     return dataclasses.replace(spec, shape=tuple(2 if isinstance(d, str) else d for d in spec.shape))
 
 
 def _symbolic(specs: list[ArraySpec]) -> list[jax.ShapeDtypeStruct]:
-    """Give JAX the shapes, the same symbol for the same name."""
+    """Return the shapes for JAX, with the same symbol for the same name."""
     names = sorted({d for spec in specs for d in spec.shape if isinstance(d, str)})
     symbols = jax.export.symbolic_shape(", ".join(names)) if names else ()
     dims: dict[Any, Any] = dict(zip(names, symbols, strict=True))

@@ -1,6 +1,8 @@
 """Formats that Keras writes itself: `.keras`, TensorFlow's SavedModel, ONNX.
 
-Keras writes to a place aside; only what is complete gets its name.
+Keras writes to a temporary path, which is renamed when it is complete.
+
+Tests: tests/virtual/test_export.py.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._export._files import MANIFEST, describe_files, read_file, read_manifest, seal, written_aside
+from unisono._export._files import (
+    MANIFEST,
+    describe_files,
+    read_file,
+    read_manifest,
+    replace_atomically,
+    seal,
+)
 from unisono._export._packages import require_packages
 from unisono._export._signature import input_specs
 from unisono._export._specs import ArraySpec, leaves, map_leaves
@@ -31,31 +40,35 @@ VERSION = 1
 MODEL = "model.keras"
 
 
-def write_keras(model: Any, path: Path) -> None:
-    """Write a `.keras` file: architecture, weights, what `compile` got, the optimizer's state."""
-    with written_aside(path) as aside:
+def write_keras(model: keras.Model, path: Path) -> None:
+    """Write a `.keras` file: architecture, weights, the arguments of `compile`, the optimizer's state."""
+    with replace_atomically(path) as aside:
         model.save(aside)
 
 
-def write_saved_model(model: Any, path: Path) -> None:
+def write_saved_model(model: keras.Model, path: Path) -> None:
     """Write TensorFlow's SavedModel, whose function `serve` takes batches of any size."""
     require_packages("TensorFlow's SavedModel", "saved-model", "tensorflow")
-    with written_aside(path, marker="saved_model.pb") as aside, _one_copy(model):
+    with replace_atomically(path, marker="saved_model.pb") as aside, _one_copy(model):
         model.export(aside, format="tf_saved_model", verbose=False)
 
 
-def write_onnx(model: Any, path: Path) -> None:
-    """Write an ONNX file, and try it: the converter does not know every layer, nor say so."""
+def write_onnx(model: keras.Model, path: Path) -> None:
+    """Write an ONNX file, and run it once.
+
+    The converter does not support every layer, and does not report that: with jax2onnx 0.17 `MaxPooling2D`
+    gives a file that onnxruntime refuses.
+    """
     require_packages("An ONNX file", "onnx", "jax2onnx", "onnx", "onnxruntime")
     inputs = map_leaves(_sample, input_specs(model, None, batch_size=2))
-    with written_aside(path) as aside:
+    with replace_atomically(path) as aside:
         with _one_copy(model):
-            model(inputs, training=False)  # Keras exports only a model that was called
+            model(inputs, training=False)  # Keras exports only models that have been called
             model.export(aside, format="onnx", verbose=False)
         try_onnx(aside, leaves(inputs), model.name)
 
 
-def _sample(spec: ArraySpec) -> Any:
+def _sample(spec: ArraySpec) -> np.ndarray[Any, Any]:
     return np.zeros([2 if isinstance(size, str) else size for size in spec.shape], jnp.dtype(spec.dtype))
 
 
@@ -65,7 +78,7 @@ def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
     Args:
         file: the file.
         inputs: arrays in the order of its inputs.
-        name: of the model, for messages.
+        name: the model's name, for messages.
 
     Raises:
         InvalidArgumentError: when it does not run.
@@ -76,38 +89,38 @@ def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
         session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
     except Exception as error:
         raise InvalidArgumentError(
-            "The ONNX file that jax2onnx writes must run in onnxruntime. Received: one for "
-            f"{name!r} that fails: {str(error).strip()} Replace the layer that is named there "
-            "(`MaxPooling2D` fails where `AveragePooling2D` and strides run), or export StableHLO."
+            "The ONNX file that jax2onnx writes must run in onnxruntime. Received: a file for "
+            f"{name!r} that fails: {str(error).strip()} Replace the layer that the error names "
+            "(`MaxPooling2D` fails; `AveragePooling2D` and strides run), or export StableHLO."
         ) from error
 
 
 @contextlib.contextmanager
-def _one_copy(model: Any) -> Iterator[None]:
-    """Let the model's variables be one replica's values, on one device, for a block."""
+def _one_copy(model: keras.Model) -> Iterator[None]:
+    """Give the model's variables one replica's values, on one device, for a block."""
     values = [(v, jnp.asarray(one_replica(v.value))) for v in model.variables]
     with keras.StatelessScope(state_mapping=values):
         yield
 
 
-def write_keras_folder(model: Any, path: Path) -> None:
+def write_keras_folder(model: keras.Model, path: Path) -> None:
     """Write the directory of `export_saved_model`."""
-    with written_aside(path, marker=MANIFEST) as aside:
+    with replace_atomically(path, marker=MANIFEST) as aside:
         aside.mkdir()
         model.save(aside / MODEL)
         body = {"name": model.name, "files": describe_files(aside, [MODEL])}
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 
 
-def load_keras_folder(path: Path, custom_objects: Mapping[str, Any] | None) -> Any:
-    """Load what `write_keras_folder` wrote, compiled where its losses and metrics can be found."""
+def load_keras_folder(path: Path, custom_objects: Mapping[str, Any] | None) -> keras.Model:
+    """Load the directory of `write_keras_folder`; compile the model if its losses and metrics are found."""
     manifest = read_manifest(path, KIND, VERSION)
     read_file(path, MODEL, manifest["files"])
     file = path / MODEL
     try:
         return keras.saving.load_model(file, custom_objects=custom_objects)
     except (TypeError, ValueError) as error:
-        # A loss of the user's own, which a program that compiles the model anew does not need here.
+        # Probably a loss of the user's, which is not needed by a program that compiles the model again.
         model = keras.saving.load_model(file, custom_objects=custom_objects, compile=False)
         _log.warning("The model of %s was loaded without its `compile`: %s", path, error)
         return model

@@ -1,1 +1,1 @@
-"""What `unisono.summary` writes: event files, and how records reach them."""
+"""The implementation of `unisono.summary`: event files, and how summaries get there."""

@@ -1,7 +1,9 @@
 """Event files that TensorBoard reads. This is the only file that imports the `tensorboard` package.
 
-Every value is a tensor with the metadata of the plugin that shows it, as `tf.summary` of
-TensorFlow 2 writes them. Source: https://github.com/tensorflow/tensorboard, `plugins/*/metadata.py`
+As in `tf.summary` of TensorFlow 2, every value is a tensor with the metadata of the plugin that shows it.
+Source: https://github.com/tensorflow/tensorboard, `plugins/*/metadata.py`
+
+Tests: tests/unit/test_summary.py.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unisono._errors import ContextError, MissingPackageError
+from unisono._types import ArrayLike
 
 try:
     from PIL import Image
@@ -35,24 +40,24 @@ except ImportError as error:
         f"{type(error).__name__}: {error}. Write `pip install unisono[tensorboard]`."
     ) from error
 
-#: The letters that Pillow has for 1, 2, 3 and 4 channels.
+#: Pillow's modes for 1, 2, 3 and 4 channels.
 _PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
-#: Tells the files of one process apart.
+#: Makes the names of one process' files different: two may be created within a second.
 _numbers = itertools.count()
 
 
 class EventFile:
     """One file of events in a directory.
 
-    Not `tensorboard`'s own `EventFileWriter`, which imports TensorFlow wherever it is installed,
-    and needs a thread.
+    It replaces `tensorboard`'s own `EventFileWriter`, which imports TensorFlow wherever that is installed
+    (seconds, and hundreds of megabytes), and starts a thread.
 
     Args:
-        logdir: the directory, of any file system that TensorBoard can read; made if it is not there.
-        max_queue: after how many waiting events they are written.
-        flush_seconds: likewise after how many seconds, looked at when an event comes.
+        logdir: the directory, on any file system that TensorBoard can read; created where it is missing.
+        max_queue: the number of buffered events at which they are written.
+        flush_seconds: the age of the buffer, in seconds, at which the next event causes a write.
     """
 
     def __init__(self, logdir: str, max_queue: int, flush_seconds: float) -> None:
@@ -68,15 +73,15 @@ class EventFile:
         self._append(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 
-    def add(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
-        """Write one value; from any thread.
+    def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
+        """Write one value; safe to call from any thread.
 
         Args:
-            kind: a key of the table below.
-            tag: what TensorBoard calls it.
-            step: where on its horizontal axis.
+            kind: a key of `_KINDS`.
+            tag: the tag in TensorBoard.
+            step: the position on the horizontal axis.
             data: a NumPy array, or text.
-            options: what else the kind has: `buckets`, `max_outputs`.
+            options: options of the kind: `buckets`, `max_outputs`.
 
         Raises:
             ContextError: when the file is closed.
@@ -88,8 +93,8 @@ class EventFile:
         with self._lock:
             if not self._is_open:
                 raise ContextError(
-                    f"A summary writer must be open to be written to. Received: {tag!r} for the closed "
-                    f"writer of {self._logdir!r}. Make a new one with `create_file_writer`."
+                    f"A summary writer must be open. Received: {tag!r} for the closed writer of "
+                    f"{self._logdir!r}. Create a new one with `create_file_writer`."
                 )
             self._append(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
             is_late = time.monotonic() - self._flushed_at > self._flush_seconds
@@ -97,20 +102,20 @@ class EventFile:
                 self._write_pending()
 
     def flush(self) -> None:
-        """Bring to the disk what was added; does nothing for a closed file."""
+        """Write the buffered events; do nothing for a closed file."""
         with self._lock:
             if self._is_open:
                 self._write_pending()
 
     def close(self) -> None:
-        """Flush and close; does nothing the second time."""
+        """Flush and close the file; do nothing if it is closed."""
         with self._lock:
             if self._is_open:
                 self._write_pending()
                 self._file.close()
                 self._is_open = False
 
-    def _append(self, event: Any) -> None:
+    def _append(self, event: event_pb2.Event) -> None:
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
         self._pending.append(record.getvalue())
@@ -123,16 +128,16 @@ class EventFile:
         self._flushed_at = time.monotonic()
 
 
-def histogram(data: Any, buckets: int = 30) -> Any:
-    """Count values in buckets of equal width.
+def histogram(data: ArrayLike, buckets: int = 30) -> npt.NDArray[np.float64]:
+    """Count values in buckets of equal width, as TensorBoard's histogram plugin expects them.
 
     Args:
-        data: real numbers, of any shape. What is not finite has no bucket and is left out.
-        buckets: how many.
+        data: real numbers, of any shape. Values that are not finite are left out.
+        buckets: the number of buckets.
 
     Returns:
-        Float64 of shape `(buckets, 3)`: left edge, right edge, count. All values are in the last
-        bucket where they are equal.
+        An array of shape `(buckets, 3)`: left edge, right edge, count. Where all values are equal,
+        they are counted in the last bucket.
 
     >>> histogram(np.array([0.0, 1.0, 1.5, 2.0]), buckets=2).tolist()
     [[0.0, 1.0, 1.0], [1.0, 2.0, 3.0]]
@@ -153,20 +158,20 @@ def histogram(data: Any, buckets: int = 30) -> Any:
     return np.stack([edges[:-1], edges[1:], counts], axis=1)
 
 
-def pngs(data: Any, max_outputs: int = 3) -> Any:
-    """Encode images.
+def pngs(data: ArrayLike, max_outputs: int = 3) -> npt.NDArray[np.object_]:
+    """Encode images as PNG files, as TensorBoard's image plugin expects them.
 
     Args:
-        data: shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
+        data: images of shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
             to 1, which are cut off there.
-        max_outputs: how many of the `k` images to take.
+        max_outputs: the most images to encode.
 
     Returns:
-        Bytes: the width and the height as text, and a PNG file for each image.
+        Byte strings: the width and the height as text, and a PNG file for each image.
     """
     pixels = np.asarray(data)[:max_outputs]
     if pixels.dtype != np.uint8:
-        # 255.5 and then downwards, as `tf.image.convert_image_dtype` rounds.
+        # Scale by 255.5 and truncate: the rounding of `tf.image.convert_image_dtype`.
         pixels = np.clip(np.nan_to_num(pixels.astype(np.float32)) * 255.5, 0, 255).astype(np.uint8)
     _, height, width, channels = pixels.shape
     encoded = [str(width).encode(), str(height).encode()]
@@ -177,25 +182,25 @@ def pngs(data: Any, max_outputs: int = 3) -> Any:
     return np.array(encoded, dtype=object)
 
 
-def _scalar(data: Any) -> Any:
+def _scalar(data: ArrayLike) -> npt.NDArray[np.float32]:
     return np.asarray(data).astype(np.float32)
 
 
-def _text(data: Any) -> Any:
+def _text(data: ArrayLike) -> npt.NDArray[np.object_]:
     return np.array(data, dtype=object)
 
 
-def _plugin(module: Any) -> Callable[[], Any]:
+def _plugin(module: ModuleType) -> Callable[[], summary_pb2.SummaryMetadata]:
     return lambda: module.create_summary_metadata(display_name=None, description=None)
 
 
-def _keras_model() -> Any:
-    """The graph plugin draws a model's JSON; it has no function for this metadata."""
+def _keras_model() -> summary_pb2.SummaryMetadata:
+    # The graph plugin draws a model's JSON, but has no function that creates this metadata.
     content = summary_pb2.SummaryMetadata.PluginData(plugin_name="graph_keras_model", content=b"1")
     return summary_pb2.SummaryMetadata(plugin_data=content)
 
 
-#: For each kind of summary: the metadata of its plugin, and how its data become a tensor.
+#: For each kind of summary: the metadata of its plugin, and the encoder of its data.
 _KINDS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
     "scalar": (_plugin(scalars), _scalar),
     "histogram": (_plugin(histograms), histogram),

@@ -1,8 +1,10 @@
-"""How a summary reaches its file: at once, or from a compiled step while it runs.
+"""Write a summary at once, or from a compiled step while it runs.
 
-A running program sends its values from threads of its own, some time after the step was called.
-So the defaults (writer, step, condition) are the process', they are read when a value arrives,
-and whatever changes them waits first until all values sent have arrived.
+A running program sends its values from threads of its own, some time after the call of the step. The defaults
+(writer, step, condition) therefore belong to the process and not to a thread. They are read when a value
+arrives, and every change of them waits first until all values have arrived.
+
+Tests: tests/unit/test_summary.py, tests/virtual/test_summary.py.
 """
 
 from __future__ import annotations
@@ -12,66 +14,74 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import DTypeLike
 
 from unisono._context import current
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._mesh import AXIS
+from unisono._types import ArrayLike
 from unisono._values import PerReplica
 from unisono.step._program import current_frame
+
+#: A step: an integer, or an array or a variable of one.
+Step: TypeAlias = "int | np.integer[Any] | jax.Array | keras.Variable"
+
+#: Whether to write: a bool, a traced bool, or a function that returns one.
+Condition: TypeAlias = "bool | jax.Array | Callable[[], bool | jax.Array]"
 
 # --- writers -----------------------------------------------------------------------------------
 
 
 class Sink(Protocol):
-    """Where a writer's values go: `unisono._summary._event_files.EventFile`, or nowhere."""
+    """The destination of a writer: `unisono._summary._event_files.EventFile`, or `NullSink`."""
 
-    def add(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
+    def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
         """Write one value."""
 
     def flush(self) -> None:
-        """Bring to the disk what was added."""
+        """Write the buffered values."""
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush, and release the destination."""
 
 
-class Nowhere:
+class NullSink:
     """The sink of a process that writes nothing."""
 
-    def add(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
+    def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
         """Drop the value."""
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class SummaryWriter:
     """Writes summaries to one event file; made by `create_file_writer`.
 
     Args:
-        sink: where the values go.
+        sink: the destination of the values.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        # Events wait in memory: a program may end without `close`.
+        # Events are buffered in memory, and a program may end without `close`.
         weakref.finalize(self, sink.close)
 
     @contextlib.contextmanager
-    def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
+    def as_default(self, step: Step | None = None) -> Iterator[SummaryWriter]:
         """Make this the process' default writer for a block, and flush it at the end.
 
         Args:
-            step: the default step inside; None keeps the one that is.
+            step: the default step inside the block; None keeps the present one.
         """
         changes = {"writer": self} if step is None else {"writer": self, "step": checked_step(step)}
         with changed(**changes):
@@ -79,8 +89,8 @@ class SummaryWriter:
             if not is_tracing():
                 self.flush()
 
-    def write(self, kind: str, tag: str, step: int, data: Any, **options: Any) -> None:
-        """Write a value here, whatever the defaults are.
+    def write(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
+        """Write a value to this writer, regardless of the defaults.
 
         Args:
             kind: `"scalar"`, `"histogram"`, `"image"`, `"text"` or `"keras_model"`.
@@ -95,12 +105,12 @@ class SummaryWriter:
         self._sink.add(kind, tag, step, data, **options)
 
     def flush(self) -> None:
-        """Wait for the values of all steps that were started, and bring them to the disk."""
+        """Wait for the values of all steps that were started, and write them to the file."""
         settle()
         self._sink.flush()
 
     def close(self) -> None:
-        """Flush and close the file; does nothing the second time."""
+        """Flush and close the file; do nothing if it is closed."""
         try:
             settle()
         finally:
@@ -112,31 +122,31 @@ class SummaryWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """Where summaries go, and when.
+    """The default writer, step and condition.
 
     Args:
         writer: the default writer, if any.
         step: the default step: an int, an array or a variable.
-        condition: whether to write, or a function that says it.
-        traced: which of these were set by code while it was traced: they belong to its program.
+        condition: whether to write, or a function that returns it.
+        traced: the fields that were set while code was traced: they belong to its program.
     """
 
     writer: SummaryWriter | None = None
-    step: Any = None
-    condition: Any = True
+    step: Step | None = None
+    condition: Condition = True
     traced: frozenset[str] = frozenset()
 
 
-# Of the process and not of a thread, because running programs send from threads of their own.
 _defaults = Defaults()
+#: Whether any program with summaries was traced: otherwise there is nothing to wait for.
 _programs_send = False
-#: What went wrong in threads of running programs, for the next call that can raise.
+#: Errors in threads of running programs, raised by the next `settle`.
 _failures: list[Exception] = []
 
 
 @contextlib.contextmanager
 def changed(**changes: Any) -> Iterator[None]:
-    """Have other defaults in a block."""
+    """Change defaults for a block."""
     settle()
     before, names = _defaults, set(changes)
     _replace(changes, before.traced | names if is_tracing() else before.traced - names)
@@ -155,18 +165,18 @@ def _replace(changes: dict[str, Any], traced: frozenset[str]) -> None:
 
 
 def get_defaults() -> Defaults:
-    """The defaults as they are now."""
+    """Return the current defaults."""
     return _defaults
 
 
-def replace_default_step(step: Any) -> None:
-    """Have another default step from now on."""
+def replace_default_step(step: Step | None) -> None:
+    """Set the default step."""
     settle()
     _replace({"step": step}, _defaults.traced - {"step"})
 
 
 def settle() -> None:
-    """Wait for the values that running programs send, and raise what went wrong with them."""
+    """Wait until the values of running programs have arrived, and raise the first error in handling them."""
     if not _programs_send or is_tracing():
         return
     jax.effects_barrier()
@@ -181,21 +191,21 @@ def settle() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Data that are part of a program, because devices hold none of their kind."""
+    """Data that are part of a program, such as text, of which devices have no arrays."""
 
-    value: Any
+    value: ArrayLike
 
 
 def record(
     kind: str,
     tag: str,
-    data: Any,
-    step: Any,
-    check: Callable[[tuple[int, ...], Any], bool] | None,
+    data: Constant | ArrayLike,
+    step: Step | None,
+    check: Callable[[tuple[int, ...], DTypeLike], bool] | None,
     what: str,
-    **options: Any,
+    **options: int,
 ) -> bool:
-    """Write a summary now, or have the program that is traced send it."""
+    """Write a summary now, or make the program that is traced send it."""
     defaults = _defaults
     if defaults.writer is None:
         return False
@@ -206,9 +216,10 @@ def record(
         return False
     own = _step_of(tag, defaults.step if step is None else step)
     if is_traced:
-        # A default that an integer set outside is read when the values arrive.
+        # A default step that was set outside of the traced code may change between runs: it is read on
+        # arrival.
         is_outside = step is None and "step" not in defaults.traced and not isinstance(own, jax.core.Tracer)
-        _send(_Sent(kind, tag, options, defaults, None if is_outside else own), data)
+        _send(_TracedSummary(kind, tag, options, defaults, None if is_outside else own), data)
         return True
     value = data.value if isinstance(data, Constant) else np.asarray(data)
     defaults.writer.write(kind, tag, int(own), value, **options)
@@ -216,13 +227,13 @@ def record(
 
 
 def _checked_data(
-    kind: str, tag: str, data: Any, check: Callable[[tuple[int, ...], Any], bool], what: str
-) -> Any:
+    kind: str, tag: str, data: ArrayLike, check: Callable[[tuple[int, ...], DTypeLike], bool], what: str
+) -> ArrayLike:
     if isinstance(data, PerReplica):
         raise InvalidTypeError(
             f"The data of {kind} {tag!r} must be one value. Received: a PerReplica with one value for each "
-            "replica. Write `strategy.reduce('mean', value, axis=None)` first, or write the summary in "
-            "the replica."
+            "replica. Write `strategy.reduce('mean', value, axis=None)` first, or write the summary inside "
+            "the function given to `strategy.run`."
         )
     if isinstance(data, keras.Variable):
         data = data.value
@@ -236,11 +247,11 @@ def _checked_data(
     return data
 
 
-def checked_step(step: Any) -> Any:
-    """A Python int where the value is known, else the array or variable.
+def checked_step(step: Step) -> Step:
+    """Return a step as a Python int where its value is known, else as the array or variable that it is.
 
     Raises:
-        InvalidArgumentError: for what is not an integer.
+        InvalidArgumentError: when it is not an integer.
     """
     if isinstance(step, int) and not isinstance(step, bool):
         return step
@@ -255,12 +266,12 @@ def checked_step(step: Any) -> Any:
     return int(step)
 
 
-def _step_of(tag: str, step: Any) -> Any:
-    """The value of a step: an int or a traced one.
+def _step_of(tag: str, step: Step | None) -> Step:
+    """Return the value of a step: an int, or a traced integer.
 
     Raises:
         InvalidArgumentError: when there is none.
-        ContextError: for a variable that the traced program does not carry.
+        ContextError: for a variable that is not part of the traced program.
     """
     if step is None:
         raise InvalidArgumentError(
@@ -282,7 +293,7 @@ def _step_of(tag: str, step: Any) -> Any:
     return int(value)
 
 
-def _holds(condition: Any) -> bool:
+def _holds(condition: Condition) -> bool:
     return bool(condition() if callable(condition) else condition)
 
 
@@ -290,39 +301,40 @@ def _holds(condition: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sent:
-    """What is known of a summary while its program is traced.
+class _TracedSummary:
+    """The part of a summary that is known while its program is traced.
 
     Args:
         kind: as for `SummaryWriter.write`.
-        tag: likewise.
-        options: likewise.
-        defaults: those of that moment.
-        step: an int, a traced one, or None for the default when the value arrives.
+        tag: as for `SummaryWriter.write`.
+        options: as for `SummaryWriter.write`.
+        defaults: the defaults at that time.
+        step: an int, a traced integer, or None for the default at the time of arrival.
         constant: data that are part of the program.
-        is_decided: whether the program itself decides if it sends.
+        is_decided: whether the condition is part of the program.
     """
 
     kind: str
     tag: str
-    options: dict[str, Any]
+    options: dict[str, int]
     defaults: Defaults
-    step: Any
-    constant: Any = None
+    step: Step | None
+    constant: ArrayLike = None
     is_decided: bool = False
 
 
 def is_tracing() -> bool:
-    """Whether JAX records what this code does, for a program that runs later."""
+    """Return whether JAX is tracing this code."""
+    # JAX has no public predicate. Under a trace even a constant operation gives a tracer.
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
-def _send(sent: _Sent, data: Any) -> None:
-    """Have the traced program send a value, from its first replica."""
+def _send(sent: _TracedSummary, data: Constant | ArrayLike) -> None:
+    """Make the first replica of the traced program send a value."""
     global _programs_send
     frame = current_frame()
     if frame is not None and frame.stop is not None:
-        return  # Executed again for a derivative: the first execution sends.
+        return  # executed again for a derivative; the first execution sends
     is_first = _is_first_replica()
     if is_first is False:
         return
@@ -330,7 +342,7 @@ def _send(sent: _Sent, data: Any) -> None:
     decision = sent.defaults.condition
     decision = decision() if callable(decision) else decision
     conditions = [c for c in (is_first, decision) if isinstance(c, jax.core.Tracer)]
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, jax.Array] = {}
     if isinstance(data, Constant):
         sent = dataclasses.replace(sent, constant=data.value)
     else:
@@ -349,33 +361,36 @@ def _send(sent: _Sent, data: Any) -> None:
         send()
 
 
-def _is_first_replica() -> Any:
-    """Whether this replica sends: a bool, or a traced one."""
-    # Asked of the mesh, because one batch may run whole on every device, as the only replica.
+def _is_first_replica() -> bool | jax.Array:
+    """Return whether this replica sends: a bool, or a traced one."""
+    # From the mesh, not from the context: a batch that is not divided runs on every device as its only
+    # replica.
     if AXIS in jax.sharding.get_abstract_mesh().manual_axes:
-        return jax.lax.axis_index(AXIS) == 0
+        is_first: jax.Array = jax.lax.axis_index(AXIS) == 0
+        return is_first
     context = current()
     if context is None or context.replica is None:
         return True
-    return context.replica.replica_id_in_sync_group == 0
+    replica_id: int | jax.Array = context.replica.replica_id_in_sync_group
+    return replica_id == 0
 
 
-def _deliver(sent: _Sent, arrays: dict[str, Any]) -> None:
-    """Write what a running program sent. JAX calls it in its own thread, where JAX must not be used."""
+def _deliver(sent: _TracedSummary, arrays: dict[str, jax.Array]) -> None:
+    """Write the values of a running program. Called in a thread of JAX, in which JAX must not be used."""
     try:
         own = {name: getattr(sent.defaults, name) for name in sent.defaults.traced}
         defaults = dataclasses.replace(_defaults, **own)
         if defaults.writer is None or not (sent.is_decided or _holds(defaults.condition)):
             return
-        step = int(arrays["step"]) if "step" in arrays else sent.step
-        step = _default_on_arrival(sent.tag, defaults.step) if step is None else step
+        given = arrays.get("step", sent.step)
+        step = _default_on_arrival(sent.tag, defaults.step) if given is None else int(given)
         data = np.asarray(arrays["data"]) if "data" in arrays else sent.constant
         defaults.writer.write(sent.kind, sent.tag, step, data, **sent.options)
-    except Exception as error:  # Here it would end the program that runs: `settle` raises it.
+    except Exception as error:  # raised here it would abort the running program; `settle` raises it
         _failures.append(error)
 
 
-def _default_on_arrival(tag: str, step: Any) -> int:
+def _default_on_arrival(tag: str, step: Step | None) -> int:
     if not isinstance(step, int):
         raise InvalidArgumentError(
             "The default step of a compiled step must be an integer, or the variable that it was when the "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono._export._files import written_aside
+from unisono._export._files import replace_atomically
 from unisono.training._binding import holder_of
 
 #: What Keras writes as one file.
@@ -44,7 +44,7 @@ def _write_whole(original: Callable[..., Any], bound: inspect.BoundArguments) ->
     if place is None:
         return original(*bound.args, **bound.kwargs)
     path, marker = place
-    with written_aside(path, marker) as aside:
+    with replace_atomically(path, marker) as aside:
         bound.arguments["filepath"] = str(aside)
         return original(*bound.args, **bound.kwargs)
 
