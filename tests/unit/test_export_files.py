@@ -62,7 +62,8 @@ def test_any_flipped_byte_is_found(tmp_path, name):
 def test_a_file_that_was_cut_off_is_named(tmp_path, name, keep):
     file = artefact(tmp_path / "model") / name
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(_errors.InvalidArgumentError, match=rf"{name}' must be unchanged since it was written. Received"):
+    message = rf"{name}' must be unchanged since it was written. Received"
+    with pytest.raises(_errors.InvalidArgumentError, match=message):
         whole(tmp_path / "model")
 
 
