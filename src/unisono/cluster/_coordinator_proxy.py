@@ -3,6 +3,8 @@
 JAX ends a process in C++, without an exception, as soon as its connection to the service breaks,
 which runs in process 0. Behind a relay the connection never breaks: the next collective fails instead,
 with an exception that can say who is missing.
+
+Tests: tests/unit/cluster/test_peer_monitor.py.
 """
 
 from __future__ import annotations

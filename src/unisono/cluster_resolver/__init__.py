@@ -6,28 +6,22 @@ import importlib
 from typing import Any
 
 from unisono._names import no_attribute
+from unisono.cluster_resolver._registry import DETECTED, ON_REQUEST
 
-#: Where each public name lives.
-_HOMES = {
-    "_base": ["ClusterResolver", "SimpleClusterResolver", "TFConfigClusterResolver"],
-    "_detect": ["resolve"],
-    "_gce": ["GCEClusterResolver"],
-    "_jax": ["JaxClusterResolver"],
-    "_kubernetes": ["KubernetesClusterResolver", "KubernetesExecutableLocation"],
-    "_mpi": ["MPIClusterResolver"],
-    "_slurm": ["SlurmClusterResolver"],
-    "_spec": ["ClusterSpec", "Timeouts"],
-    "_tpu": ["TPUClusterResolver"],
-    "_union": ["UnionClusterResolver", "UnionResolver"],
+#: Where the public names live that are not resolvers.
+_OTHERS = {
+    "ClusterResolver": "_base",
+    "ClusterSpec": "_spec",
+    "KubernetesExecutableLocation": "_kubernetes",
+    "Timeouts": "_spec",
+    "resolve": "_detect",
 }
 
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (computed, and tested)
+__all__ = sorted([*DETECTED, *ON_REQUEST, *_OTHERS])  # noqa: PLE0605 (computed, and tested)
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
+    module = DETECTED.get(name) or ON_REQUEST.get(name) or _OTHERS.get(name)
     if module is None:
         raise no_attribute(__name__, name, __all__)
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,6 +1,6 @@
 """Who is in the cluster, and which task this is: the base of all resolvers, and those of TensorFlow.
 
-The only file of `cluster` that touches the process' environment; the others get it from here.
+The only file of the package that touches the process' environment; the others get it from here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Mapping, MutableMapping
-from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._spec import (
@@ -30,7 +29,7 @@ def process_environ() -> MutableMapping[str, str]:
 class ClusterResolver(abc.ABC):
     """Reads the description of a cluster from somewhere.
 
-    A resolver of your own gives `cluster_spec`, and sets `task_type` and `task_id` where it knows them.
+    A resolver of your own overrides `cluster_spec`, and sets `task_type` and `task_id` where it knows them.
 
     >>> class Ours(ClusterResolver):
     ...     def cluster_spec(self):
@@ -44,6 +43,20 @@ class ClusterResolver(abc.ABC):
     task_type: str | None = None
     task_id: int | None = None
     rpc_layer: str | None = None
+
+    @classmethod
+    def detect(cls, environ: MutableMapping[str, str]) -> ClusterResolver | None:
+        """Return a resolver when the environment shows that this kind of cluster started the process.
+
+        `unisono.cluster_resolver.resolve` asks each registered class. The base class returns None.
+
+        Args:
+            environ: the environment variables.
+
+        Raises:
+            InvalidArgumentError: when the variables are there and cannot be used.
+        """
+        return None
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -73,7 +86,7 @@ class ClusterResolver(abc.ABC):
         return _with_protocol(spec.task_address(job, index), rpc_layer or self.rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Return how many accelerators this task has; this starts JAX.
 
@@ -86,12 +99,12 @@ class ClusterResolver(abc.ABC):
             Kind, such as `"GPU"` -> count; empty without accelerators.
 
         Raises:
-            InvalidArgumentError: when another task is asked about.
+            InvalidArgumentError: for a task other than this one.
         """
         asked = (task_type or self.task_type, self.task_id if task_id is None else task_id)
         if asked != (self.task_type, self.task_id):
             raise InvalidArgumentError(
-                "A task knows its own accelerators only. "
+                "A task knows only its own accelerators. "
                 f"Received: task_type={task_type!r}, task_id={task_id!r}. Ask for "
                 f"task_type={self.task_type!r}, task_id={self.task_id!r}, or state what every task has: "
                 "`SimpleClusterResolver(spec, num_accelerators={'GPU': 8})`."
@@ -108,7 +121,7 @@ class ClusterResolver(abc.ABC):
         """This process, None where its job or its index is not known.
 
         Raises:
-            InvalidArgumentError: when the job is no name or the index no number.
+            InvalidArgumentError: when the job is not a name or the index not a number.
         """
         if self.task_type is None or self.task_id is None:
             return None
@@ -116,7 +129,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def coordinator_address(self) -> str | None:
-        """The address of process 0, where the others meet; None without others, as for the evaluator."""
+        """The address of process 0, to which the others connect; None for a task that is alone."""
         spec, task = self._checked()
         return None if task is None or task.type == "evaluator" else chief_address(spec)
 
@@ -128,7 +141,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def process_id(self) -> int:
-        """This process' number among those: the chief is 0, then come the workers."""
+        """This process' number among those: the chief is 0, the workers follow."""
         spec, task = self._checked()
         return 0 if task is None else process_id(spec, task)
 
@@ -150,7 +163,7 @@ def _local_accelerators() -> dict[str, int]:
     for kind in ("gpu", "tpu"):
         try:
             found[kind.upper()] = len(local_devices(kind))
-        except RuntimeError:  # JAX's answer where no device of this kind is
+        except RuntimeError:  # raised by JAX when it has no device of this kind
             continue
     return found
 
@@ -186,6 +199,12 @@ class TFConfigClusterResolver(ClusterResolver):
         self._given_layer, self._given_environment = rpc_layer, environment
         self._environ = environ
 
+    @classmethod
+    def detect(cls, environ: MutableMapping[str, str]) -> TFConfigClusterResolver | None:
+        """Return a resolver when TF_CONFIG is set."""
+        # Some launchers set it to an empty text for a single process.
+        return cls(environ=environ) if environ.get("TF_CONFIG", "").strip() else None
+
     def _read(self) -> TFConfig:
         environ = process_environ() if self._environ is None else self._environ
         return read_tf_config(environ.get("TF_CONFIG"), self._given_type, self._given_id)
@@ -208,7 +227,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """Where the cluster runs; empty where that is not known."""
         return self._given_environment or self._read().environment or ""
 
-    # Properties here, attributes in the base: programs may set all three.
+    # Properties, where the base has attributes: TF_CONFIG is read at each access. Programs may set all three.
 
     @property
     def task_type(self) -> str | None:
@@ -251,7 +270,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: the protocol before addresses.
 
     Raises:
-        InvalidTypeError: when `cluster_spec` is no `ClusterSpec` or `master` no string.
+        InvalidTypeError: when `cluster_spec` is not a `ClusterSpec` or `master` not a string.
 
     >>> spec = ClusterSpec({"worker": ["a:2222", "b:2222"]})
     >>> SimpleClusterResolver(spec, task_type="worker", task_id=0).num_processes
@@ -295,7 +314,7 @@ class SimpleClusterResolver(ClusterResolver):
         return _with_protocol(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Return the counts given."""
         return dict(self._accelerators)

@@ -28,7 +28,7 @@ class GCEClusterResolver(ClusterResolver):
 
     Raises:
         BackendError: when no service is given and `google-api-python-client` is not installed; at each
-            question, when the group has no running instance, or this machine is none of them.
+            question, when the group has no running instance, or does not contain this machine.
 
     >>> from unittest.mock import MagicMock
     >>> service = MagicMock()
@@ -49,7 +49,7 @@ class GCEClusterResolver(ClusterResolver):
         task_type: str = "worker",
         task_id: int | None = None,
         rpc_layer: str | None = "grpc",
-        credentials: Any = "default",
+        credentials: object = "default",
         service: Any = None,
     ) -> None:
         self._place = {"project": project, "zone": zone}
@@ -58,7 +58,7 @@ class GCEClusterResolver(ClusterResolver):
         self.rpc_layer = rpc_layer
         self._index = task_id
 
-    # The base has attributes, of which one is fixed here as in TensorFlow.
+    # Properties, where the base has attributes: as in TensorFlow, the job cannot be changed.
 
     @property
     def task_type(self) -> str:
@@ -85,7 +85,7 @@ class GCEClusterResolver(ClusterResolver):
         """Return the addresses of the running instances, in the order of their names.
 
         Raises:
-            BackendError: when there is none.
+            BackendError: when no instance is running.
         """
         names = self._instances()
         return ClusterSpec({self._job: [with_port(self._ip(name), self._port) for name in names]})
@@ -106,7 +106,7 @@ class GCEClusterResolver(ClusterResolver):
         while request is not None:
             response = request.execute()
             for item in response.get("items", []):
-                # The end of a URL.
+                # The last part of a URL.
                 yield str(item["instance"]).rpartition("/")[2]
             request = groups.listInstances_next(previous_request=request, previous_response=response)
 
@@ -118,19 +118,19 @@ class GCEClusterResolver(ClusterResolver):
         names, own = self._instances(), platform.node().partition(".")[0]
         if own not in names:
             raise BackendError(
-                f"This machine must be one of the instances. Received: {own!r}, and the group "
-                f"{self._group!r} has {names}. Run there, or pass `task_id`."
+                f"This machine must be one of the instances. Received: {own!r}, but the group "
+                f"{self._group!r} has {names}. Run the program on one of them, or pass `task_id`."
             )
         return names.index(own)
 
 
-def _service(credentials: Any) -> Any:
+def _service(credentials: object) -> Any:
     try:
         discovery = importlib.import_module("googleapiclient.discovery")
     except ImportError as error:
         raise BackendError(
-            f"Google Compute Engine is asked through its Python client. Received: {error}. "
+            f"Google Compute Engine must be reached through its Python client. Received: {error}. "
             "Install `unisono[gce]`, or pass `service`."
         ) from error
-    # None looks for the environment's own, as on an instance.
+    # With None the client takes those of the environment, as on an instance.
     return discovery.build("compute", "v1", credentials=None if credentials == "default" else credentials)

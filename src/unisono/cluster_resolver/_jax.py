@@ -1,9 +1,12 @@
-"""The cluster that JAX's own variables describe, or Kubeflow Trainer's."""
+"""The cluster that JAX's own variables describe, or Kubeflow Trainer's.
+
+Tests: tests/unit/cluster_resolver/test_launchers.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
@@ -24,13 +27,13 @@ _EXAMPLE = (
 
 
 def is_jax_process(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment tells where the processes meet."""
+    """Return whether the environment has the coordinator's address."""
     return "JAX_COORDINATOR_ADDRESS" in environ or {"PET_MASTER_ADDR", "PET_NNODES"} <= set(environ)
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxCluster:
-    """Where JAX's processes meet.
+    """What JAX's processes know of their cluster.
 
     Args:
         coordinator_address: process 0's `"host:port"`.
@@ -49,7 +52,7 @@ def read_cluster(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> JaxCluster:
-    """Return where the processes meet.
+    """Return the coordinator's address, the number of processes and this one's.
 
     Args:
         environ: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or else PET_MASTER_ADDR,
@@ -64,7 +67,7 @@ def read_cluster(
     >>> read_cluster({"PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29500", "PET_NNODES": "2"}, process_id=1)
     JaxCluster(coordinator_address='a:29500', num_processes=2, process_id=1)
     """
-    # One launcher's variables, not a mixture: the other's may be left over.
+    # The variables of one launcher, not a mixture: the other's may be left over from an outer job.
     row = 0 if "JAX_COORDINATOR_ADDRESS" in environ or "PET_MASTER_ADDR" not in environ else 1
     text = {key: environ.get(names[row]) for key, names in _NAMES.items()}
     address = coordinator_address or _address(text["address"], text["port"])
@@ -87,13 +90,13 @@ def read_cluster(
     }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     raise InvalidArgumentError(
-        f"JAX's processes must know where they meet, and {problem}. "
+        f"JAX's processes must know their cluster: {problem}. "
         f"Received: variables {read}, arguments {arguments}. {_EXAMPLE}"
     )
 
 
 def _address(host: str | None, port: str | None) -> str | None:
-    """The address alone may have its port already."""
+    """The address with its port, which `host` may already contain."""
     number = None if port is None else read_index(port)
     if host is None or number is None or address_problem(host) is None:
         return host
@@ -103,8 +106,8 @@ def _address(host: str | None, port: str | None) -> str | None:
 class JaxClusterResolver(ClusterResolver):
     """The processes of JAX's own variables, or of Kubeflow Trainer's, read once.
 
-    These tell of process 0's address and the number of processes only: `cluster_spec` has one task, and
-    `coordinator_address`, `num_processes` and `process_id` tell the rest.
+    They contain process 0's address and the number of processes only: `cluster_spec` has one task, and
+    `coordinator_address`, `num_processes` and `process_id` have the rest.
 
     Args:
         coordinator_address: process 0's `"host:port"`, instead of JAX_COORDINATOR_ADDRESS.
@@ -128,24 +131,29 @@ class JaxClusterResolver(ClusterResolver):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         environ = process_environ() if environ is None else environ
-        self._meeting = read_cluster(environ, coordinator_address, num_processes, process_id)
-        self.task_type, self.task_id = "worker", self._meeting.process_id
+        self._cluster = read_cluster(environ, coordinator_address, num_processes, process_id)
+        self.task_type, self.task_id = "worker", self._cluster.process_id
+
+    @classmethod
+    def detect(cls, environ: MutableMapping[str, str]) -> JaxClusterResolver | None:
+        """Return a resolver when the variables have the coordinator's address."""
+        return cls(environ=environ) if is_jax_process(environ) else None
 
     def cluster_spec(self) -> ClusterSpec:
         """Return process 0's address; the others' are not known."""
-        return ClusterSpec({"worker": [self._meeting.coordinator_address]})
+        return ClusterSpec({"worker": [self._cluster.coordinator_address]})
 
     @property
     def coordinator_address(self) -> str:
-        """The address of process 0, where the others meet."""
-        return self._meeting.coordinator_address
+        """The address of process 0, to which the others connect."""
+        return self._cluster.coordinator_address
 
     @property
     def num_processes(self) -> int:
         """How many processes compute together."""
-        return self._meeting.num_processes
+        return self._cluster.num_processes
 
     @property
     def process_id(self) -> int:
         """This process' number."""
-        return self._meeting.process_id
+        return self._cluster.process_id

@@ -1,4 +1,7 @@
-"""The cluster of pods that Kubernetes finds by their labels."""
+"""The cluster of pods that Kubernetes finds by their labels.
+
+Tests: tests/unit/cluster_resolver/test_launchers.py.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,18 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
-class Client(Protocol):
-    """What is needed of a `kubernetes.client.CoreV1Api`."""
+class PodList(Protocol):
+    """The part of a `kubernetes.client.V1PodList` that the resolver uses."""
 
-    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any: ...
+    # The client's classes are generated and have no types.
+    @property
+    def items(self) -> Sequence[Any]: ...
+
+
+class Client(Protocol):
+    """The part of a `kubernetes.client.CoreV1Api` that the resolver uses."""
+
+    def list_pod_for_all_namespaces(self, *, label_selector: str) -> PodList: ...
 
 
 def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
@@ -33,7 +44,7 @@ def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
         port: the port of every task.
 
     Raises:
-        BackendError: when a pod does not run; it names all of them.
+        BackendError: when a pod is not running; it names all of them.
     """
     named = sorted(pods, key=lambda pod: str(pod.metadata.name))
     waiting = {pod.metadata.name: pod.status.phase for pod in named if pod.status.phase != "Running"}
@@ -42,14 +53,14 @@ def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
             f"All pods of the cluster must be Running. Received: {waiting}. See "
             f"`kubectl describe pod {next(iter(waiting))}`, and make the strategy when the pods run."
         )
-    # A pod's own address, not its node's: two pods of one node have different ones.
+    # A pod's own address, unlike TensorFlow: pods of one node share the node's address.
     return [with_port(pod.status.pod_ip, port) for pod in named]
 
 
 class KubernetesClusterResolver(ClusterResolver):
     """The pods that Kubernetes finds by their labels, asked again at each question.
 
-    Kubernetes does not tell which task this is: set `task_type` and `task_id`.
+    Kubernetes does not know which task this is: set `task_type` and `task_id`.
 
     Args:
         job_to_label_mapping: job -> selectors of its pods; `{"worker": ["job-name=tensorflow"]}` by default.
@@ -121,7 +132,7 @@ def _client(location: KubernetesExecutableLocation) -> Client:
         client = importlib.import_module("kubernetes.client")
     except ImportError as error:
         raise BackendError(
-            f"Kubernetes is asked through its Python client. Received: {error}. "
+            f"Kubernetes must be reached through its Python client. Received: {error}. "
             "Install `unisono[kubernetes]`, or pass `override_client`."
         ) from error
     within = location is KubernetesExecutableLocation.WITHIN_CLUSTER
@@ -129,7 +140,7 @@ def _client(location: KubernetesExecutableLocation) -> Client:
         config.load_incluster_config() if within else config.load_kube_config()
     except config.ConfigException as error:
         raise BackendError(
-            f"Kubernetes must tell how it is reached. Received: {error} ({location}). Run in a pod, or pass "
+            f"Kubernetes must have a configuration. Received: {error} ({location}). Run in a pod, or pass "
             "`executable_location=KubernetesExecutableLocation.OFF_CLUSTER` where `kubectl` works."
         ) from error
     api: Client = client.CoreV1Api()

@@ -1,12 +1,15 @@
-"""The cluster of an MPI job: every rank is one process."""
+"""The cluster of an MPI job: every rank is one process.
+
+Tests: tests/unit/cluster_resolver/test_launchers.py.
+"""
 
 from __future__ import annotations
 
 import collections
 import importlib
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Protocol
 
 from unisono._errors import BackendError, InvalidArgumentError
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
@@ -22,13 +25,13 @@ _VARIABLES = (
 
 
 class Communicator(Protocol):
-    """What is needed of an `mpi4py.MPI.Comm`."""
+    """The part of an `mpi4py.MPI.Comm` that the resolver uses."""
 
     def Get_rank(self) -> int: ...  # noqa: N802 (MPI's names)
 
     def Get_size(self) -> int: ...  # noqa: N802
 
-    def allgather(self, sendobj: Any) -> list[Any]: ...
+    def allgather(self, sendobj: str) -> list[str]: ...
 
 
 def is_mpi_rank(environ: Mapping[str, str]) -> bool:
@@ -40,7 +43,7 @@ def read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
     """Return this process' rank, and how many ranks there are.
 
     Raises:
-        InvalidArgumentError: when no variable tells, or a value cannot be used.
+        InvalidArgumentError: when no variable has it, or a value cannot be used.
 
     >>> read_rank({"PMI_RANK": "1", "PMI_SIZE": "4"})
     (1, 4)
@@ -56,7 +59,7 @@ def read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
                 "Start the program with `mpirun -n 2 python train.py`."
             )
     raise InvalidArgumentError(
-        f"MPI must tell this process' rank in one of {', '.join(rank for rank, _ in _VARIABLES)}. "
+        f"MPI must set this process' rank in one of {', '.join(rank for rank, _ in _VARIABLES)}. "
         "Received: none of them. Start the program with `mpirun -n 2 python train.py`."
     )
 
@@ -78,14 +81,14 @@ def mpi_addresses(hosts: Sequence[str], port_base: int) -> list[str]:
 class MPIClusterResolver(ClusterResolver):
     """The ranks of an MPI job, all of them workers.
 
-    The variables of `mpirun` tell of rank and size, not of the other hosts: these are given, or the
-    ranks tell each other through mpi4py when the resolver is made, which all ranks must do then.
+    The variables of `mpirun` hold rank and size but not the other hosts. They are given, or gathered through
+    mpi4py when the resolver is made, which all ranks must do then.
 
     Args:
         hosts: one per rank: a list, or a text such as `"node[1-2]"`.
         port_base: the port of a host's first rank; the next ones have the next ports.
         rpc_layer: the protocol before addresses.
-        communicator: an `mpi4py.MPI.Comm` instead of `COMM_WORLD`; it also tells rank and size.
+        communicator: an `mpi4py.MPI.Comm` instead of `COMM_WORLD`; it also gives rank and size.
         environ: read this instead of the process' environment.
 
     Raises:
@@ -122,6 +125,11 @@ class MPIClusterResolver(ClusterResolver):
         self.task_type, self.task_id, self.rpc_layer = "worker", rank, rpc_layer
         self._spec = ClusterSpec({"worker": mpi_addresses(every, port_base)})
 
+    @classmethod
+    def detect(cls, environ: MutableMapping[str, str]) -> MPIClusterResolver | None:
+        """Return a resolver in an MPI job of several ranks."""
+        return cls(environ=environ) if is_mpi_rank(environ) else None
+
     def cluster_spec(self) -> ClusterSpec:
         """Return the addresses of all ranks."""
         return self._spec
@@ -130,9 +138,12 @@ class MPIClusterResolver(ClusterResolver):
 def _world() -> Communicator:
     try:
         world: Communicator = importlib.import_module("mpi4py.MPI").COMM_WORLD
-    except (ImportError, RuntimeError) as error:  # mpi4py finds MPI's library only when it is imported
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # RuntimeError: mpi4py is installed, and MPI's library is not
         raise BackendError(
-            f"The ranks must tell each other their hosts through mpi4py. Received: {error}. Install "
+            f"The ranks must gather their hosts through mpi4py. Received: {error}. Install "
             "`unisono[mpi]`, or write `MPIClusterResolver(hosts=['node1', 'node2'])`, or set TF_CONFIG."
         ) from error
     return world

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, MutableMapping
-from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono.cluster_resolver._mpi import is_mpi_rank, read_rank
 from unisono.cluster_resolver._slurm_hostlist import expand_counts, expand_hosts
 from unisono.cluster_resolver._spec import ClusterSpec, read_index, with_port
 
-#: Outside a step, as after `mpirun` in a job, only the job's variables are there.
+#: Outside a step, as after `mpirun` in a job, only the job's variables are set:
+#: https://slurm.schedmd.com/srun.html
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -24,6 +25,13 @@ def is_slurm_step(environ: Mapping[str, str]) -> bool:
     """
     step = {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= set(environ)
     return step and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+
+
+def _started_by_mpirun(environ: Mapping[str, str]) -> bool:
+    """`mpirun` starts its daemons with `srun`, and the ranks inherit the daemons' Slurm variables."""
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    step = tuple(read_index(environ.get(name, "")) for name in names)
+    return is_mpi_rank(environ) and read_rank(environ) != step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +122,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
 
 
 def _require_blocks(environ: Mapping[str, str], step: SlurmStep) -> None:
-    """Task numbers tell the node only where Slurm fills one node after the other."""
+    """A task's number determines its node only where Slurm fills one node after the other."""
     found = read_index(environ.get("SLURM_NODEID", "")), read_index(environ.get("SLURM_LOCALID", ""))
     if None not in found and found != (step.node, step.local_rank):
         raise InvalidArgumentError(
@@ -204,9 +212,16 @@ class SlurmClusterResolver(ClusterResolver):
         if auto_set_gpu and self.visible_gpus is not None:
             environ["CUDA_VISIBLE_DEVICES"] = self.visible_gpus
 
+    @classmethod
+    def detect(cls, environ: MutableMapping[str, str]) -> SlurmClusterResolver | None:
+        """Return a resolver in a job step of several tasks that `mpirun` did not start."""
+        if is_slurm_step(environ) and not _started_by_mpirun(environ):
+            return cls(environ=environ)
+        return None
+
     @property
     def visible_gpus(self) -> str | None:
-        """What CUDA_VISIBLE_DEVICES must be for this task; None where nothing is known of GPUs.
+        """What CUDA_VISIBLE_DEVICES must be for this task; None where the number of GPUs is not known.
 
         Raises:
             InvalidArgumentError: when fewer GPUs are visible than this task must get.
@@ -223,9 +238,9 @@ class SlurmClusterResolver(ClusterResolver):
         return self.task_type, self.task_id
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return how many GPUs every task has; where Slurm does not know, what JAX finds here."""
+        """Return how many GPUs every task has; where Slurm does not say, what JAX finds on this machine."""
         return {"GPU": self._gpus} if self._gpus else super().num_accelerators(task_type, task_id)
 
 

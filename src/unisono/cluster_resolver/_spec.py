@@ -21,7 +21,7 @@ JOBS = ("chief", "worker", "ps", "evaluator")
 
 _JOB_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _HOST_NAME = re.compile(r"\w([\w.-]*[\w.])?", re.ASCII)
-# Longer ones are no index or port, and beyond 4300 digits `int` itself refuses.
+# No index or port is longer, and `int` itself rejects more than 4300 digits.
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _EXAMPLE = "`ClusterSpec({'worker': ['10.0.0.1:2222', '10.0.0.2:2222']})`"
 
@@ -39,7 +39,7 @@ class ClusterSpec:
             IPv6 addresses are written `"[::1]:2222"`. Another `ClusterSpec` is copied.
 
     Raises:
-        InvalidTypeError: when `cluster` is no dict.
+        InvalidTypeError: when `cluster` is not a dict.
         InvalidArgumentError: when a job is not chief, worker, ps or evaluator, when a task's index or
             an address cannot be used, or when two tasks have one address.
 
@@ -143,7 +143,7 @@ def read_jobs(cluster: Mapping[Any, Any]) -> tuple[_Jobs, list[str]]:
     problems: list[str] = []
     for job, tasks in cluster.items():
         if not isinstance(job, str) or not _JOB_NAME.fullmatch(job):
-            problems.append(f"{job!r} is no name of a job")
+            problems.append(f"{job!r} is not the name of a job")
             continue
         if job not in JOBS:
             problems.append(f"the job {job!r} must be one of {', '.join(JOBS)}{job_hint(job)}")
@@ -166,7 +166,7 @@ def job_hint(job: str) -> str:
     return f" (write {close[0]!r})" if close else ""
 
 
-def _read_tasks(job: str, tasks: Any) -> tuple[dict[int, str], list[str]]:
+def _read_tasks(job: str, tasks: object) -> tuple[dict[int, str], list[str]]:
     if isinstance(tasks, (list, tuple)):
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):
@@ -212,7 +212,7 @@ def address_problem(address: object) -> str | None:
     (None, 'it has no port')
     """
     if not isinstance(address, str):
-        return "it is no string"
+        return "it is not a string"
     if "://" in address:
         return "it has a protocol, which is not part of an address"
     host, colon, port = address.rpartition(":")
@@ -230,8 +230,8 @@ def _host_problem(host: str) -> str | None:
         inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
         return None if _is_ip(inner) else "an IPv6 address is written '[::1]:2222'"
     if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host) and not _is_ip(host):
-        return "its four numbers are no IPv4 address"
-    return None if _HOST_NAME.fullmatch(host) else "its host is no name or IP address"
+        return "its four numbers are not an IPv4 address"
+    return None if _HOST_NAME.fullmatch(host) else "its host is not a name or IP address"
 
 
 def _is_ip(host: str) -> bool:
@@ -266,7 +266,7 @@ class Task:
         index: its index within the job, from 0.
 
     Raises:
-        InvalidArgumentError: when `type` is no name or `index` is negative or no integer.
+        InvalidArgumentError: when `type` is not a name, or `index` negative or not an integer.
 
     >>> Task("worker", 0).is_chief(ClusterSpec({"worker": ["a:1", "b:1"]}))
     True
@@ -302,9 +302,9 @@ class Timeouts:
     """How long the tasks of a cluster wait for each other, in seconds.
 
     Args:
-        start_up: for all tasks to come, when the program starts.
-        heartbeat: without a sign of life, until a task is taken for dead.
-        collective: for the others in one collective; they may be compiling.
+        start_up: for all tasks to connect, when the program starts.
+        heartbeat: for a task's answer; one that is unreachable for three times as long is lost.
+        collective: for the other tasks in one collective; they may be compiling.
         shutdown: for a task that does not answer, when the program ends; one that still runs is waited for.
 
     Raises:
@@ -331,7 +331,7 @@ class Timeouts:
 
 
 def without(spec: ClusterSpec, *jobs: str) -> ClusterSpec:
-    """Return the cluster without some jobs; those that it does not have are no error."""
+    """Return the cluster without some jobs; those that it does not have are ignored."""
     return ClusterSpec({job: tasks for job, tasks in spec.as_dict().items() if job not in jobs})
 
 

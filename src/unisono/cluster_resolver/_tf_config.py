@@ -80,7 +80,7 @@ def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        return {}, [f"it must be JSON, and cannot be read at {where} ({error.msg})"]
+        return {}, [f"it must be JSON, but cannot be read at {where} ({error.msg})"]
     if not isinstance(config, dict):
         return {}, [f"it must be a JSON object, not {_kind(config)}"]
     return config, [hint for key in config if (hint := _misspelt(key))]
@@ -112,7 +112,7 @@ def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
 
 
 def _read_task(
-    task: Any, task_type: str | None, task_id: int | None
+    task: object, task_type: str | None, task_id: int | None
 ) -> tuple[str | None, int | None, list[str]]:
     problems = []
     if not isinstance(task, dict):

@@ -1,10 +1,13 @@
-"""The TPU's resolver and initialisation."""
+"""The TPU's resolver and initialisation.
+
+Tests: tests/unit/test_tpu.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unisono._errors import BackendError, InvalidTypeError
 from unisono._mesh import list_devices, local_devices, resolve_devices
@@ -49,7 +52,7 @@ class TPUClusterResolver(ClusterResolver):
         devices: use these instead; names or `jax.Device`s.
 
     Raises:
-        BackendError: when no TPU is there and no devices are given.
+        BackendError: without a TPU, when no devices are given.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class TPUClusterResolver(ClusterResolver):
         job_name: str = "worker",
         coordinator_name: str | None = None,
         coordinator_address: str | None = None,
-        credentials: Any = "default",
-        service: Any = None,
+        credentials: object = "default",
+        service: object = None,
         discovery_url: str | None = None,
         *,
         devices: Sequence[str | jax.Device] | None = None,
@@ -75,7 +78,9 @@ class TPUClusterResolver(ClusterResolver):
         return self._devices
 
     @staticmethod
-    def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> Any:
+    def connect(
+        tpu: str | None = None, zone: str | None = None, project: str | None = None
+    ) -> TPUClusterResolver:
         """Return a resolver whose TPU is ready."""
         resolver = TPUClusterResolver(tpu, zone, project)
         experimental_connect_to_cluster(resolver)
@@ -110,7 +115,7 @@ class TPUClusterResolver(ClusterResolver):
         """Return the task whose process coordinates the others."""
         return f"/job:{self.get_job_name()}/task:0"
 
-    def set_tpu_topology(self, serialized_tpu_topology: Any) -> None:
+    def set_tpu_topology(self, serialized_tpu_topology: object) -> None:
         """Do nothing: JAX knows where the cores lie.
 
         Args:
@@ -118,7 +123,7 @@ class TPUClusterResolver(ClusterResolver):
         """
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return no addresses: the TPU belongs to this process."""
+        """Return an empty cluster: the TPU belongs to this process."""
         return ClusterSpec({})
 
     def master(
@@ -128,7 +133,7 @@ class TPUClusterResolver(ClusterResolver):
         return ""
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Return the number of cores."""
         return {"TPU": len(self._devices)}
@@ -148,11 +153,12 @@ def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
     """Do nothing but check: a JAX process owns its TPU from the start.
 
     Raises:
-        InvalidTypeError: when `resolver` is none.
+        InvalidTypeError: when `resolver` is not a cluster resolver.
     """
     if not isinstance(resolver, ClusterResolver):
         raise InvalidTypeError(
-            f"A cluster resolver is needed. Received: {type(resolver).__name__}. Pass `TPUClusterResolver()`."
+            f"`resolver` must be a cluster resolver. Received: {type(resolver).__name__}. "
+            "Pass `TPUClusterResolver()`."
         )
 
 

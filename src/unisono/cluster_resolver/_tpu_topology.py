@@ -1,13 +1,17 @@
-"""Where a TPU's cores lie, and which of them are replicas."""
+"""Where a TPU's cores lie, and which of them are replicas.
+
+Tests: tests/unit/test_tpu.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What an initialized TPU looks like.
+    """The cores of an initialized TPU and where they are.
 
     Args:
         devices: its cores.
@@ -55,8 +59,8 @@ class Topology:
         return np.array(places, np.int32).reshape(self.num_tasks, -1, self.mesh_rank)
 
 
-def coordinates_of(device: Any, number: int) -> tuple[int, ...]:
-    """Return the place of a device; of one that is no TPU core, its number along x.
+def coordinates_of(device: jax.Device, number: int) -> tuple[int, ...]:
+    """Return the place of a device; of one that is not a TPU core, its number along x.
 
     Args:
         device: any.
@@ -88,7 +92,7 @@ class DeviceAssignment:
         InvalidArgumentError: for another shape, several cores in a replica, or a place without a core.
     """
 
-    def __init__(self, topology: Topology, core_assignment: Any) -> None:
+    def __init__(self, topology: Topology, core_assignment: ArrayLike) -> None:
         if not isinstance(topology, Topology):
             raise InvalidTypeError(
                 f"`topology` must be a `Topology`. Received: topology={topology!r}. Pass what "
@@ -118,7 +122,7 @@ class DeviceAssignment:
         return 1
 
     @property
-    def devices(self) -> tuple[Any, ...]:
+    def devices(self) -> tuple[jax.Device, ...]:
         """The cores, in replica order.
 
         Raises:

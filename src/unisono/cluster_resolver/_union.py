@@ -1,8 +1,9 @@
-"""Several descriptions of one cluster as one."""
+"""Several descriptions of one cluster as one.
+
+Tests: tests/unit/cluster_resolver/test_base.py.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._base import ClusterResolver
@@ -15,14 +16,14 @@ class UnionResolver(ClusterResolver):
     Lists of one job are put after each other; where a resolver gives indices, tasks keep theirs.
 
     Args:
-        resolvers: the parts; the first one tells which task this is, and where it runs.
+        resolvers: the parts; the first one knows which task this is, and where it runs.
         task_type: this process' job, instead of the first resolver's.
         task_id: this process' index, instead of the first resolver's.
         rpc_layer: the protocol, instead of the first resolver's.
 
     Raises:
         InvalidArgumentError: without resolvers.
-        InvalidTypeError: when one is no `ClusterResolver`.
+        InvalidTypeError: when one is not a `ClusterResolver`.
 
     >>> from unisono.cluster_resolver._base import SimpleClusterResolver
     >>> workers = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)
@@ -73,7 +74,7 @@ class UnionResolver(ClusterResolver):
         return super().master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Return the first resolver's answer."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)

@@ -1,6 +1,5 @@
-"""MPI, JAX's variables, Kubernetes, and which of all resolvers is chosen."""
+"""MPI, JAX's variables, and Kubernetes."""
 
-import json
 import platform
 import sys
 from types import ModuleType, SimpleNamespace
@@ -14,9 +13,6 @@ from unisono.cluster_resolver import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
     MPIClusterResolver,
-    SlurmClusterResolver,
-    TFConfigClusterResolver,
-    resolve,
 )
 from unisono.cluster_resolver._jax import read_cluster
 from unisono.cluster_resolver._mpi import read_rank
@@ -25,12 +21,6 @@ from unisono.cluster_resolver._spec import Task
 OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}
 JAX = {"JAX_COORDINATOR_ADDRESS": "c:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 PET = {"PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29500", "PET_NNODES": "2", "PET_NODE_RANK": "1"}
-SLURM = {
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_STEP_NUM_TASKS": "2",
-}
 
 
 class Ranks:
@@ -83,7 +73,7 @@ def test_without_mpi4py(monkeypatch):
 @pytest.mark.parametrize(
     ("environ", "hosts", "problem"),
     [
-        ({}, ["a"], "MPI must tell .* OMPI_COMM_WORLD_RANK, PMI_RANK.*Received: none.*mpirun"),
+        ({}, ["a"], "MPI must set .* OMPI_COMM_WORLD_RANK, PMI_RANK.*Received: none.*mpirun"),
         ({"PMI_RANK": "0"}, ["a"], "PMI_RANK must be a rank below PMI_SIZE. Received: '0' and ''"),
         ({"PMI_RANK": "2", "PMI_SIZE": "2"}, ["a"], "Received: '2' and '2'"),
         ({"PMI_RANK": "x", "PMI_SIZE": "2"}, ["a"], "Received: 'x' and '2'"),
@@ -121,7 +111,7 @@ def test_where_jax_meets(environ, arguments, meeting):
 @pytest.mark.parametrize(
     ("environ", "arguments", "problem"),
     [
-        ({}, {}, r"'host:port' \(it is no string\)"),
+        ({}, {}, r"'host:port' \(it is not a string\)"),
         ({**JAX, "JAX_COORDINATOR_ADDRESS": "c"}, {}, r"'host:port' \(it has no port\)"),
         ({**JAX, "JAX_COORDINATOR_ADDRESS": "c", "JAX_COORDINATOR_PORT": "x"}, {}, "it has no port"),
         ({"JAX_COORDINATOR_ADDRESS": "c:1"}, {}, "there must be a number of processes"),
@@ -229,47 +219,3 @@ def test_the_rights_of_the_client(monkeypatch, location, loaded):
     config.load_kube_config = lambda: calls.append("kubectl")
     assert KubernetesClusterResolver(executable_location=location).cluster_spec().jobs == ["worker"]
     assert calls == [loaded]
-
-
-TF_CONFIG = {
-    "TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
-}
-
-
-@pytest.mark.parametrize(
-    ("environ", "chosen"),
-    [
-        ({}, type(None)),
-        ({"TF_CONFIG": " "}, type(None)),
-        ({**TF_CONFIG, **SLURM, **OMPI, **JAX}, TFConfigClusterResolver),
-        ({**SLURM, **JAX}, SlurmClusterResolver),
-        # `srun --mpi=pmi2` sets PMI's variables too.
-        ({**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}, SlurmClusterResolver),
-        # A shell in a step of one task, and a batch script.
-        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", **JAX}, JaxClusterResolver),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, type(None)),
-        ({**OMPI, **JAX}, MPIClusterResolver),
-        # The daemons of `mpirun` are a Slurm step.
-        ({**SLURM, **OMPI}, MPIClusterResolver),
-        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, type(None)),
-        (JAX, JaxClusterResolver),
-        (PET, JaxClusterResolver),
-        ({"PET_NNODES": "2"}, type(None)),
-    ],
-)
-def test_which_resolver_is_chosen(monkeypatch, environ, chosen):
-    installed = ModuleType("mpi4py.MPI")
-    installed.COMM_WORLD = Ranks()
-    monkeypatch.setitem(sys.modules, "mpi4py", ModuleType("mpi4py"))
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", installed)
-    before = dict(environ)
-    assert type(resolve(environ)) is chosen
-    assert environ == before
-
-
-def test_the_process_environment_is_asked(monkeypatch):
-    for name in (*SLURM, *OMPI, *JAX, *PET, *TF_CONFIG, "PMI_RANK", "MV2_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert resolve() is None
-    monkeypatch.setenv("TF_CONFIG", TF_CONFIG["TF_CONFIG"])
-    assert resolve().process_id == 0

@@ -121,7 +121,7 @@ def test_processes_are_numbered_without_gaps(cluster):
 
 GOOD = ["a:1", "a:65535", "my_host.x-y.local:80", "10.0.0.1:2222", "[::1]:2222", "[fe80::1%eth0]:1", "7:1"]
 BAD = [
-    (7, "no string"),
+    (7, "not a string"),
     ("", "no port"),
     ("a", "no port"),
     ("[::1]", "no port"),
@@ -133,11 +133,11 @@ BAD = [
     ("a:٣", "port is not between"),
     ("a:" + "9" * 5000, "port is not between"),
     (":1", "no host"),
-    ("a b:1", "no name or IP"),
-    ("-a:1", "no name or IP"),
-    ("a/b:1", "no name or IP"),
-    ("[a]:1", "no name or IP"),
-    ("10.0.0.256:1", "no IPv4"),
+    ("a b:1", "not a name or IP"),
+    ("-a:1", "not a name or IP"),
+    ("a/b:1", "not a name or IP"),
+    ("[a]:1", "not a name or IP"),
+    ("10.0.0.256:1", "not an IPv4"),
     ("::1:2222", r"written '\[::1\]:2222'"),
     ("[::g]:2222", r"written '\[::1\]:2222'"),
     ("[::1:2222", r"written '\[::1\]:2222'"),
@@ -168,9 +168,9 @@ def test_bad_addresses_are_named(address, problem):
         ({"worker": {True: "a:1"}}, "'worker' has True for the index"),
         ({"worker": {"x": "a:1"}}, "'worker' has 'x' for the index"),
         ({"worker": {1: "a:1", "1": "b:1"}}, "'worker' has the index 1 twice"),
-        ({3: ["a:1"]}, "3 is no name of a job"),
-        ({"": ["a:1"]}, "'' is no name of a job"),
-        ({"a/b": ["a:1"]}, "'a/b' is no name of a job"),
+        ({3: ["a:1"]}, "3 is not the name of a job"),
+        ({"": ["a:1"]}, "'' is not the name of a job"),
+        ({"a/b": ["a:1"]}, "'a/b' is not the name of a job"),
         (
             {"workers": ["a:1"]},
             r"the job 'workers' must be one of chief, .*\(write 'worker'",

@@ -111,7 +111,7 @@ def with_task(kind, index, cluster=None):
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ("{'cluster': 1}", r"it must be JSON, and cannot be read at line 1, column 2 \(Expecting property"),
+        ("{'cluster': 1}", r"it must be JSON, but cannot be read at line 1, column 2 \(Expecting property"),
         ("[]", "it must be a JSON object, not a list"),
         ("null", "it must be a JSON object, not null"),
         ('"a"', "it must be a JSON object, not a string"),
@@ -128,7 +128,7 @@ def with_task(kind, index, cluster=None):
         ({"cluster": {"gpu": ["a:1"]}}, "'gpu' must be one of chief, worker, ps, evaluator;?"),
         ({"cluster": {"worker": "a:1"}}, "'worker' has 'a:1', not a list"),
         ({"cluster": {"worker": ["a:1", "b"]}}, "worker:1 is 'b': it has no port"),
-        ({"cluster": {"worker": ["a:1", 5]}}, "worker:1 is 5: it is no string"),
+        ({"cluster": {"worker": ["a:1", 5]}}, "worker:1 is 5: it is not a string"),
         ({"cluster": {"worker": ["a:1"], "ps": ["a:1"]}}, "worker:0 and ps:0 have one address"),
         ({"cluster": TWO, "task": "worker"}, "'task' must be an object, not a string"),
         (with_task("worker", 2), r"index 2 is not in the cluster, whose 'worker' indices are \[0, 1\]"),

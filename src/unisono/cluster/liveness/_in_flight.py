@@ -1,4 +1,7 @@
-"""Work that this process waits for together with the others: the last programs, and open collectives."""
+"""Work that this process waits for together with the others: the last programs, and open collectives.
+
+Tests: tests/unit/cluster/test_watchdog.py.
+"""
 
 from __future__ import annotations
 

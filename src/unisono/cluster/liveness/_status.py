@@ -1,4 +1,7 @@
-"""What a process reports of itself, also while its main thread is blocked in a collective: pure."""
+"""What a process reports of itself, also while its main thread is blocked in a collective: pure.
+
+Tests: tests/unit/cluster/test_peer_monitor.py.
+"""
 
 from __future__ import annotations
 

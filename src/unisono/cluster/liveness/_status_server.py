@@ -3,6 +3,8 @@
 A main thread that is blocked in a collective answers nothing itself, and the error of a collective does not
 say which process it waited for. Questions carry the secret that the processes agreed on at the rendezvous:
 other programs that connect get no answer, and nothing that they send can end the thread.
+
+Tests: tests/unit/cluster/test_peer_monitor.py.
 """
 
 from __future__ import annotations

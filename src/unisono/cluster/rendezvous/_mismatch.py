@@ -1,4 +1,7 @@
-"""Sentences about the values in which processes differ: pure."""
+"""Sentences about the values in which processes differ: pure.
+
+Tests: tests/unit/cluster/test_protocol.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Process 0's end of the rendezvous: it accepts, admits, rejects, and sends the outcome to all."""
+"""Process 0's end of the rendezvous: it accepts, admits, rejects, and sends the outcome to all.
+
+Tests: tests/cluster/test_rendezvous.py.
+"""
 
 from __future__ import annotations
 
