@@ -133,7 +133,7 @@ class CountingTrainFunction:
         self.to_pass -= taken
         self._count(taken)
         if self.lookahead is not None:
-            self.lookahead.passed(taken)
+            self.lookahead.skip(taken)
         return self.logs, state
 
     def __getattr__(self, name: str) -> Any:

@@ -113,4 +113,4 @@ class StepTimer(keras.callbacks.Callback):
 
     def _reading(self) -> HostTimes:
         timer = timer_of(self.model.train_function)
-        return HostTimes() if timer is None else timer.reading()
+        return HostTimes() if timer is None else timer.read()

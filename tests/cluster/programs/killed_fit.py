@@ -22,7 +22,6 @@ from sklearn.datasets import load_digits
 import unisono
 from unisono.callbacks import BackupAndRestore
 from unisono.training.trainer import _multi_step
-from unisono.training.trainer._batch_policy import Mode
 
 EPOCHS, BATCH, ROWS = 4, 48, 500
 L = keras.layers
@@ -129,7 +128,7 @@ def train(run):
     model.make_train_function()
     function = model.train_function
     history = model.fit(**data_of(run["data"]), epochs=EPOCHS, verbose=0, callbacks=callbacks)
-    together = [detail for mode, detail in function._programs if mode is Mode.TOGETHER]
+    together = [key for key in function._programs if key.slots > 1]
     assert bool(together) == bool(ahead), function._programs
     state = [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in state))

@@ -31,7 +31,7 @@ def run(pace, clock, seconds_of_step, programs, **options):
     sizes = []
     for _ in range(programs):
         sizes.append(pace.size)
-        pace.started(Token(clock, seconds_of_step * pace.size), pace.size, **options)
+        pace.wait_for_capacity(Token(clock, seconds_of_step * pace.size), pace.size, **options)
     return sizes
 
 
@@ -69,20 +69,20 @@ def test_slots_depend_on_shapes_alone():
 
 def test_batches_are_taken_up_to_the_end_of_the_epoch():
     ahead, data = StepLookahead(), iter(range(100))
-    ahead.epoch(4)
-    assert ahead.asked() is None
-    assert ahead.first(data) == 0
-    assert list(ahead.more(data, 31, lambda b: True, waits=False)) == [1, 2, 3]
+    ahead.begin_epoch(4)
+    assert ahead.next_logs() is None
+    assert ahead.take_first(data) == 0
+    assert list(ahead.take_more(data, 31, lambda b: True, waits=False)) == [1, 2, 3]
     assert next(data) == 4
 
 
 def test_a_batch_that_does_not_fit_is_next():
     ahead, data = StepLookahead(), iter(range(100))
-    ahead.epoch(None)
-    assert ahead.first(data) == 0
-    assert list(ahead.more(data, 31, lambda b: b < 3, waits=False)) == [1, 2]
-    assert ahead.first(data) == 3
-    assert ahead.first(data) == 4
+    ahead.begin_epoch(None)
+    assert ahead.take_first(data) == 0
+    assert list(ahead.take_more(data, 31, lambda b: b < 3, waits=False)) == [1, 2]
+    assert ahead.take_first(data) == 3
+    assert ahead.take_first(data) == 4
 
 
 def test_slow_data_are_not_waited_for_unless_others_do(clock):
@@ -92,10 +92,10 @@ def test_slow_data_are_not_waited_for_unless_others_do(clock):
             yield i
 
     ahead, data = StepLookahead(), slow()
-    ahead.epoch(None)
-    assert ahead.first(data) == 0
-    assert list(ahead.more(data, 31, lambda b: True, waits=False)) == [1, 2]
-    assert list(ahead.more(data, 5, lambda b: True, waits=True)) == [3, 4, 5, 6, 7]
+    ahead.begin_epoch(None)
+    assert ahead.take_first(data) == 0
+    assert list(ahead.take_more(data, 31, lambda b: True, waits=False)) == [1, 2]
+    assert list(ahead.take_more(data, 5, lambda b: True, waits=True)) == [3, 4, 5, 6, 7]
 
 
 def test_an_error_is_raised_where_its_batch_is_asked_for():
@@ -104,23 +104,23 @@ def test_an_error_is_raised_where_its_batch_is_asked_for():
         raise OSError("gone")
 
     ahead, data = StepLookahead(), broken()
-    ahead.epoch(None)
-    assert ahead.first(data) == 0
-    assert list(ahead.more(data, 31, lambda b: True, waits=False)) == [1]
+    ahead.begin_epoch(None)
+    assert ahead.take_first(data) == 0
+    assert list(ahead.take_more(data, 31, lambda b: True, waits=False)) == [1]
     with pytest.raises(OSError, match="gone"):
-        ahead.first(data)
+        ahead.take_first(data)
     with pytest.raises(StopIteration):
-        ahead.first(data)
+        ahead.take_first(data)
 
 
 def test_a_new_epoch_forgets_what_was_broken_off():
     ahead = StepLookahead()
-    ahead.epoch(9)
-    first = ahead.done({"loss": np.arange(3.0)}, 3)
+    ahead.begin_epoch(9)
+    first = ahead.queue_logs({"loss": np.arange(3.0)}, 3)
     assert float(first["loss"]) == 0.0
-    assert float(ahead.asked()["loss"]) == 1.0
-    ahead.epoch(9)
-    assert ahead.asked() is None
+    assert float(ahead.next_logs()["loss"]) == 1.0
+    ahead.begin_epoch(9)
+    assert ahead.next_logs() is None
 
 
 class Model:

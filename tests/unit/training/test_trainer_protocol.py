@@ -37,9 +37,9 @@ class TimedEagerFunction(EagerFunction):
     def __call__(self, state, iterator):
         self.timer.begin()
         batch = next(iterator)
-        self.timer.took([batch])
+        self.timer.add([batch])
         result = super().__call__(state, iter([batch]))
-        self.timer.ended()
+        self.timer.end()
         return result
 
 
@@ -150,7 +150,7 @@ def test_step_timer_reads_the_timer_of_the_function_where_it_has_one():
     model = held(TimedEagerStrategy())
     history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[StepTimer()]).history
     assert {"data_ms", "step_ms", "examples_per_s"} <= history.keys()
-    assert model.train_function.timer.reading().batches == 3
+    assert model.train_function.timer.read().batches == 3
     with pytest.raises(unisono.InvalidArgumentError, match="StepTimer needs"):
         held(EagerStrategy()).fit(x, y, verbose=0, callbacks=[StepTimer()])
 

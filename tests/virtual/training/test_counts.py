@@ -71,10 +71,10 @@ def collectives(model, x, y):
         strategy.mesh.replicated,
     )
     (program,) = model.train_function._programs.values()
-    (group,) = model.train_function._groups.values()
-    group.begin()
-    group.added((x, y, None))
-    text = program.lower(state, group.placed()).compile().as_text()
+    (stager,) = model.train_function._stagers.values()
+    stager.begin()
+    stager.append((x, y, None))
+    text = program.lower(state, stager.place()).compile().as_text()
     return {
         k: len(re.findall(rf" {k}(?:-start)?\(", text))
         for k in ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all")

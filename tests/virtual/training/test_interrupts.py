@@ -55,12 +55,12 @@ class At:
 #: Where the state has no other name than in our hands, or in those of Keras' loop.
 _FIT = (
     "CompiledStep.__call__",
-    "TrainerFunction.__call__",
-    "TrainerFunction._compiled",
     "FitState.keep",
-    "TrainerFunction._one",
-    "TrainerFunction._run_ahead",
-    "TrainerFunction._together",
+    "FitState.place",
+    "TrainerFunction.__call__",
+    "TrainerFunction._hand_out",
+    "TrainerFunction._run",
+    "TrainerFunction._start",
     "hold_state",
     "taken_state",
     "JAXTrainer._get_jax_state",
@@ -238,10 +238,11 @@ def test_an_interrupt_while_jax_starts_a_program_for_the_first_time_is_put_off()
         return start
 
     model.make_train_function()
-    compile_step = model.train_function._compile
+    programs = model.train_function._programs
+    compile_step = programs.compile
 
-    def compile_and_watch(mode, detail):
-        program = compile_step(mode, detail)
+    def compile_and_watch(key):
+        program = compile_step(key)
 
         class Watched:
             trace = program._compiled.trace
@@ -250,7 +251,7 @@ def test_an_interrupt_while_jax_starts_a_program_for_the_first_time_is_put_off()
         program._compiled = Watched()
         return program
 
-    model.train_function._compile = compile_and_watch
+    programs.compile = compile_and_watch
     with pytest.raises(KeyboardInterrupt):
         model.fit(x[:64], y[:64], verbose=0)
     assert started == [1]

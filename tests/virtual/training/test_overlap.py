@@ -129,7 +129,7 @@ class Looks(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("placer", "method", "callbacks"),
-    [(BatchPlacer, "__call__", [Looks()]), (BatchStager, "added", [])],
+    [(BatchPlacer, "__call__", [Looks()]), (BatchStager, "append", [])],
     ids=["one by one", "several in one program"],
 )
 def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, callbacks):

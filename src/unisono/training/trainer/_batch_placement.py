@@ -119,17 +119,17 @@ class BatchStager:
         """
         leaves, structure = jax.tree.flatten(batch)
         return bool(structure == self._structure) and all(
-            isinstance(x, np.ndarray) and (x.shape, x.dtype) == like
+            isinstance(x, (np.ndarray, jax.Array)) and (x.shape, x.dtype) == like
             for x, like in zip(leaves, self._like, strict=True)
         )
 
-    def added(self, batch: Any) -> Any:
-        """Copy a batch behind the others, filled up where it does not divide; return it.
+    def append(self, batch: Any) -> None:
+        """Copy a batch behind the others, filled up where it does not divide.
 
         Args:
             batch: one that fits.
         """
-        for buffers, array in zip(self._buffers, jax.tree.leaves(batch), strict=True):
+        for buffers, array in zip(self._buffers, map(np.asarray, jax.tree.leaves(batch)), strict=True):
             for replica, buffer in buffers.items():
                 rows = buffer.shape[1]
                 part = array[replica * rows : (replica + 1) * rows]
@@ -137,9 +137,8 @@ class BatchStager:
                 # True rows, as `pad_rows` does it.
                 buffer[self.count, len(part) :] = array[-1]
         self.count += 1
-        return batch
 
-    def placed(self) -> tuple[Any, Any]:
+    def place(self) -> tuple[Any, Any]:
         """Return how many batches there are, and the batches on the devices."""
         if self.count not in self._counts:
             self._counts[self.count] = self._mesh.put(np.int32(self.count), self._mesh.replicated)

@@ -65,7 +65,6 @@ class Mode(enum.Enum):
     SPLIT = "each replica gets its equal part"
     WHOLE = "every replica gets all rows and computes the same"
     PADDED = "filled up to a size that divides, and split"
-    TOGETHER = "several batches in one program, each split or padded"
 
 
 class BatchPolicy:
@@ -129,6 +128,9 @@ def rows_in(batch: Any) -> int:
     Raises:
         InvalidArgumentError: when its arrays have none, or not the same number.
     """
+    numbers = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
+    if len(numbers) == 1 and (rows := numbers.pop()):
+        return int(rows[0])
     sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
     if not sizes:
         raise InvalidArgumentError(

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from unisono._errors import InvalidArgumentError
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.training._model_state import hold_state, release_state
@@ -69,13 +71,24 @@ class FitState:
     def __init__(self, model: Any, strategy: Any, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._layout: StateLayout = strategy.state_layout
-        #: How each variable of the state lies; known once a state was placed.
-        self.layouts: tuple[list[VariableLayout], ...] = ()
+        self._layouts: tuple[list[VariableLayout], ...] = ()
+        #: How many variables each part has; none before a state was placed.
+        self.sizes: tuple[int, ...] = ()
         self._names = tuple(f"{name}_variables" for name in task.value)
         self._returned: tuple[StatePart, ...] | None = None
         self._number, self._count = next(_NUMBERS), 0
         #: What the last program of a call gives; nothing else holds the state until the call ends.
         self.done: list[Any] = []
+
+    @property
+    def specs(self) -> tuple[list[jax.sharding.PartitionSpec], ...]:
+        """How each variable lies on the replicas inside a program."""
+        return tuple([layout.spec for layout in part] for part in self._layouts)
+
+    @property
+    def shardings(self) -> tuple[list[jax.sharding.NamedSharding], ...]:
+        """Where a program puts the new value of each variable."""
+        return tuple([layout.sharding for layout in part] for part in self._layouts)
 
     def require_unchanged(self, state: State) -> State:
         if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
@@ -91,7 +104,7 @@ class FitState:
         self._count += 1
         self._returned = tuple(
             StatePart(list(self._layout.rest(part)), layouts)
-            for part, layouts in zip(state, self.layouts, strict=True)
+            for part, layouts in zip(state, self._layouts, strict=True)
         )
         # Keras does this when the function has returned, and in between it may be interrupted.
         hold_state(self._model, self._names, self._returned)
@@ -124,10 +137,11 @@ class FitState:
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
-        if [len(part) for part in self.layouts] != [len(part) for part in state]:
+        sizes = tuple(map(len, state))
+        if self.sizes != sizes:
             # Also after a layer was frozen: its weights move to another part of the state.
-            self.layouts = self._layouts_of_state()
-        flat = iter(self._layout.place([one for part in self.layouts for one in part], last))
+            self._layouts, self.sizes = self._layouts_of_state(), sizes
+        flat = iter(self._layout.place([one for part in self._layouts for one in part], last))
         return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
 
     def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
@@ -147,7 +161,7 @@ class FitState:
         if self.done:
             state = tuple(
                 [layout.hold(value) for layout, value in zip(layouts, self._layout.rest(part), strict=True)]
-                for layouts, part in zip(self.layouts, self.done[0][1], strict=True)
+                for layouts, part in zip(self._layouts, self.done[0][1], strict=True)
             )
         for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
             for variable, value in zip(variables, values, strict=True):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +59,9 @@ class HostTimer:
     >>> import numpy as np
     >>> clock = HostTimer()
     >>> clock.begin()
-    >>> clock.took([(np.zeros((4, 2)), None)])
-    >>> clock.ended()
-    >>> clock.reading().batches, clock.reading().rows
+    >>> clock.add([(np.zeros((4, 2)), None)])
+    >>> clock.end()
+    >>> clock.read().batches, clock.read().rows
     (1, 4)
     """
 
@@ -71,7 +74,13 @@ class HostTimer:
         """Note that the host begins to wait for data."""
         self._mark = perf_counter()
 
-    def took(self, batches: Sequence[Any]) -> None:
+    def wait(self) -> None:
+        """Note that the host waits for data once more in the same call."""
+        now = perf_counter()
+        self._after += now - self._mark
+        self._mark = now
+
+    def add(self, batches: Sequence[Any]) -> None:
         """Note that the data have come.
 
         Args:
@@ -87,26 +96,26 @@ class HostTimer:
             shape = getattr(leaves[0], "shape", ()) if leaves else ()
             self._rows += shape[0] if shape else 0
 
-    def ended(self) -> None:
+    def end(self) -> None:
         """Note that the step was started, or failed."""
         self._after += perf_counter() - self._mark
 
-    def timing(self, place: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def time(self, place: Callable[P, T]) -> Callable[P, T]:
         """Return a function that does as `place`, and whose time counts as placing.
 
         Args:
             place: from a batch to a batch on the devices.
         """
 
-        def timed(batch: Any) -> Any:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             began = perf_counter()
-            placed = place(batch)
+            placed = place(*args, **kwargs)
             self._placing += perf_counter() - began
             return placed
 
         return timed
 
-    def reading(self) -> HostTimes:
+    def read(self) -> HostTimes:
         """Return the sums so far."""
         starting = self._after - self._placing
         return HostTimes(self._data, self._placing, starting, self._batches, self._rows)

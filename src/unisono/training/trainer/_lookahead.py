@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import keras
 
+from unisono._types import PyTree
 from unisono.training._fit_extension import flat_callbacks, overrides
 from unisono.training.trainer._multi_step import StepLog
 from unisono.training.trainer._protocol import set_lookahead
@@ -30,58 +31,21 @@ _BEFORE = ("on_batch_begin", "on_train_batch_begin")
 _AFTER = ("on_batch_end", "on_train_batch_end")
 
 
-class StepLookahead:
-    """What a call of `fit` has taken from its data, and computed, ahead of Keras' loop."""
+class BatchSource:
+    """Takes batches from the data, and keeps what was taken too early."""
 
     def __init__(self) -> None:
-        #: Steps that Keras will still ask for in this epoch; None when only the data know.
-        self.left: int | None = None
-        #: Gives how many steps may run before somebody looks; None where nobody does.
-        self.until: Callable[[], int] | None = None
-        self._held: list[Any] = []
-        self._raised: BaseException | None = None
-        self._logs: collections.deque[Any] = collections.deque()
+        self._held: list[PyTree] = []
+        self._raised: Exception | None = None
 
-    @property
-    def is_between(self) -> bool:
-        """Whether all steps that were computed were handed out: the state is that of Keras' loop."""
-        return not self._logs
-
-    @property
-    def num_held(self) -> int:
-        """How many batches were taken from the data, and wait for their step."""
-        return len(self._held)
-
-    def epoch(self, steps: int | None) -> None:
-        """Note that an epoch begins; forget what an epoch that was broken off has left.
-
-        Args:
-            steps: how many it has, if anybody knows.
-        """
-        self.left = steps
-        self._held.clear()
-        self._logs.clear()
-        self._raised = None
-
-    def asked(self) -> Any | None:
-        """Note that Keras asks for a step; return its logs, if it is done."""
-        self.passed(1)
-        return self._logs.popleft() if self._logs else None
-
-    def passed(self, steps: int) -> None:
-        """Note that Keras has asked for steps.
-
-        Args:
-            steps: how many.
-        """
-        if self.left is not None:
-            self.left -= steps
-
-    def first(self, iterator: Iterator[Any]) -> Any:
+    def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
         """Return the next batch.
 
+        Args:
+            iterator: the data.
+
         Raises:
-            BaseException: what the data raised when they were asked ahead of time.
+            Exception: what the data raised when they were asked ahead of time.
         """
         if self._held:
             return self._held.pop()
@@ -90,21 +54,17 @@ class StepLookahead:
             raise raised
         return next(iterator)
 
-    def more(
-        self, iterator: Iterator[Any], most: int, fits: Callable[[Any], bool], waits: bool
-    ) -> Iterator[Any]:
+    def take_more(
+        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
+    ) -> Iterator[PyTree]:
         """Give further batches for the program of the first one, as long as it is worth while.
 
         Args:
             iterator: the data.
             most: how many at most.
-            fits: whether a batch may go with the first.
-            waits: whether to wait for slow data, since other processes wait for as many steps.
+            fits: whether a batch may go with the first. One that does not is the next first one.
+            waits: whether to wait for slow data.
         """
-        if self.left is not None:
-            most = min(most, self.left)
-        if self.until is not None:
-            most = min(most, self.until() - 1)
         began = perf_counter()
         for _ in range(most):
             if not waits and perf_counter() - began > _PATIENCE:
@@ -119,7 +79,64 @@ class StepLookahead:
                 return
             yield batch
 
-    def done(self, logs: Any, count: int) -> Any:
+
+class StepLookahead(BatchSource):
+    """What a call of `fit` has taken from its data, and computed, ahead of Keras' loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Steps that Keras will still ask for in this epoch; None when only the data know.
+        self.left: int | None = None
+        #: Gives how many steps may run before somebody looks; None where nobody does.
+        self.until: Callable[[], int] | None = None
+        self._logs: collections.deque[Any] = collections.deque()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all steps that were computed were handed out: the state is that of Keras' loop."""
+        return not self._logs
+
+    @property
+    def num_held(self) -> int:
+        """How many batches were taken from the data, and wait for their step."""
+        return len(self._held)
+
+    def begin_epoch(self, steps: int | None) -> None:
+        """Note that an epoch begins; forget what an epoch that was broken off has left.
+
+        Args:
+            steps: how many it has, if anybody knows.
+        """
+        self.left = steps
+        self._held.clear()
+        self._logs.clear()
+        self._raised = None
+
+    def next_logs(self) -> Any | None:
+        """Note that Keras asks for a step; return its logs, if it is done."""
+        self.skip(1)
+        return self._logs.popleft() if self._logs else None
+
+    def skip(self, steps: int) -> None:
+        """Note that Keras has asked for steps.
+
+        Args:
+            steps: how many.
+        """
+        if self.left is not None:
+            self.left -= steps
+
+    def take_more(
+        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
+    ) -> Iterator[PyTree]:
+        """Give further batches, up to the end of the epoch and to the next step that is looked at."""
+        if self.left is not None:
+            most = min(most, self.left)
+        if self.until is not None:
+            most = min(most, self.until() - 1)
+        return super().take_more(iterator, most, fits, waits)
+
+    def queue_logs(self, logs: Any, count: int) -> Any:
         """Keep the logs of several steps, and return the first one's.
 
         Args:
@@ -142,7 +159,7 @@ class _EpochMarks(keras.callbacks.Callback):
         _tell(self.model, self._ahead)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._ahead.epoch(self.params["steps"])
+        self._ahead.begin_epoch(self.params["steps"])
 
 
 def _tell(model: Any, ahead: StepLookahead | None) -> None:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._types import PyTree
+
 #: At most so many steps, and so many bytes of batches, in one program.
 _STEPS, _BYTES = 32, 8 << 20
 
@@ -114,7 +116,7 @@ class AdaptiveGroupSize:
 
     >>> pace = AdaptiveGroupSize()
     >>> for _ in range(4):  # nothing takes any time here
-    ...     pace.started(jnp.zeros(()), pace.size)
+    ...     pace.wait_for_capacity(jnp.zeros(()), pace.size)
     >>> pace.size  # the third and the fourth waited for the first and the second
     2
     """
@@ -127,7 +129,9 @@ class AdaptiveGroupSize:
         self._flying: collections.deque[tuple[Any, int, float, float, Any]] = collections.deque()
         self._done = 0.0
 
-    def started(self, token: Any, count: int, collecting: float = 0.0, agreed: Any = None) -> None:
+    def wait_for_capacity(
+        self, token: PyTree, count: int, collecting: float = 0.0, agreed: jax.Array | None = None
+    ) -> None:
         """Note a program that was started; wait until few enough are in flight.
 
         Args:
@@ -179,20 +183,29 @@ class StepLog:
         return float(np.asarray(self.every)[self.step])
 
 
-def slots_for(batch: Any) -> int:
+def slots_for(batch: PyTree, wanted: int | None = None) -> int:
     """Return how many batches like this one may share a program; 1 where it must run alone.
 
     Depends on shapes alone, so that the same training is always the same program.
 
     Args:
         batch: pytree of arrays.
+        wanted: the number that the user asks for; None for as many as are worth while.
 
     >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
     32
+    >>> slots_for(np.zeros((64, 784), "float32"), wanted=100)
+    100
     """
+    if wanted == 1:
+        return 1
     leaves = jax.tree.leaves(batch)
-    numbers = (isinstance(x, np.ndarray) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
+    # An array of a device would have to be read back; that is done only for who asks for it.
+    kinds = np.ndarray if wanted is None else (np.ndarray, jax.Array)
+    numbers = (isinstance(x, kinds) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
     if not leaves or not all(numbers):
         return 1
+    if wanted is not None:
+        return wanted
     size: int = sum(x.nbytes for x in leaves)
     return max(1, min(_STEPS, _BYTES // max(1, size)))

@@ -1,35 +1,43 @@
-"""The train, test and predict functions that Keras' own loop calls."""
+"""The train, test and predict functions that Keras' own loop calls.
+
+Each call takes groups of batches from the data, chooses how their rows reach the replicas, places
+them, runs one program for each group, and hands out the logs.
+
+Tests: tests/virtual/training/test_counts.py, tests/virtual/training/test_exact.py,
+tests/virtual/training/test_interrupts.py, tests/virtual/training/test_failures.py.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+import keras
 import numpy as np
 
-from unisono._mesh import AXIS
+from unisono._types import PyTree
 from unisono.data._batches import check_values
-from unisono.step._dispatch import CompiledStep
-from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.step._interrupts import INTERRUPTS
-from unisono.training.trainer._batch_placement import BatchPlacer, BatchStager
-from unisono.training.trainer._batch_policy import BatchPolicy, Mode, pad_rows, rows_in
+from unisono.training.trainer._batch_group import BatchGroup, GroupPlacer
+from unisono.training.trainer._batch_placement import BatchStager
+from unisono.training.trainer._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._host_timing import HostTimer
-from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.trainer._lookahead import BatchSource, StepLookahead
 from unisono.training.trainer._loop_cost import is_slow_in_loop
-from unisono.training.trainer._multi_step import (
-    AdaptiveGroupSize,
-    multi_step_program,
-    slots_for,
-    with_agreed_size,
-)
+from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
 from unisono.training.trainer._protocol import State
+from unisono.training.trainer._step_programs import StepPrograms
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+
+#: The groups of one call, each with its logs or predictions.
+Results = list[tuple[BatchGroup, PyTree]]
 
 
 class TrainerFunction:
@@ -41,221 +49,199 @@ class TrainerFunction:
         task: which function.
     """
 
-    def __init__(self, model: Any, strategy: Any, task: TrainerTask) -> None:
-        self._step = TrainerStep(model, strategy, task)
+    def __init__(self, model: keras.Model, strategy: Strategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
+        self._kind = task.name.lower()
+        self._step = TrainerStep(model, strategy, task)
         self._state = FitState(model, strategy, task)
+        self._programs = StepPrograms(self._step, self._state)
         self._policy = BatchPolicy(model, strategy.num_replicas_in_sync)
-        self._programs: dict[Any, CompiledStep] = {}
+        self._stagers: dict[object, BatchStager] = {}
+        self._group_size = AdaptiveGroupSize(strategy.mesh.is_spread)
+        #: Whether a program may repeat the step in a loop; None until the first such program is traced.
+        self._can_loop: bool | None = None
         self._steps = 0
-        self._groups: dict[Any, BatchStager] = {}
-        #: Whether several steps may run in one program; None until the first program is traced.
-        self._may_loop: bool | None = None
-        self._pace = AdaptiveGroupSize(strategy.mesh.is_spread)
-        #: What runs ahead of Keras' loop, during a call of `fit` in which nobody can tell.
+        #: What runs ahead of Keras' loop, during a call of `fit` in which no callback sees single batches.
         self.lookahead: StepLookahead | None = None
         #: Where the host's time goes.
         self.timer = HostTimer()
-        mesh = strategy.mesh
-        split = self.timer.timing(BatchPlacer(mesh, mesh.sharded))
-        self._place = {
-            Mode.SPLIT: split,
-            Mode.PADDED: split,
-            Mode.WHOLE: self.timer.timing(BatchPlacer(mesh, mesh.replicated)),
-        }
-        self._place_group = self.timer.timing(BatchStager.placed)
+        self._place = self.timer.time(GroupPlacer(strategy.mesh))
+        self._append = self.timer.time(BatchGroup.append)
 
     @property
     def num_programs(self) -> int:
         """How many programs were compiled."""
         return len(self._programs)
 
-    def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
+    def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
-        logs = self.lookahead.asked() if self.lookahead is not None else None
+        logs = None if self.lookahead is None else self.lookahead.next_logs()
         if logs is not None:
             # What this step computes was computed with the steps before it.
             return logs, self._state.require_unchanged(state)
         self.timer.begin()
         self._state.done.clear()
         try:
-            if self.lookahead is not None:
-                return self._run_ahead(self.lookahead, state, iterator)
-            batches = self._take(iterator)
-            if self._model.run_eagerly or not self._model.jit_compile:
-                return self._eagerly(state, batches)
-            return self._compiled(state, batches)
+            return self._run_eagerly(state, iterator) if self._is_eager else self._run(state, iterator)
         except BaseException:
             self._state.give_back(state)
             raise
         finally:
-            self.timer.ended()
+            self.timer.end()
 
-    def _take(self, iterator: Iterator[Any]) -> list[Any]:
-        wanted = max(1, self._model.steps_per_execution)
-        batches = list(itertools.islice(iterator, wanted))
-        self._strategy.note_step(self._task.name.lower(), batches)
-        if not batches:
-            raise StopIteration
-        check_values(batches[0] if len(batches) == 1 else batches)
-        self.timer.took(batches)
-        return batches
+    @property
+    def _is_eager(self) -> bool:
+        return self._model.run_eagerly or not self._model.jit_compile
 
-    def _run_ahead(self, ahead: StepLookahead, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
-        """Run the next step, and those after it that fit into its program."""
-        strategy, kind = self._strategy, self._task.name.lower()
-        try:
-            batch = ahead.first(iterator)
-        except StopIteration:
-            strategy.note_step(kind, [])
-            raise
-        strategy.note_step(kind, [batch])
+    def _run(self, given: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Take groups, run a program for each, and return the logs and the new state."""
+        state = given
+        results: Results = []
+        for group in self._take(iterator):
+            if not results:
+                state = self._state.place(given, group.first)
+            logs, state = self._start(group, state)
+            results.append((group, logs))
+        return self._hand_out(results), self._state.keep(state, self._steps)
+
+    def _run_eagerly(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run op by op, all rows as one replica, so that a debugger sees values."""
+        results: Results = []
+        for group in self._take(iterator):
+            logs, state = self._step.whole(state, group.first)
+            results.append((group, logs))
+        return self._hand_out(results), state
+
+    # --- take a group, and choose its mode -----------------------------------------------------
+
+    def _take(self, iterator: Iterator[PyTree]) -> Iterator[BatchGroup]:
+        """Give the groups of one call: one ahead of Keras' loop, else those of `steps_per_execution` batches.
+
+        A group ends where a batch does not fit it, so that a call takes several where shapes change.
+        """
+        source: BatchSource = BatchSource()
+        left = self._model.steps_per_execution
+        if self.lookahead is not None:
+            source, left = self.lookahead, 1
+        while left > 0:
+            self.timer.wait()
+            try:
+                first = source.take_first(iterator)
+            except StopIteration:
+                return
+            self._note(first)
+            group = self._open(first)
+            room = self._room(group, left)
+            if room > 1:
+                self._fill(group, source, iterator, room)
+            yield group
+            left -= group.count
+
+    def _note(self, batch: PyTree) -> None:
+        """Note a batch that was taken: check it, here and against the other workers."""
+        self._strategy.note_step(self._kind, [batch])
         check_values(batch)
-        self.timer.took([batch])
-        group, state = self._group(batch, slots_for(batch)), self._state.place(state, batch)
-        if group is None or not self._loops(state, group):
-            return self._one_by_one(state, [batch])
-        self.timer.begin()
-        began = perf_counter()
-        most = min(self._pace.size, group.slots) - 1
-        for further in ahead.more(iterator, most, group.fits, waits=strategy.mesh.is_spread):
-            strategy.note_step(kind, [further])
-            check_values(further)
-            self.timer.took([group.added(further)])
-            self.timer.begin()
-        logs, state = self._together(state, group, perf_counter() - began)
-        return ahead.done(logs, group.count), self._state.keep(state, self._steps)
+        self.timer.add([batch])
 
-    def _eagerly(self, state: State, batches: list[Any]) -> tuple[Any, State]:
-        """Op by op, all rows as one replica, so that a debugger sees values."""
-        outputs = []
-        for batch in batches:
-            logs, state = self._step.whole(state, batch)
-            outputs.append(logs)
-        return self._joined(outputs), state
-
-    def _compiled(self, state: State, batches: list[Any]) -> tuple[Any, State]:
-        state = self._state.place(state, batches[0])
-        wanted = self._model.steps_per_execution
-        group = None
-        if wanted > 1:
-            batches = [jax.tree.map(np.asarray, batch) for batch in batches]
-            group = self._group(batches[0], wanted)
-        if group is not None and all(map(group.fits, batches[1:])) and self._loops(state, group):
-            for batch in batches[1:]:
-                group.added(batch)
-            logs, state = self._together(state, group)
-            return self._of_group(logs, group.count), self._state.keep(state, self._steps)
-        return self._one_by_one(state, batches)
-
-    def _one_by_one(self, state: State, batches: list[Any]) -> tuple[Any, State]:
-        collected = []
-        for batch in batches:
-            logs, state = self._one(state, batch)
-            collected.append(logs)
-        outputs = self._joined(collected)
-        return jax.tree.map(self._strategy.mesh.local, outputs), self._state.keep(state, self._steps)
-
-    def _one(self, state: State, batch: Any) -> tuple[Any, State]:
-        rows = rows_in(batch)
+    def _open(self, first: PyTree) -> BatchGroup:
+        """Begin a group with a batch."""
+        if self._is_eager:
+            return BatchGroup(first, Mode.WHOLE, 0)
+        slots = slots_for(first, None if self.lookahead is not None else self._model.steps_per_execution)
+        rows = rows_in(first)
         mode = self._policy.mode(rows)
-        if mode is Mode.PADDED:
-            replicas = self._strategy.num_replicas_in_sync
-            batch = jax.tree.map(lambda x: pad_rows(x, replicas), batch)
-        program = self._program(mode, rows if mode is Mode.PADDED else None)
-        self._steps += 1
-        return program(state, self._place[mode](batch), self._state.done)
+        if slots < 2 or self._can_loop is False or mode is Mode.WHOLE:
+            return BatchGroup(first, mode, rows)
+        leaves, structure = jax.tree.flatten(first)
+        key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
+        if key not in self._stagers:
+            self._stagers[key] = BatchStager(self._strategy.mesh, first, slots)
+        return BatchGroup(first, mode, rows, self._stagers[key])
 
-    def _group(self, batch: Any, slots: int) -> BatchStager | None:
-        """Where several batches like this one are collected, with this one; None if it must run alone."""
-        if slots < 2 or self._may_loop is False or self._policy.mode(rows := rows_in(batch)) is Mode.WHOLE:
-            return None
-        leaves, structure = jax.tree.flatten(batch)
-        key = (slots, rows, structure, tuple((x.shape, x.dtype) for x in leaves))
-        if key not in self._groups:
-            self._groups[key] = BatchStager(self._strategy.mesh, batch, slots)
-        group = self._groups[key]
-        group.begin()
-        group.added(batch)
-        return group
+    def _room(self, group: BatchGroup, left: int) -> int:
+        """Return how many batches a group may have, with the first."""
+        # One until it is known whether steps may run in a loop: the others could not be taken back.
+        if group.stager is None or self._can_loop is None:
+            return 1
+        return left if self.lookahead is None else min(self._group_size.size, group.stager.slots)
 
-    def _loops(self, state: State, group: BatchStager) -> bool:
-        """Whether steps may run in one program, by the first such program's trace."""
-        if self._may_loop is None:
-            program, arguments = self._program_of(group)
-            self._may_loop = not is_slow_in_loop(
-                program.jaxpr(state, arguments), self._strategy.mesh.platform
-            )
-            if not self._may_loop:
-                del self._programs[next(key for key, value in self._programs.items() if value is program)]
-        return self._may_loop
+    def _fill(self, group: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], room: int) -> None:
+        """Take the batches that follow the first, and stage each before the next is made."""
+        assert group.stager is not None
+        waits = self.lookahead is None or self._strategy.mesh.is_spread
+        began = perf_counter()
+        self.timer.wait()
+        for batch in source.take_more(iterator, room - 1, group.stager.fits, waits):
+            self._note(batch)
+            self._append(group, batch)
+            self.timer.wait()
+        group.seconds = perf_counter() - began
 
-    def _program_of(self, group: BatchStager) -> tuple[CompiledStep, Any]:
-        """The program for several steps, and what it takes beside the state."""
-        mode, mesh = self._policy.mode(group.rows), self._strategy.mesh
-        program = self._program(Mode.TOGETHER, (group.slots, mode, group.rows if mode is Mode.PADDED else 0))
-        data = self._place_group(group)
-        return program, (mesh.put_own(np.int32(self._pace.wish)), data) if mesh.is_spread else data
+    # --- place and run -------------------------------------------------------------------------
 
-    def _together(self, state: State, group: BatchStager, collecting: float = 0.0) -> tuple[Any, State]:
-        program, arguments = self._program_of(group)
-        logs, state = program(state, arguments, self._state.done)
+    def _start(self, group: BatchGroup, state: State) -> tuple[PyTree, State]:
+        """Place a group and start its program; return the logs and the new state before it is done."""
+        placed = self._place(group)
+        if group.stager is not None and not self._may_loop(group, state, placed):
+            group.stager = None
+            placed = self._place(group)
+        arguments = placed if group.stager is None else self._with_wish(placed)
+        logs, state = self._programs[group.key(self._state.sizes)](state, arguments, self._state.done)
         self._steps += group.count
-        agreed, mesh = None, self._strategy.mesh
+        mesh = self._strategy.mesh
+        if group.stager is None:
+            return jax.tree.map(mesh.local, logs), state
+        agreed = None
         if mesh.is_spread:
             logs, agreed = jax.tree.map(mesh.local, logs)
-        self._pace.started(jax.tree.leaves(logs), group.count, collecting, agreed)
+        self._group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds, agreed)
         return logs, state
 
-    def _of_group(self, logs: Any, count: int) -> Any:
-        """The logs of the last of several steps, as in Keras; the predictions of all of them."""
-        if self._task is not TrainerTask.PREDICT:
-            return jax.tree.map(lambda x: x[count - 1], logs)
-        return jax.tree.map(lambda x: np.asarray(x)[:count].reshape(-1, *x.shape[2:]), logs)
+    def _with_wish(self, placed: PyTree) -> PyTree:
+        """Return what a program of several steps takes beside the state."""
+        mesh = self._strategy.mesh
+        return (mesh.put_own(np.int32(self._group_size.wish)), placed) if mesh.is_spread else placed
 
-    def _program(self, mode: Mode, detail: Any) -> CompiledStep:
-        # After a layer was frozen its weights lie in another part of the state.
-        key = mode, detail, tuple(map(len, self._state.layouts))
-        if key not in self._programs:
-            self._programs[key] = self._compile(mode, detail)
-        return self._programs[key]
+    def _may_loop(self, group: BatchGroup, state: State, placed: PyTree) -> bool:
+        """Return whether steps may run in a loop, by the trace of the first program with one."""
+        if self._can_loop is None:
+            jaxpr = self._programs[group.key(self._state.sizes)].jaxpr(state, self._with_wish(placed))
+            self._can_loop = not is_slow_in_loop(jaxpr, self._strategy.mesh.platform)
+            if not self._can_loop:
+                del self._programs[group.key(self._state.sizes)]
+        return self._can_loop
 
-    def _compile(self, mode: Mode, detail: Any) -> CompiledStep:
-        step, batch, outputs = self._step_of(*detail[1:] if mode is Mode.TOGETHER else (mode, detail))
-        if mode is Mode.TOGETHER:
-            step = multi_step_program(step, slots=detail[0])
-            batch, outputs = (UNSHARDED, _later(batch)), _later(outputs)
-            if self._strategy.mesh.is_spread:
-                step, batch, outputs = with_agreed_size(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
-        layouts = self._state.layouts
-        specs = tuple([layout.spec for layout in part] for part in layouts)
-        return CompiledStep(
-            step,
-            self._strategy.mesh,
-            state_shardings=tuple([layout.sharding for layout in part] for part in layouts),
-            in_specs=(specs, batch),
-            out_specs=(outputs, specs),
-        )
+    # --- hand out the logs ---------------------------------------------------------------------
 
-    def _step_of(self, mode: Mode, rows: Any) -> tuple[Callable[..., Any], Any, Any]:
-        """The step of one batch, and how the batch and what it returns lie on the replicas."""
-        if mode is Mode.WHOLE:
-            return self._step.whole, UNSHARDED, UNSHARDED
-        if mode is Mode.PADDED:
-            return functools.partial(self._step.padded, rows), SHARDED, UNSHARDED
-        predicts = self._task is TrainerTask.PREDICT and not self._strategy.mesh.is_spread
-        return self._step.split, SHARDED, SHARDED if predicts else UNSHARDED
+    def _hand_out(self, results: Results) -> PyTree:
+        """Return what Keras gets for a call, and queue what it asks for in the next ones.
 
-    def _joined(self, outputs: list[Any]) -> Any:
-        if self._task is not TrainerTask.PREDICT:
-            return outputs[-1]
-        if len(outputs) == 1:
-            return outputs[0]
-        return jax.tree.map(lambda *xs: np.concatenate([np.asarray(x) for x in xs]), *outputs)
+        Raises:
+            StopIteration: without results: the data have ended.
+        """
+        if not results:
+            self._strategy.note_step(self._kind, [])
+            raise StopIteration
+        group, logs = results[-1]
+        if self._task is TrainerTask.PREDICT:
+            parts = [_rows_of_all(*result) for result in results]
+            return parts[0] if len(parts) == 1 else jax.tree.map(_concatenate, *parts)
+        if group.stager is None:
+            return logs
+        if self.lookahead is not None:
+            return self.lookahead.queue_logs(logs, group.count)
+        # As in Keras, whose metrics are those of all steps so far.
+        return jax.tree.map(lambda x: x[group.count - 1], logs)
 
 
-def _later(spec: Any) -> Any:
-    """How several arrays lie, of which each lies like `spec`."""
-    return jax.sharding.PartitionSpec(None, *spec)
+def _rows_of_all(group: BatchGroup, outputs: PyTree) -> PyTree:
+    """Return the predictions of a group as rows."""
+    if group.stager is None:
+        return outputs
+    return jax.tree.map(lambda x: np.asarray(x)[: group.count].reshape(-1, *x.shape[2:]), outputs)
+
+
+def _concatenate(*parts: jax.Array | np.ndarray) -> np.ndarray:
+    return np.concatenate([np.asarray(part) for part in parts])

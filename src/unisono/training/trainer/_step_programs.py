@@ -1,0 +1,99 @@
+"""The compiled programs of one train function: one for each mode, and for each number of slots.
+
+Tests: tests/virtual/training/test_counts.py, tests/virtual/training/test_exact.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from jax.sharding import PartitionSpec
+
+from unisono._mesh import AXIS
+from unisono._types import PyTree
+from unisono.step._dispatch import CompiledStep
+from unisono.step._engines import SHARDED, UNSHARDED
+from unisono.training.trainer._batch_policy import Mode
+from unisono.training.trainer._fit_state import FitState
+from unisono.training.trainer._multi_step import multi_step_program, with_agreed_size
+from unisono.training.trainer._protocol import State
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
+
+#: How the arrays of a structure lie on the replicas; a prefix of the structure.
+Specs: TypeAlias = Any
+
+
+class ProgramKey(NamedTuple):
+    """What distinguishes the programs of one step, besides the shapes of its arguments.
+
+    Args:
+        mode: how the rows of a batch reach the replicas.
+        true_rows: of a padded batch; 0 for others.
+        slots: how many batches there is room for; 1 for a program without a loop.
+        sizes: how many variables each part of the state has: after a layer was frozen, its weights lie in
+            another part.
+    """
+
+    mode: Mode
+    true_rows: int
+    slots: int
+    sizes: tuple[int, ...]
+
+
+class StepPrograms(dict[ProgramKey, CompiledStep]):
+    """The programs of a step, each made when it is first asked for.
+
+    Args:
+        step: the step.
+        state: knows how each variable of the step's state lies.
+    """
+
+    def __init__(self, step: TrainerStep, state: FitState) -> None:
+        super().__init__()
+        self._step, self._state = step, state
+
+    def __missing__(self, key: ProgramKey) -> CompiledStep:
+        program = self[key] = self.compile(key)
+        return program
+
+    def compile(self, key: ProgramKey) -> CompiledStep:
+        """Return a new program; JAX compiles it at its first call.
+
+        Args:
+            key: which.
+        """
+        mesh = self._step.strategy.mesh
+        step, batch, outputs = self._single_step(key)
+        if key.slots > 1:
+            step = multi_step_program(step, slots=key.slots)
+            batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
+            if mesh.is_spread:
+                step, batch, outputs = with_agreed_size(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+        specs, shardings = self._state.specs, self._state.shardings
+        return CompiledStep(
+            step,
+            mesh,
+            state_shardings=shardings,
+            in_specs=(specs, batch),
+            out_specs=(outputs, specs),
+        )
+
+    def _single_step(
+        self, key: ProgramKey
+    ) -> tuple[Callable[[State, PyTree], tuple[PyTree, State]], Specs, Specs]:
+        """Return the step of one batch, and how the batch and the outputs lie on the replicas."""
+        step = self._step
+        if key.mode is Mode.WHOLE:
+            return step.whole, UNSHARDED, UNSHARDED
+        if key.mode is Mode.PADDED:
+            return functools.partial(step.padded, key.true_rows), SHARDED, UNSHARDED
+        # Several processes gather the predictions in the step, for each to have all rows.
+        is_split = step.task is TrainerTask.PREDICT and not step.strategy.mesh.is_spread
+        return step.split, SHARDED, SHARDED if is_split else UNSHARDED
+
+
+def _stacked(spec: Specs) -> PartitionSpec:
+    """Return how several arrays lie as one, of which each lies like `spec`."""
+    return PartitionSpec(None, *spec)
