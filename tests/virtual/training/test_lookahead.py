@@ -152,6 +152,26 @@ def test_batches_of_other_shapes_break_a_group(together):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_steps_per_execution_stages_each_batch_before_the_next_is_made():
+    """The source writes all batches into one buffer; 13 are no multiple of 4."""
+    together, alone = compiled(steps_per_execution=4), compiled()
+    source = Batches(ends=13)
+    together.fit(iter(source), shuffle=False, verbose=0)
+    alone.fit(iter(Batches(ends=13)), shuffle=False, verbose=0, callbacks=[Looks()])
+    assert source.taken == 13
+    assert runs_together(together)
+    for a, b in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_with_steps_per_execution_an_error_comes_after_the_steps_before_it_too():
+    model = compiled(steps_per_execution=4)
+    with pytest.raises(OSError, match="the disk is gone"):
+        model.fit(iter(Batches(raises=6)), shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 6
+
+
 def runs_together(model):
     return any(key.slots > 1 for key in model.train_function._programs)
 
