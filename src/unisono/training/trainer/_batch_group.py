@@ -37,16 +37,6 @@ class BatchGroup:
             stager.begin()
             stager.append(first)
 
-    def append(self, batch: PyTree) -> None:
-        """Stage a further batch.
-
-        Args:
-            batch: one that fits the stager, which has a free slot.
-        """
-        assert self.stager is not None
-        self.stager.append(batch)
-        self.count += 1
-
     def key(self, sizes: tuple[int, ...]) -> ProgramKey:
         """Return what names the program.
 

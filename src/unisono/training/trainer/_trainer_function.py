@@ -66,7 +66,7 @@ class TrainerFunction:
         #: Where the host's time goes.
         self.timer = HostTimer()
         self._place = self.timer.time(GroupPlacer(strategy.mesh))
-        self._append = self.timer.time(BatchGroup.append)
+        self._append = self.timer.time(BatchStager.append)
 
     @property
     def num_programs(self) -> int:
@@ -133,9 +133,8 @@ class TrainerFunction:
                 return
             self._note(first)
             group = self._open(first)
-            room = self._room(group, left)
-            if room > 1:
-                self._fill(group, source, iterator, room)
+            if group.stager is not None and (room := self._room(group.stager, left)) > 1:
+                self._fill(group, group.stager, source, iterator, room)
             yield group
             left -= group.count
 
@@ -160,22 +159,29 @@ class TrainerFunction:
             self._stagers[key] = BatchStager(self._strategy.mesh, first, slots)
         return BatchGroup(first, mode, rows, self._stagers[key])
 
-    def _room(self, group: BatchGroup, left: int) -> int:
+    def _room(self, stager: BatchStager, left: int) -> int:
         """Return how many batches a group may have, with the first."""
-        # One until it is known whether steps may run in a loop: the others could not be taken back.
-        if group.stager is None or self._can_loop is None:
+        # One until it is known whether steps may run in a loop: others could not be given back to the data.
+        if self._can_loop is None:
             return 1
-        return left if self.lookahead is None else min(self._group_size.size, group.stager.slots)
+        return left if self.lookahead is None else min(self._group_size.size, stager.slots)
 
-    def _fill(self, group: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], room: int) -> None:
+    def _fill(
+        self,
+        group: BatchGroup,
+        stager: BatchStager,
+        source: BatchSource,
+        iterator: Iterator[PyTree],
+        room: int,
+    ) -> None:
         """Take the batches that follow the first, and stage each before the next is made."""
-        assert group.stager is not None
         waits = self.lookahead is None or self._strategy.mesh.is_spread
         began = perf_counter()
         self.timer.wait()
-        for batch in source.take_more(iterator, room - 1, group.stager.fits, waits):
+        for batch in source.take_more(iterator, room - 1, stager.fits, waits):
             self._note(batch)
-            self._append(group, batch)
+            self._append(stager, batch)
+            group.count += 1
             self.timer.wait()
         group.seconds = perf_counter() - began
 
