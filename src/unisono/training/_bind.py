@@ -5,11 +5,15 @@ is called: outside every strategy and for a model that no strategy holds, it doe
 Keras does. Who holds what is in `_binding`, what happens inside a replica in `_replica_patches`.
 
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created.
+- `Variable.value` and `assign` check that the current strategy holds the variable.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
-  the weights back when anything raises. `CallbackList.on_train_batch_end` asks whether anybody listens.
+  the weights back when anything raises. `CallbackList.on_train_batch_end` is skipped where no callback
+  has a hook of batches, because Keras would wait for the step's logs there.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
 - JAX lowers the derivative of max-pooling on CPUs as `_pooling` does.
+
+Tests: tests/virtual/training/test_exact.py and test_failures.py.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import keras
@@ -28,6 +33,7 @@ from unisono._context import Context, check_holder, current, entered
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import on_device
 from unisono._pooling import install_fast_pooling
+from unisono._types import UserValue
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import check_keras
@@ -42,12 +48,22 @@ from unisono.training._binding import (
 from unisono.training._chief_save import written_once
 from unisono.training._fit_extension import around_fit, has_fit_extensions
 from unisono.training._keras_data import data_needed, keras_arguments
-from unisono.training._model_state import taken_state, weights_kept
+from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.trainer._batch_policy import sequential_built
 from unisono.training.trainer._lookahead import batch_ended, can_run_ahead, with_lookahead
+from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+#: What a method of Keras returns.
+Result = TypeVar("Result")
+
+#: What replaces a method of Keras: called with the original, the object and the arguments.
+Wrapper = Callable[..., object]
 
 _installed = False
 
@@ -85,7 +101,7 @@ def install() -> None:
         _wrap(owner, name, wrapper)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
     """Replace a method by `wrapper(original, self, ...)`, in the class that defines it, or a function.
 
     Keras compares `Model.compile` with its own to find out whether a user overrides it.
@@ -94,7 +110,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: UserValue, **kwargs: UserValue) -> object:
         return wrapper(original, self, *args, **kwargs)
 
     # Keras looks at the arguments of a layer's `__init__` to save it. It copies `build` into each layer
@@ -107,33 +123,37 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 # --- where things are created -------------------------------------------------------------
 
 
-def _marked(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+def _marked(
+    original: Callable[..., None], self: keras.Variable, *args: UserValue, **kwargs: UserValue
+) -> None:
     """Create a variable, marked with the current strategy."""
     mark_creation(self)
     original(self, *args, **kwargs)
 
 
-def _assign(original: Callable[..., Any], self: Any, value: Any) -> Any:
+def _assign(original: Callable[..., Result], self: keras.Variable, value: UserValue) -> Result:
     check_holder(self)
     return original(self, value)
 
 
 def _read_on_devices() -> None:
-    """What rests in host memory between steps is read on its device: layers cannot compute with it."""
-    original: Any = keras.Variable.value
+    """Read on its device what rests in host memory between steps: layers cannot compute with it there."""
+    original: property = keras.Variable.value
+    read: Callable[[keras.Variable], jax.Array] = original.__get__
 
-    def value(self: Any) -> Any:
+    def value(self: keras.Variable) -> jax.Array:
         check_holder(self)
-        return on_device(original.fget(self))
+        held: jax.Array = on_device(read(self))
+        return held
 
     keras.Variable.value = property(value, doc=original.__doc__)
 
 
 def _mark_new_models() -> None:
-    """Note the scope in which a model is made: its variables may come much later."""
+    """Note the scope in which a model is created: its variables may be created much later."""
     original = keras.Model.__new__
 
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: UserValue, **kwargs: UserValue) -> keras.Model:
         model = original(cls, *args, **kwargs)
         mark_creation(model)
         return model
@@ -141,7 +161,7 @@ def _mark_new_models() -> None:
     keras.Model.__new__ = staticmethod(new)
 
 
-def _compile(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+def _compile(original: Callable[..., None], self: keras.Model, *args: UserValue, **kwargs: UserValue) -> None:
     strategy = holder_by_scope(self) or strategy_of(self)
     if strategy is None:
         bind(self, None)
@@ -156,13 +176,16 @@ def _compile(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 # --- fit, evaluate, predict -----------------------------------------------------------------
 
 
-def _guarded(name: str) -> Callable[..., Any]:
-    """A training method inside its model's scope, whose failure never costs the weights."""
+def _guarded(name: str) -> Wrapper:
+    """Return what runs a training method in its model's scope, and keeps the weights when it fails."""
 
-    def method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(
+        original: Callable[..., Result], self: keras.Model, *args: UserValue, **kwargs: UserValue
+    ) -> Result:
         strategy = strategy_of(self)
         if strategy is None:
-            # In a callback of another model's `fit` the user has entered no scope.
+            # Inside a callback of another model's `fit` there is the scope that `fit` entered, and the user's
+            # own code is in none.
             context = current()
             with entered(None) if context is not None and context.is_of_method else contextlib.nullcontext():
                 _check_not_in_scope(self, name)
@@ -179,14 +202,21 @@ def _guarded(name: str) -> Callable[..., Any]:
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:
                 args, kwargs = (), strategy.alike(original, self, args, kwargs)
-            # Keras passes over the error of a number that it cannot read.
-            return jax.block_until_ready(original(self, *args, **kwargs))
+            # Keras shows logs that it cannot read as they are: without this, an error of the last step would
+            # be raised where the user reads a number.
+            result: Result = jax.block_until_ready(original(self, *args, **kwargs))
+            return result
 
     return method
 
 
-def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Keras' `fit`, with the callbacks that take part in it, and what several workers need."""
+def _fit(
+    original: Callable[..., Result],
+    model: keras.Model,
+    args: tuple[UserValue, ...],
+    kwargs: dict[str, UserValue],
+) -> Result:
+    """Run Keras' `fit` inside the contexts of the strategy, the extensions and the lookahead."""
     strategy = strategy_of(model)
     check_fit(model, strategy)
     spread = strategy if strategy is not None and strategy.mesh.is_spread else None
@@ -203,7 +233,7 @@ def _fit(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs
         return original(model, **around.enter_context(with_lookahead(model, arguments, ahead)))
 
 
-def _check_not_in_scope(model: Any, name: str) -> None:
+def _check_not_in_scope(model: keras.Model, name: str) -> None:
     strategy, context = current_strategy(), current()
     if strategy is not None and model.compiled and (context is None or context.replica is None):
         raise InvalidArgumentError(
@@ -214,7 +244,7 @@ def _check_not_in_scope(model: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _scope_of(strategy: Any) -> Iterator[None]:
+def _scope_of(strategy: Strategy) -> Iterator[None]:
     """Enter the scope of a model's strategy, unless the code is there already.
 
     Raises:
@@ -228,19 +258,20 @@ def _scope_of(strategy: Any) -> Iterator[None]:
         yield
 
 
-def _take_state(original: Callable[..., Any], self: Any, **wanted: bool) -> Any:
+def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:
     return original(self, **wanted) if strategy_of(self) is None else taken_state(original, self, wanted)
 
 
-def _maker(attribute: str, task: TrainerTask) -> Callable[..., Any]:
-    """`make_train_function` and its sisters."""
+def _maker(attribute: str, task: TrainerTask) -> Wrapper:
+    """Return what stands for `make_train_function`, or for one of its two sisters."""
 
-    def make(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    def make(original: Callable[..., StepFunction], self: keras.Model, force: bool = False) -> StepFunction:
         strategy = strategy_of(self)
         if strategy is None:
             return original(self, force)
         if getattr(self, attribute) is None or force:
             setattr(self, attribute, strategy.make_trainer_function(self, task))
-        return getattr(self, attribute)
+        function: StepFunction = getattr(self, attribute)
+        return function
 
     return make

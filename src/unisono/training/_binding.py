@@ -6,38 +6,44 @@ Checkpoints, callbacks, the evaluator and the export ask here.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 
 from unisono._context import STRATEGY_MARK, current
 from unisono._errors import MixedStrategyError, ScopeError
 
-_BOUND: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+#: What a strategy can hold.
+Held: TypeAlias = "keras.Model | keras.Variable"
+
+_BOUND: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
 
 
-def current_strategy() -> Any | None:
+def current_strategy() -> Strategy | None:
     """Return the strategy of this code; None for the default one."""
     context = current()
     return None if context is None or context.strategy.is_default else context.strategy
 
 
-def mark_creation(thing: Any) -> None:
+def mark_creation(thing: Held) -> None:
     """Note the current strategy on a model or variable that is being created.
 
     Args:
-        thing: a `keras.Model` or `keras.Variable`.
+        thing: not built yet.
     """
     # Not through Keras' own `__setattr__`, which tracks what it is given.
     object.__setattr__(thing, STRATEGY_MARK, current_strategy())
 
 
-def bind(model: Any, strategy: Any | None) -> None:
+def bind(model: keras.Model, strategy: Strategy | None) -> None:
     """Let a strategy run a model's `fit`, `evaluate` and `predict`; None for Keras itself.
 
     Args:
         model: a compiled model.
-        strategy: that it was compiled with.
+        strategy: the one that it was compiled with.
     """
     if strategy is None:
         _BOUND.pop(model, None)
@@ -45,24 +51,24 @@ def bind(model: Any, strategy: Any | None) -> None:
         _BOUND[model] = strategy
 
 
-def strategy_of(model: Any) -> Any | None:
+def strategy_of(model: keras.Model) -> Strategy | None:
     """Return the strategy that a compiled model is bound to, or None."""
     return _BOUND.get(model)
 
 
-def holder_of(thing: Any) -> Any | None:
+def holder_of(thing: Held) -> Strategy | None:
     """Return the strategy that a model belongs to, compiled or not, or a variable."""
     bound = _BOUND.get(thing) if isinstance(thing, keras.Model) else None
     return bound or getattr(thing, STRATEGY_MARK, None)
 
 
-def writes_files(model: Any) -> bool:
+def writes_files(model: keras.Model) -> bool:
     """Return whether this process writes the files of a model: the first of several workers does, for all."""
     return bool(getattr(holder_of(model), "is_chief", True))
 
 
-def holder_by_scope(model: Any) -> Any | None:
-    """Return the current strategy, else the one in whose scope the model's variables were made.
+def holder_by_scope(model: keras.Model) -> Strategy | None:
+    """Return the current strategy, else the one in whose scope the model's variables were created.
 
     Raises:
         MixedStrategyError: when several strategies hold variables of the model.
@@ -79,8 +85,8 @@ def holder_by_scope(model: Any) -> Any | None:
     return marks.pop() if marks else None
 
 
-def check_variables(model: Any, strategy: Any) -> None:
-    """Raise when a variable of the model was not made in the scope of `strategy`.
+def check_variables(model: keras.Model, strategy: Strategy) -> None:
+    """Check that all variables of the model were created in the scope of `strategy`.
 
     Raises:
         ScopeError: for a variable of no strategy.
@@ -100,5 +106,5 @@ def check_variables(model: Any, strategy: Any) -> None:
         raise MixedStrategyError(
             "A model must be compiled in the scope of the strategy that holds its variables. Received: "
             f"variable {variable.path!r} of {mark!r}, compiled in the scope of {strategy!r}. "
-            "Build the model anew in the second scope, or compile it in the first."
+            "Build the model again in the second scope, or compile it in the first."
         )

@@ -1,4 +1,7 @@
-"""Files of a model that several workers train: written once, and whole or not at all."""
+"""Files of a model that several workers train: written once, and atomically.
+
+Tests: tests/cluster/test_chief.py.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,24 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import keras
 
 from unisono._export._files import replace_atomically
+from unisono._types import UserValue
 from unisono.training._binding import holder_of
+
+#: What Keras' saving functions return.
+Result = TypeVar("Result")
 
 #: What Keras writes as one file.
 _FILES = (".keras", ".h5", ".hdf5", ".onnx")
 
 
-def written_once(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def written_once(
+    original: Callable[..., Result], model: keras.Model, *args: UserValue, **kwargs: UserValue
+) -> Result | None:
     """Call Keras' `save`, `save_weights` or `export`, methods or functions, on the first of several workers.
 
     Args:
@@ -35,10 +46,10 @@ def written_once(original: Callable[..., Any], model: Any, *args: Any, **kwargs:
     return result
 
 
-def _write_whole(original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+def _write_whole(original: Callable[..., Result], bound: inspect.BoundArguments) -> Result:
     """Write to a place beside the path, and rename it at the end.
 
-    Other workers may look at the path at any moment, and so may the next start after a crash.
+    Other workers may read the path at any moment, and so may the program after a restart.
     """
     place = _place(bound.arguments)
     if place is None:
@@ -49,8 +60,8 @@ def _write_whole(original: Callable[..., Any], bound: inspect.BoundArguments) ->
         return original(*bound.args, **bound.kwargs)
 
 
-def _place(arguments: Mapping[str, Any]) -> tuple[Path, str | None] | None:
-    """The path, and what marks a directory that may be replaced; None for what cannot be renamed.
+def _place(arguments: Mapping[str, UserValue]) -> tuple[Path, str | None] | None:
+    """Return the path, and what marks a directory that may be replaced; None for what cannot be renamed.
 
     >>> _place({"filepath": "m.keras"}), _place({"filepath": "hf://m.keras"})
     ((PosixPath('m.keras'), None), None)
@@ -59,7 +70,7 @@ def _place(arguments: Mapping[str, Any]) -> tuple[Path, str | None] | None:
     if not isinstance(given, (str, os.PathLike)) or "://" in str(given):
         return None
     path = Path(given)
-    # Keras asks whether to overwrite, and several files name each other.
+    # Keras asks the user before it overwrites; a checkpoint of several files names each of them within.
     if (arguments.get("overwrite") is False and path.exists()) or arguments.get("max_shard_size"):
         return None
     if arguments.get("format") == "tf_saved_model":
