@@ -202,8 +202,8 @@ def _guarded(name: str) -> Wrapper:
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict") and strategy.mesh.is_spread:
                 args, kwargs = (), strategy.alike(original, self, args, kwargs)
-            # Keras shows logs that it cannot read as they are: without this, an error of the last step would
-            # be raised where the user reads a number.
+            # Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array:
+            # without this, an error of the last step would be raised where the user reads that.
             result: Result = jax.block_until_ready(original(self, *args, **kwargs))
             return result
 

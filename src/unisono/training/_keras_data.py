@@ -1,21 +1,32 @@
-"""The data that `fit`, `evaluate` and `predict` are given, in the form that Keras takes."""
+"""The data that `fit`, `evaluate` and `predict` are given, in the form that Keras takes.
+
+Tests: tests/virtual/training/test_keras_data.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
+from unisono._types import UserValue
 from unisono.data._batches import check_values, empty
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 from unisono.data._keras_input import as_keras_input
 from unisono.step._keras_internals import is_of_no_batch
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+#: Positional arguments of a call, and those by name.
+Arguments = tuple[tuple[UserValue, ...], dict[str, UserValue]]
 
 #: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
 _ARRAYS = ("x", "y")
@@ -25,9 +36,9 @@ _SIZES = ("batch_size", "validation_batch_size")
 
 
 def keras_arguments(
-    strategy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with datasets of Unisono replaced by what Keras can ask for its size.
+    strategy: Strategy, name: str, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]
+) -> Arguments:
+    """Return the arguments, with Unisono's datasets replaced by a `PyDataset` or a Grain dataset.
 
     Args:
         strategy: of the model.
@@ -52,12 +63,12 @@ def keras_arguments(
                 f"{len(args)} more positional arguments. Pass options by name: `{name}(dataset, epochs=2)`."
             )
         if name == "fit":
-            # The pipeline shuffles if it shall; Keras' own default would only warn.
+            # The pipeline shuffles if the user wants that; Keras' default, True, would warn that it does not.
             kwargs["shuffle"] = False
     validation = kwargs.get("validation_data")
     if isinstance(validation, (Dataset, DistributedDataset)):
         kwargs["validation_data"] = _keras_input(strategy, validation)
-    # Arrays, which are checked once and whole.
+    # Arrays are checked here, once and whole; batches of datasets one by one.
     for key, value in zip(_ARRAYS, args, strict=False):
         _check_arrays(value, key)
     for key in (*_ARRAYS, "validation_data"):
@@ -69,10 +80,10 @@ def keras_arguments(
     return args, kwargs
 
 
-def _check_has_rows(model: Any, data: Dataset) -> None:
+def _check_has_rows(model: keras.Model, data: Dataset) -> None:
     """Raise where elements have the shapes of single examples of a model.
 
-    Only where Keras has rejected them: to find the shapes, the first element may have to be read.
+    Called only where Keras has rejected them: to find the shapes may need the first element to be read.
     """
     wanted = getattr(model, "inputs", None)
     spec = data.element_spec
@@ -91,7 +102,7 @@ def _check_has_rows(model: Any, data: Dataset) -> None:
     )
 
 
-def _keras_input(strategy: Any, data: Dataset | DistributedDataset) -> Any:
+def _keras_input(strategy: Strategy, data: Dataset | DistributedDataset) -> UserValue:
     if isinstance(data, Dataset):
         return as_keras_input(strategy.shared_pipeline(data))
     if data.mesh.devices != strategy.mesh.devices:
@@ -104,7 +115,7 @@ def _keras_input(strategy: Any, data: Dataset | DistributedDataset) -> Any:
     return as_keras_input(batches) if isinstance(batches, Dataset) else batches
 
 
-def _check_arrays(value: Any, name: str) -> None:
+def _check_arrays(value: UserValue, name: str) -> None:
     if isinstance(value, np.ndarray) or (isinstance(value, (list, tuple, dict)) and name != "sample_weight"):
         check_values(value, name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
@@ -113,8 +124,8 @@ def _check_arrays(value: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def data_needed(name: str, model: Any, data: Any) -> Iterator[None]:
-    """Around `fit` and the like: turn what Keras raises where data have no batch into a clear error.
+def data_needed(name: str, model: keras.Model, data: UserValue) -> Iterator[None]:
+    """Turn what Keras raises in `fit` and the like, where data have no batch, into a clear error.
 
     Args:
         name: of the method.
@@ -129,7 +140,8 @@ def data_needed(name: str, model: Any, data: Any) -> Iterator[None]:
     except StopIteration as error:
         raise empty(f"data without a batch in `{name}`") from error
     except ValueError as error:
-        # Keras' words for the components of a batch of which it wants to make symbols.
+        # Keras 3 makes a `KerasTensor` of each component of the first batch: these are its texts for a dtype
+        # that it does not know.
         if str(error).startswith(("Invalid dtype: str", "Invalid dtype: obj")):
             error.add_note(
                 "The data hold strings or Python objects. Turn them into numbers before training, with "
@@ -144,7 +156,7 @@ def data_needed(name: str, model: Any, data: Any) -> Iterator[None]:
         raise
 
 
-def _check_size(size: Any) -> None:
+def _check_size(size: UserValue) -> None:
     if size is None:
         return
     try:
