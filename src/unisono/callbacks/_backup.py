@@ -126,7 +126,7 @@ class BackupAndRestore(FitExtension):
         self._wanted = True
 
     @contextlib.contextmanager
-    def joined(self, call: FitCall) -> Iterator[None]:
+    def around_fit(self, call: FitCall) -> Iterator[None]:
         """Restore before `fit` begins, and watch it."""
         writes = writes_files(call.model)
         strategy = strategy_of(call.model)

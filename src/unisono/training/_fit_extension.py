@@ -42,7 +42,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
     """A callback with a context around Keras' `fit`, in which it may change the call."""
 
     #: Whether a call of `fit` has entered its context.
-    is_joined = False
+    is_entered = False
     #: Whether it reads the state after every single batch: then no step runs ahead.
     sees_batches = True
     #: What of it must be the same on all workers, besides its class.
@@ -54,7 +54,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         Raises:
             InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
         """
-        if not self.is_joined:
+        if not self.is_entered:
             name = type(self).__name__
             raise InvalidArgumentError(
                 f"`{name}` must be created before `fit` is called. Received: the first {name} of this "
@@ -63,7 +63,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
             )
 
     @abc.abstractmethod
-    def joined(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
+    def around_fit(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
         """Return the context for Keras' `fit`.
 
         Args:
@@ -147,9 +147,9 @@ def around_fit(model: keras.Model, arguments: dict[str, UserValue]) -> Iterator[
     wrapper = _Wrapper(call.wraps)
     with contextlib.ExitStack() as stack:
         for extension in extensions:
-            stack.enter_context(extension.joined(call))
-            extension.is_joined = True
-            stack.callback(setattr, extension, "is_joined", False)
+            stack.enter_context(extension.around_fit(call))
+            extension.is_entered = True
+            stack.callback(setattr, extension, "is_entered", False)
         call.arguments["callbacks"] = [wrapper, *call.callbacks]
         try:
             yield call.arguments

@@ -45,7 +45,7 @@ class RowUse(enum.Enum):
     APART = "one entry for each row along the first axis, which depends on this row alone"
     SUM = "a sum over the rows"
     MEAN = "a mean over the rows, up to a constant"
-    MIXED = "not known: rows may meet each other"
+    MIXED = "not known: the value of one row may depend on others"
 
 
 def row_uses(fn: Callable[..., PyTree], args: tuple[PyTree, ...], few: int, many: int) -> list[RowUse]:
