@@ -6,7 +6,7 @@ Checkpoints, callbacks, the evaluator and the export ask here.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 
@@ -51,7 +51,7 @@ def bind(model: keras.Model, strategy: Strategy | None) -> None:
         _BOUND[model] = strategy
 
 
-def strategy_of(model: keras.Model) -> Strategy | None:
+def strategy_of(model: keras.Model) -> Any | None:
     """Return the strategy that a compiled model is bound to, or None."""
     return _BOUND.get(model)
 
