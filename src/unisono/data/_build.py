@@ -18,7 +18,7 @@ _AUTOMATIC_READ_AHEAD = 4
 
 
 def mapped(parent: Node, fn: Callable[[Element], Element], calls: int | None) -> Node:
-    """Returns a node that maps, in `calls` threads (None for none, AUTOTUNE for one per core)."""
+    """Return a node that maps, in `calls` threads (None for none, AUTOTUNE for one per core)."""
     threads = _threads(calls)
     if isinstance(parent, Indexed):
         return _indexed.Map(parent, fn, threads)
@@ -26,7 +26,7 @@ def mapped(parent: Node, fn: Callable[[Element], Element], calls: int | None) ->
 
 
 def shuffled(parent: Node, buffer_size: int, seed: int, reshuffle: bool, seeded: bool) -> Node:
-    """Returns a node that shuffles."""
+    """Return a node that shuffles."""
     if isinstance(parent, Indexed):
         # A long order keeps only a window of itself, which cannot be read in the order of another shuffle.
         is_long = parent.cardinality == INFINITE or parent.cardinality > LONG
@@ -36,7 +36,7 @@ def shuffled(parent: Node, buffer_size: int, seed: int, reshuffle: bool, seeded:
 
 
 def repeated(parent: Node, count: int) -> Node:
-    """Returns a node that repeats, for ever where `count` is negative."""
+    """Return a node that repeats, for ever where `count` is negative."""
     if isinstance(parent, Indexed):
         # An infinite data set never reaches its second repetition.
         return parent if parent.cardinality == INFINITE and count else _indexed.Repeat(parent, count)
@@ -44,26 +44,26 @@ def repeated(parent: Node, count: int) -> Node:
 
 
 def batched(parent: Node, batch_size: int, drop_remainder: bool) -> Node:
-    """Returns a node that stacks."""
+    """Return a node that stacks."""
     if isinstance(parent, Indexed):
         return _indexed.Batch(parent, batch_size, drop_remainder)
     return _streams.StreamBatch(parent, batch_size, drop_remainder)
 
 
 def padded(parent: Node, batch_size: int, drop_remainder: bool, shapes: Element, values: Element) -> Node:
-    """Returns a node that pads and stacks."""
+    """Return a node that pads and stacks."""
     if isinstance(parent, Indexed):
         return _indexed.PaddedBatch(parent, batch_size, drop_remainder, shapes, values)
     return _streams.StreamPaddedBatch(parent, batch_size, drop_remainder, shapes, values)
 
 
 def unbatched(parent: Node) -> Node:
-    """Returns a node with the rows of each element."""
+    """Return a node with the rows of each element."""
     return Unbatch(parent, _indexed.Slices, cycle_length=1, block_length=1, ahead=0)
 
 
 def taken(parent: Node, count: int) -> Node:
-    """Returns a node with the first `count` elements, all where it is negative."""
+    """Return a node with the first `count` elements, all where it is negative."""
     if count < 0:
         return parent
     if isinstance(parent, Indexed):
@@ -73,28 +73,28 @@ def taken(parent: Node, count: int) -> Node:
 
 
 def skipped(parent: Node, count: int) -> Node:
-    """Returns a node without the first `count` elements, without any where it is negative."""
+    """Return a node without the first `count` elements, without any where it is negative."""
     if count < 0:
         return taken(parent, 0)
     return strided(parent, count, 1)
 
 
 def strided(parent: Node, start: int, step: int, hinted: bool = False) -> Node:
-    """Returns a node with the elements at `start, start + step, ...`."""
+    """Return a node with the elements at `start, start + step, ...`."""
     if isinstance(parent, Indexed):
         return _indexed.Strided(parent, start, step, hinted=hinted)
     return _streams.StreamStrided(parent, start, step, hinted)
 
 
 def concatenated(first: Node, second: Node) -> Node:
-    """Returns a node with the elements of both."""
+    """Return a node with the elements of both."""
     if isinstance(first, Indexed) and isinstance(second, Indexed) and first.cardinality != INFINITE:
         return _indexed.Concatenate(first, second)
     return _streams.StreamConcatenate(first, second)
 
 
 def zipped(parents: Sequence[Node], arrange: Callable[[Sequence[Element]], Element]) -> Node:
-    """Returns a node with one element of each side by side."""
+    """Return a node with one element of each side by side."""
     indexed = [parent for parent in parents if isinstance(parent, Indexed)]
     if len(indexed) == len(parents):
         return _indexed.Zip(tuple(indexed), arrange)
@@ -102,7 +102,7 @@ def zipped(parents: Sequence[Node], arrange: Callable[[Sequence[Element]], Eleme
 
 
 def cached(parent: Node, filename: str) -> Node:
-    """Returns a node that keeps the elements, in a file where one is named."""
+    """Return a node that keeps the elements, in a file where one is named."""
     store = FileStore(filename) if filename else MemoryStore()
     if isinstance(parent, Indexed) and parent.cardinality != INFINITE:
         return IndexedCache(parent, store)
@@ -110,7 +110,7 @@ def cached(parent: Node, filename: str) -> Node:
 
 
 def read_ahead(parent: Node, count: int | None) -> Node:
-    """Returns a node that reads ahead, `count` elements (None or AUTOTUNE for a default)."""
+    """Return a node that reads ahead, `count` elements (None or AUTOTUNE for a default)."""
     size = _AUTOMATIC_READ_AHEAD if count in (None, AUTOTUNE) else int(count or 0)
     if isinstance(parent, Indexed):
         return _indexed.ReadAhead(parent, size, calls=0)
@@ -118,7 +118,7 @@ def read_ahead(parent: Node, count: int | None) -> Node:
 
 
 def made_by_threads(parent: Node, calls: int | None) -> Node:
-    """Returns a node whose elements `calls` threads make (None for none, AUTOTUNE for one per core)."""
+    """Return a node whose elements `calls` threads make (None for none, AUTOTUNE for one per core)."""
     threads = _threads(calls)
     if not threads:
         return parent

@@ -57,7 +57,7 @@ class Dataset(FurtherTransforms, DataSet):
         return self._node
 
     def derived(self, node: Node, *others: Transforms) -> Self:
-        """Returns a data set for another plan, with the options of this one and of `others`."""
+        """Return a data set for another plan, with the options of this one and of `others`."""
         options = self._options
         for other in others:
             options = options.merged(other.options())
@@ -65,7 +65,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def from_tensors(tensors: Element) -> Dataset:
-        """Returns a data set of one element.
+        """Return a data set of one element.
 
         Args:
             tensors: The element: numbers, strings, lists, arrays, in tuples and dicts.
@@ -81,7 +81,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def from_tensor_slices(tensors: Element) -> Dataset:
-        """Returns a data set of the rows of arrays, which are not copied.
+        """Return a data set of the rows of arrays, which are not copied.
 
         Args:
             tensors: Arrays or lists with the same first dimension, in tuples and dicts.
@@ -101,7 +101,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def from_source(source: Sequence[Any]) -> Dataset:
-        """Returns a data set of the records of a random-access source.
+        """Return a data set of the records of a random-access source.
 
         Args:
             source: Anything with `len` and `[position]`: a list of elements, a data source of Grain or of
@@ -123,7 +123,7 @@ class Dataset(FurtherTransforms, DataSet):
         args: tuple[Any, ...] | None = None,
         output_signature: Element = None,
     ) -> Dataset:
-        """Returns a data set of what a generator function yields; it is called again for each iteration.
+        """Return a data set of what a generator function yields; it is called again for each iteration.
 
         Args:
             generator: The function.
@@ -156,7 +156,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def range(*args: int, output_type: Any = np.int64) -> Dataset:
-        """Returns a data set of numbers.
+        """Return a data set of numbers.
 
         Args:
             *args: Stop; or start and stop; or start, stop and step.
@@ -175,7 +175,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None) -> Dataset:
-        """Returns a data set of elements side by side, as long as the shortest input.
+        """Return a data set of elements side by side, as long as the shortest input.
 
         Args:
             *args: Data sets, or one structure (tuples, dicts) of data sets.
@@ -209,7 +209,7 @@ class Dataset(FurtherTransforms, DataSet):
     def list_files(
         file_pattern: str | Sequence[str], shuffle: bool | None = None, seed: int | None = None
     ) -> Dataset:
-        """Returns a data set of the names of files, as bytes.
+        """Return a data set of the names of files, as bytes.
 
         Args:
             file_pattern: Glob patterns.
@@ -235,7 +235,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:
-        """Returns a data set of the numbers `start, start + step, ...`, for ever.
+        """Return a data set of the numbers `start, start + step, ...`, for ever.
 
         Args:
             start: The first.
@@ -254,7 +254,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def random(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:
-        """Returns a data set of random whole numbers from 0 to 2**32 - 1, for ever.
+        """Return a data set of random whole numbers from 0 to 2**32 - 1, for ever.
 
         Args:
             seed: Decides them; None draws one as `shuffle` does.
@@ -278,7 +278,7 @@ class Dataset(FurtherTransforms, DataSet):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
     ) -> Dataset:
-        """Returns a data set that takes each element from one of several, chosen at random.
+        """Return a data set that takes each element from one of several, chosen at random.
 
         Args:
             datasets: Their elements have one structure.
@@ -308,7 +308,7 @@ class Dataset(FurtherTransforms, DataSet):
     def choose_from_datasets(
         datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
     ) -> Dataset:
-        """Returns a data set that takes each element from the one of several that another data set names.
+        """Return a data set that takes each element from the one of several that another data set names.
 
         Args:
             datasets: Their elements have one structure.
@@ -336,7 +336,7 @@ class Dataset(FurtherTransforms, DataSet):
         compression: str | None = None,
         reader_func: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Returns the data set that `save` wrote; it can be shuffled without reading.
+        """Return the data set that `save` wrote; it can be shuffled without reading.
 
         Args:
             path: The directory.
@@ -370,7 +370,7 @@ class Dataset(FurtherTransforms, DataSet):
         return PipelineIterator(self._node)
 
     def cardinality(self) -> int:
-        """Returns the number of elements, `INFINITE_CARDINALITY` (-1) or `UNKNOWN_CARDINALITY` (-2).
+        """Return the number of elements, `INFINITE_CARDINALITY` (-1) or `UNKNOWN_CARDINALITY` (-2).
 
         >>> Dataset.range(10).batch(4).cardinality(), Dataset.range(3).repeat().cardinality()
         (3, -1)
@@ -403,11 +403,11 @@ class Dataset(FurtherTransforms, DataSet):
         return self._node.spec
 
     def options(self) -> Options:
-        """Returns a copy of the options of this data set and its inputs."""
+        """Return a copy of the options of this data set and its inputs."""
         return Options().merged(self._options)
 
     def with_options(self, options: Options) -> Dataset:
-        """Sets options; those set before stay, unless set again.
+        """Set options; those set before stay, unless set again.
 
         Args:
             options: What to set.

@@ -20,7 +20,7 @@ from unisono.data._rewrite import shuffle_seeds
 
 
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:
-    """Returns what to give to Keras instead of a data set, together with `shuffle=False`.
+    """Return what to give to Keras instead of a data set, together with `shuffle=False`.
 
     A data set can be given to Keras as it is, because it is a `grain.IterDataset`. But then Keras does not
     know the number of batches, takes no `class_weight`, and begins an iteration only to look at two batches.
@@ -76,11 +76,11 @@ class Position:
         return shuffle_seeds(self._dataset)
 
     def keep_states(self, number: int) -> None:
-        """Keeps the states after the last `number` batches."""
+        """Keep the states after the last `number` batches."""
         self._states = deque(self._states, maxlen=number)
 
     def begin(self, looked_only: bool) -> None:
-        """Begins the next iteration.
+        """Begin the next iteration.
 
         Args:
             looked_only: Whether the one before was begun only to look at its first batches.
@@ -111,7 +111,7 @@ class Position:
                 self._ended = False
 
     def rewind(self) -> None:
-        """Makes the next iteration begin where this one did: it was begun only to look at a batch."""
+        """Make the next iteration begin where this one did: it was begun only to look at a batch."""
         if self._restored is None:
             self._restored = self._start
 
@@ -135,7 +135,7 @@ class Position:
         return batch
 
     def next(self) -> Element:
-        """Returns the next batch."""
+        """Return the next batch."""
         if self._start is not None and self.given < self._start[1]:
             self.given += 1
             return self._placeholder
@@ -146,7 +146,7 @@ class Position:
         return batch
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Returns the state after a batch of this iteration, however far Keras has read ahead since.
+        """Return the state after a batch of this iteration, however far Keras has read ahead since.
 
         Args:
             batches: How many batches were used.
@@ -169,7 +169,7 @@ class Position:
         )
 
     def resume_from(self, state: dict[str, Any], used: int = 0) -> None:
-        """Makes the next iteration go on from a state; those after it are complete again.
+        """Make the next iteration go on from a state; those after it are complete again.
 
         Args:
             state: From `state_after`, in this process or another.
@@ -179,7 +179,7 @@ class Position:
         self._restored = state, used
 
     def resume_after(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration the one after the iteration that a state belongs to.
+        """Make the next iteration the one after the iteration that a state belongs to.
 
         Args:
             state: From `state_after`, in this process or another.
@@ -190,7 +190,7 @@ class Position:
 
 
 def _zeros(spec: Element) -> Element:
-    """Returns a batch of one row that has a spec."""
+    """Return a batch of one row that has a spec."""
     return map_leaves(lambda s: np.zeros([size or 1 for size in s.shape], s.dtype), spec)
 
 

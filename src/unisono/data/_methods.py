@@ -39,7 +39,7 @@ class FurtherTransforms(Transforms):
     def window(
         self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
     ) -> Self:
-        """Gives windows of successive elements, in which each component is a data set.
+        """Return windows of successive elements, in which each component is a data set.
 
         Args:
             size: Elements of a window.
@@ -174,7 +174,7 @@ class FurtherTransforms(Transforms):
         return self.derived(Groups(parent, key_of, batched, lambda bucket: sizes[bucket], spec))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Self:
-        """Gives the rows of batches in batches of another size.
+        """Return the rows of batches in batches of another size.
 
         Args:
             batch_size: The size, or several that take turns.
@@ -194,7 +194,7 @@ class FurtherTransforms(Transforms):
         return self.derived(Rebatch(self.node, sizes, bool(drop_remainder)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
-        """Gives the elements before the first for which a function returns false.
+        """Return the elements before the first for which a function returns false.
 
         Args:
             predicate: Gets the components as `map`'s function does; returns one truth value.
@@ -209,7 +209,7 @@ class FurtherTransforms(Transforms):
         return self.derived(TakeWhile(self.node, _functions.predicate(predicate)))
 
     def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> Self:
-        """Applies a function that remembers something from element to element.
+        """Apply a function that remembers something from element to element.
 
         Args:
             initial_state: What it remembers at the beginning of each iteration.
@@ -237,7 +237,7 @@ class FurtherTransforms(Transforms):
         return self.derived(Scan(self.node, initial_state, scanned))
 
     def unique(self) -> Self:
-        """Gives the first of equal elements, which must be numbers, strings or arrays of numbers.
+        """Return the first of equal elements, which must be numbers, strings or arrays of numbers.
 
         Returns:
             A new data set, whose cardinality is unknown.
@@ -249,7 +249,7 @@ class FurtherTransforms(Transforms):
         return self.derived(Unique(self.node))
 
     def ignore_errors(self, log_warning: bool = False) -> Self:
-        """Leaves out elements whose making raises an error.
+        """Leave out elements whose making raises an error.
 
         Args:
             log_warning: Whether to log each error as a warning.
@@ -271,7 +271,7 @@ class FurtherTransforms(Transforms):
         initial_dist: Any = None,
         seed: int | None = None,
     ) -> Self:
-        """Leaves out elements at random, so that their classes are distributed as wanted.
+        """Leave out elements at random, so that their classes are distributed as wanted.
 
         Args:
             class_func: Gets the components as `map`'s function does; returns the class, from 0.
@@ -322,7 +322,7 @@ class FurtherTransforms(Transforms):
         reader_func: Callable[..., Any] | None = None,
         shard_func: Callable[..., Any] | None = None,
     ) -> Self:
-        """Keeps what the first iteration gives in a directory, from which all others read: `cache` there.
+        """Keep what the first iteration gives in a directory, from which all others read: `cache` there.
 
         Args:
             path: The directory.
@@ -344,7 +344,7 @@ class FurtherTransforms(Transforms):
         shard_func: Callable[..., Any] | None = None,
         checkpoint_args: Any = None,
     ) -> None:
-        """Writes all elements into a directory, from which `Dataset.load` reads them.
+        """Write all elements into a directory, from which `Dataset.load` reads them.
 
         The file is written aside and appears when it is complete; one that exists is replaced then.
 
@@ -364,7 +364,7 @@ class FurtherTransforms(Transforms):
         write_all(os.path.join(os.fspath(path), SAVED), elements())
 
     def get_single_element(self) -> Element:
-        """Returns the only element.
+        """Return the only element.
 
         Raises:
             InvalidArgumentError: There is none, or more than one.

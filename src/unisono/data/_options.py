@@ -36,7 +36,7 @@ class Options:
     deterministic: bool | None = None
 
     def merged(self, later: Options) -> Options:
-        """Returns these options, except where `later` sets others.
+        """Return these options, except where `later` sets others.
 
         Args:
             later: Options that win.

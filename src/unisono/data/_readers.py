@@ -24,7 +24,7 @@ Filenames = Any
 
 
 def TextLineDataset(filenames: Filenames, num_parallel_reads: int | None = None) -> Dataset:  # noqa: N802
-    """Returns a data set of the lines of text files, as bytes without the line end.
+    """Return a data set of the lines of text files, as bytes without the line end.
 
     Args:
         filenames: A name, several, or a data set of names.
@@ -40,7 +40,7 @@ def TextLineDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
 
 def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None) -> Dataset:  # noqa: N802
-    """Returns a data set of the records of uncompressed TFRecord files, as bytes; checksums are not verified.
+    """Return a data set of the records of uncompressed TFRecord files, as bytes; checksums are not verified.
 
     Args:
         filenames: A name, several, or a data set of names.
@@ -54,7 +54,7 @@ def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
 
 def ArrayRecordDataset(filenames: str | os.PathLike[str] | list[str]) -> Dataset:  # noqa: N802
-    """Returns a data set of the records of ArrayRecord files, as bytes; they can be shuffled without reading.
+    """Return a data set of the records of ArrayRecord files, as bytes; they can be shuffled without reading.
 
     Args:
         filenames: A name or several.

@@ -23,7 +23,7 @@ _SEEDED = (Shuffle, StreamShuffle, Random, Resample)
 
 
 def reads_files(dataset: Dataset) -> bool:
-    """Returns whether the pipeline begins with names of files.
+    """Return whether the pipeline begins with names of files.
 
     >>> reads_files(Dataset.range(3))
     False
@@ -32,7 +32,7 @@ def reads_files(dataset: Dataset) -> bool:
 
 
 def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
-    """Returns the data set with every `num_shards`-th file.
+    """Return the data set with every `num_shards`-th file.
 
     Args:
         dataset: A pipeline that begins with names of files.
@@ -66,7 +66,7 @@ def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 
 
 def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
-    """Returns the data set with each `shard(SHARD_HINT, SHARD_HINT)` made a shard of one worker.
+    """Return the data set with each `shard(SHARD_HINT, SHARD_HINT)` made a shard of one worker.
 
     Args:
         dataset: Any pipeline.
@@ -91,7 +91,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 
 
 def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
-    """Returns the data set with the seeds drawn at random replaced, so that all workers shuffle alike.
+    """Return the data set with the seeds drawn at random replaced, so that all workers shuffle alike.
 
     Args:
         dataset: Any pipeline; shuffles with a seed of their own keep it.
@@ -112,7 +112,7 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
 
 
 def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
-    """Returns the seeds of the shuffles of a pipeline.
+    """Return the seeds of the shuffles of a pipeline.
 
     Args:
         dataset: Any pipeline.
@@ -129,7 +129,7 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
 def with_batches_divided(
     dataset: Dataset, num_shards: int, index: int, at_least_one: bool = False
 ) -> Dataset:
-    """Returns the data set with batches of one shard's part of the rows.
+    """Return the data set with batches of one shard's part of the rows.
 
     Args:
         dataset: A pipeline with `batch` in it; the last one is divided. Without `batch`, each element is a
@@ -175,7 +175,7 @@ def _pieces(batch: Element, parts: int) -> Node:
 
 
 def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:
-    """Returns the data set with `change(node, original)` of each node, inputs first."""
+    """Return the data set with `change(node, original)` of each node, inputs first."""
     made: dict[Node, Node] = {}
 
     def visit(node: Node) -> Node:

@@ -31,7 +31,7 @@ class SpecLike(Protocol):
 
 
 def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
-    """Returns the signature that the arguments of `from_generator` describe.
+    """Return the signature that the arguments of `from_generator` describe.
 
     Args:
         output_signature: A structure of specs, or None.
@@ -78,7 +78,7 @@ def _from_types(types: Element, shapes: Element) -> Element:
 
 
 def conform(value: Any, signature: Element, path: Path = ()) -> Element:
-    """Returns `value` with the dtypes of a signature.
+    """Return `value` with the dtypes of a signature.
 
     Args:
         value: What a generator gave.

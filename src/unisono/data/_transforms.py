@@ -32,7 +32,7 @@ class Transforms(grain.IterDataset):
 
     @abc.abstractmethod
     def derived(self, node: Node, *others: Transforms) -> Self:
-        """Returns a data set for another plan, with the options of this one and of `others`."""
+        """Return a data set for another plan, with the options of this one and of `others`."""
 
     def map(
         self,
@@ -40,7 +40,7 @@ class Transforms(grain.IterDataset):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Self:
-        """Applies a function to each element.
+        """Apply a function to each element.
 
         Args:
             map_func: Gets the components as numpy arrays, those of a tuple as separate arguments; returns an
@@ -64,7 +64,7 @@ class Transforms(grain.IterDataset):
         )
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
-        """Keeps the elements for which a function returns true.
+        """Keep the elements for which a function returns true.
 
         Args:
             predicate: Gets the components as `map`'s function does; returns one truth value.
@@ -81,7 +81,7 @@ class Transforms(grain.IterDataset):
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True
     ) -> Self:
-        """Gives the elements in random order, drawn from a buffer that slides over them.
+        """Return the elements in random order, drawn from a buffer that slides over them.
 
         Args:
             buffer_size: Elements to draw from. From the size of the data on, or with `UNKNOWN_CARDINALITY`
@@ -111,7 +111,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.shuffled(self.node, size, drawn, reshuffle, seed is not None))
 
     def repeat(self, count: int | None = None) -> Self:
-        """Gives all elements several times.
+        """Return all elements several times.
 
         Args:
             count: How many times; None or -1 for ever.
@@ -137,7 +137,7 @@ class Transforms(grain.IterDataset):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Self:
-        """Stacks successive elements.
+        """Stack successive elements.
 
         Args:
             batch_size: Elements in a batch.
@@ -167,7 +167,7 @@ class Transforms(grain.IterDataset):
         padding_values: Element = None,
         drop_remainder: bool = False,
     ) -> Self:
-        """Stacks successive elements, padded at their ends to one shape.
+        """Stack successive elements, padded at their ends to one shape.
 
         Args:
             batch_size: Elements in a batch.
@@ -191,7 +191,7 @@ class Transforms(grain.IterDataset):
         )
 
     def unbatch(self) -> Self:
-        """Gives the rows of each element.
+        """Return the rows of each element.
 
         Returns:
             A new data set, whose components lack the first dimension.
@@ -203,7 +203,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.unbatched(self.node))
 
     def take(self, count: int) -> Self:
-        """Gives the first elements.
+        """Return the first elements.
 
         Args:
             count: How many; -1 for all.
@@ -218,7 +218,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.taken(self.node, _functions.whole(count, "count", -1, "Write take(10).")))
 
     def skip(self, count: int) -> Self:
-        """Leaves out the first elements.
+        """Leave out the first elements.
 
         Args:
             count: How many; -1 for all.
@@ -235,7 +235,7 @@ class Transforms(grain.IterDataset):
         )
 
     def shard(self, num_shards: int, index: int) -> Self:
-        """Gives every `num_shards`-th element.
+        """Return every `num_shards`-th element.
 
         Args:
             num_shards: Number of shards. SHARD_HINT for both arguments leaves them to a distribution whose
@@ -264,7 +264,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.strided(self.node, number, shards))
 
     def concatenate(self, dataset: Transforms) -> Self:
-        """Appends the elements of another data set.
+        """Append the elements of another data set.
 
         Args:
             dataset: The other one; its elements have the same structure.
@@ -286,7 +286,7 @@ class Transforms(grain.IterDataset):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Self:
-        """Makes a data set of each element, and gives the elements of several of them in turn.
+        """Make a data set of each element, and gives the elements of several of them in turn.
 
         Args:
             map_func: Returns a data set; gets the components as `map`'s function does.
@@ -312,7 +312,7 @@ class Transforms(grain.IterDataset):
         return self.derived(Interleave(self.node, _making(map_func, "interleave"), cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transforms]) -> Self:
-        """Makes a data set of each element, and gives the elements of one after the other.
+        """Make a data set of each element, and gives the elements of one after the other.
 
         Args:
             map_func: Returns a data set; gets the components as `map`'s function does.
@@ -327,7 +327,7 @@ class Transforms(grain.IterDataset):
         return self.derived(Interleave(self.node, _making(map_func, "flat_map"), 1, 1, 0))
 
     def enumerate(self, start: int = 0) -> Self:
-        """Pairs each element with its number.
+        """Pair each element with its number.
 
         Args:
             start: The first number.
@@ -344,7 +344,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.zipped([numbers, self.node], tuple))
 
     def cache(self, filename: str = "") -> Self:
-        """Keeps what the first iteration gives, for all others; shuffles before it keep their first order.
+        """Keep what the first iteration gives, for all others; shuffles before it keep their first order.
 
         Args:
             filename: A file to keep it in, which is written aside and appears when it is complete; where it
@@ -360,7 +360,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.cached(self.node, str(filename)))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
-        """Makes elements ahead, in a thread.
+        """Make elements ahead, in a thread.
 
         Args:
             buffer_size: How many; None or AUTOTUNE for 4, 0 for none.
@@ -379,7 +379,7 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.read_ahead(self.node, buffer_size))
 
     def apply(self, transformation_func: Callable[[Self], Transforms]) -> Transforms:
-        """Returns what a function makes of this data set.
+        """Return what a function makes of this data set.
 
         Args:
             transformation_func: Gets the data set and returns one.
@@ -396,7 +396,7 @@ class Transforms(grain.IterDataset):
         return result
 
     def reduce(self, initial_state: Element, reduce_func: Callable[[Element, Element], Element]) -> Element:
-        """Combines all elements into one.
+        """Combine all elements into one.
 
         Args:
             initial_state: The first value.
@@ -416,7 +416,7 @@ class Transforms(grain.IterDataset):
         return state
 
     def as_numpy_iterator(self) -> Iterator[Element]:
-        """Returns an iterator over numpy elements, as `iter` does.
+        """Return an iterator over numpy elements, as `iter` does.
 
         >>> from unisono.data import Dataset
         >>> int(next(Dataset.range(3).as_numpy_iterator()))
@@ -426,7 +426,7 @@ class Transforms(grain.IterDataset):
 
 
 def node_of(dataset: Any, taker: str) -> Node:
-    """Returns the plan of a data set.
+    """Return the plan of a data set.
 
     Args:
         dataset: Must be a `Dataset`.

@@ -29,7 +29,7 @@ sample_from_datasets = Dataset.sample_from_datasets
 
 
 def cardinality(dataset: Dataset) -> int:
-    """Returns the number of elements; see `Dataset.cardinality`.
+    """Return the number of elements; see `Dataset.cardinality`.
 
     Args:
         dataset: Any.
@@ -38,7 +38,7 @@ def cardinality(dataset: Dataset) -> int:
 
 
 def save(dataset: Dataset, path: str, **options: Any) -> None:
-    """Writes all elements into a directory; see `Dataset.save`.
+    """Write all elements into a directory; see `Dataset.save`.
 
     Args:
         dataset: Any.
@@ -49,7 +49,7 @@ def save(dataset: Dataset, path: str, **options: Any) -> None:
 
 
 def get_single_element(dataset: Dataset) -> Any:
-    """Returns the only element; see `Dataset.get_single_element`.
+    """Return the only element; see `Dataset.get_single_element`.
 
     Args:
         dataset: Of one element.
@@ -69,7 +69,7 @@ def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
         return applied
 
     transformation.__name__ = transformation.__qualname__ = name
-    transformation.__doc__ = f"""Returns a function for `Dataset.apply` that does what `Dataset.{name}` does.
+    transformation.__doc__ = f"""Return a function for `Dataset.apply` that does what `Dataset.{name}` does.
 
     Args:
         *args: Of `Dataset.{name}`.
@@ -99,7 +99,7 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: int | None = None,
 ) -> Callable[[Dataset], Dataset]:
-    """Returns a function for `Dataset.apply` that maps and then batches.
+    """Return a function for `Dataset.apply` that maps and then batches.
 
     Args:
         map_func: As in `Dataset.map`.
@@ -118,7 +118,7 @@ def map_and_batch(
 def shuffle_and_repeat(
     buffer_size: int, count: int | None = None, seed: int | None = None
 ) -> Callable[[Dataset], Dataset]:
-    """Returns a function for `Dataset.apply` that shuffles and then repeats.
+    """Return a function for `Dataset.apply` that shuffles and then repeats.
 
     Args:
         buffer_size: As in `Dataset.shuffle`.
@@ -129,7 +129,7 @@ def shuffle_and_repeat(
 
 
 def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
-    """Returns a function for `Dataset.apply` that reads ahead; the strategy puts batches onto its devices.
+    """Return a function for `Dataset.apply` that reads ahead; the strategy puts batches onto its devices.
 
     Args:
         device: Accepted for compatibility.
@@ -140,7 +140,7 @@ def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Callable[
 
 
 def get_next_as_optional(iterator: Any) -> Any:
-    """Returns the next batch of a distributed iterator, if there is one.
+    """Return the next batch of a distributed iterator, if there is one.
 
     Args:
         iterator: A `unisono.DistributedIterator`.

@@ -85,12 +85,12 @@ def test_elements_come_back_equal(element: Any, tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("shopping list")
-    with pytest.raises(InvalidArgumentError, match="13 bytes that are no complete cache"):
+    with pytest.raises(InvalidArgumentError, match="13 bytes that are not a complete cache"):
         list(Dataset.range(3).cache(str(path)))
     list(Dataset.range(6).cache(str(tmp_path / "cache")))
     whole = (tmp_path / "cache").read_bytes()
     (tmp_path / "torn").write_bytes(whole[:-1])
-    with pytest.raises(InvalidArgumentError, match="no complete cache"):
+    with pytest.raises(InvalidArgumentError, match="not a complete cache"):
         list(Dataset.range(6).cache(str(tmp_path / "torn")))
 
 

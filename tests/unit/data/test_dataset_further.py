@@ -109,7 +109,7 @@ def test_buckets_that_do_not_fit_are_an_error():
     with pytest.raises(ValueError, match="must increase"):
         rows().bucket_by_sequence_length(len, [5, 3], [2, 2, 2])
     fixed = Dataset.from_tensor_slices([[1, 2]])
-    with pytest.raises(ValueError, match="dimensions whose size varies"):
+    with pytest.raises(ValueError, match="dimension whose size varies"):
         list(fixed.bucket_by_sequence_length(len, [3], [2, 2], pad_to_bucket_boundary=True))
 
 
@@ -144,7 +144,7 @@ def test_choose_from_datasets():
     on = Dataset.choose_from_datasets(parts, choices, stop_on_empty_dataset=False)
     assert plain(on) == [0, 10, 1, 11, 12, 13]
     for wrong in (Dataset.range(2, 4), Dataset.from_tensor_slices([0.5])):
-        with pytest.raises(ValueError, match=r"number of a data set. Received: .* for 2 data sets"):
+        with pytest.raises(ValueError, match=r"number of a data set, from 0. Received: .* for 2 data sets"):
             list(Dataset.choose_from_datasets(parts, wrong))
     with pytest.raises(ValueError, match="the same structure"):
         list(Dataset.choose_from_datasets([parts[0], parts[1].enumerate()], choices))
@@ -167,7 +167,7 @@ def test_sample_from_datasets():
     many = plain(Dataset.sample_from_datasets([zeros, ones], [0.25, 0.75], seed=3).take(4000))
     assert 0.72 < np.mean(many) < 0.78
     for weights in ([1.0], [-1.0, 2.0], [0.0, 0.0]):
-        with pytest.raises(ValueError, match="one weight for each"):
+        with pytest.raises(ValueError, match="one number for each"):
             Dataset.sample_from_datasets(parts, weights)
 
 
@@ -207,7 +207,7 @@ def test_ignore_errors(kind, caplog):
     assert plain(kind(Dataset.range(8)).map(faulty, num_parallel_calls=2).ignore_errors()) == [0, 2, 3, 5, 6]
     assert not caplog.records
     assert plain(kind(Dataset.range(2)).map(faulty).ignore_errors(log_warning=True)) == [0]
-    assert "leaves out an element: RuntimeError: cannot make 1" in caplog.text
+    assert "skipped an element: RuntimeError: cannot make 1" in caplog.text
 
 
 def test_what_an_error_ends_is_not_lost_in_silence():

@@ -207,7 +207,7 @@ def test_padded_batches() -> None:
     assert dataset.padded_batch(3, ([None], [])).element_spec[0] == TensorSpec((None, None), np.int64)
     with pytest.raises(InvalidArgumentError, match=r"padded_shapes=\(2,\)"):
         list(dataset.map(lambda x, s: x).padded_batch(3, (2,)))
-    with pytest.raises(InvalidArgumentError, match="components of one rank"):
+    with pytest.raises(InvalidArgumentError, match="must have one rank"):
         list(dataset.map(lambda x, s: x).padded_batch(3, (None, None)))
 
 

@@ -1,4 +1,7 @@
-"""`cache()`: what the first pass over a pipeline gave is given again by all others."""
+"""`cache()`: store the elements of the first pass over a pipeline for all later passes.
+
+Tests: tests/unit/data/test_dataset_cache.py.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,21 @@ import grain
 import numpy as np
 
 from unisono.data._pipeline._cardinality import UNKNOWN
-from unisono.data._pipeline._plan import Draw, Indexed, Node, Pass, Remembering, StateIterator, remembering
+from unisono.data._pipeline._plan import (
+    Draw,
+    Indexed,
+    Node,
+    Pass,
+    StatefulNode,
+    StateIterator,
+    stateful_nodes,
+)
 from unisono.data._pipeline._store import Store
 from unisono.data._pipeline._structure import Element
 
 
 class Pin:
-    """Which pass over the pipeline the cache holds; None before the first."""
+    """The pass whose elements a cache holds; None before the first."""
 
     def __init__(self) -> None:
         self.draws: list[Draw] | None = None
@@ -24,12 +35,12 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Cache(Remembering):
-    """Holds one pass for ever: the shuffles before it are those of the first pass.
+class _Cache(StatefulNode):
+    """Holds the elements of the first pass: later passes have the same shuffled order.
 
     Args:
-        parent: What is cached.
-        store: Where its elements are kept; a part of them may be there.
+        parent: The cached node.
+        store: The storage of its elements; it may hold a part of them.
     """
 
     parent: Node
@@ -55,23 +66,25 @@ class _Cache(Remembering):
 
     def peek(self) -> Draw:
         return (
-            [node.peek() for node in remembering(self.parent)] if self.pin.draws is None else self.pin.draws
+            [node.peek() for node in stateful_nodes(self.parent)]
+            if self.pin.draws is None
+            else self.pin.draws
         )
 
     def begin(self) -> Draw:
         if self.pin.draws is None:
-            self._hold([node.begin() for node in remembering(self.parent)])
+            self._hold([node.begin() for node in stateful_nodes(self.parent)])
         return self.pin.draws
 
     def resume(self, draw: Draw) -> None:
         if self.pin.draws != draw:
-            for node, below in zip(remembering(self.parent), draw, strict=True):
+            for node, below in zip(stateful_nodes(self.parent), draw, strict=True):
                 node.resume(below)
             self.store.clear()
             self._hold(draw)
 
     def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
-        # What was kept came from the old inputs.
+        # The stored elements are those of the old inputs.
         return dataclasses.replace(super().with_inputs(inputs), store=self.store.fresh(), pin=Pin())
 
     def _hold(self, draws: list[Draw]) -> None:
@@ -79,20 +92,20 @@ class _Cache(Remembering):
         self.pin.run = self._pass(draws)
 
     def _pass(self, draws: list[Draw]) -> Pass:
-        return Pass(dict(zip(remembering(self.parent), draws, strict=True)))
+        return Pass(dict(zip(stateful_nodes(self.parent), draws, strict=True)))
 
     def held(self, run: Pass) -> tuple[Pass, bool]:
-        """Returns the pass over the parent that `run` needs, and whether the store holds that one."""
+        """Return the pass over the parent that `run` needs, and whether the store belongs to it."""
         draws = run.draws[self] if self in run.draws else self.begin()
         if draws == self.pin.draws and self.pin.run is not None:
             return self.pin.run, True
-        # An iterator that began before another one restored a different pass goes on without the store.
+        # Another iterator has restored a different pass since this one started: continue without the store.
         return self._pass(draws), False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexedCache(_Cache, Indexed):
-    """Keeps elements by position, in whatever order they are asked for."""
+    """Stores elements by position, in the order of the requests."""
 
     parent: Indexed
 
@@ -113,7 +126,7 @@ class IndexedCache(_Cache, Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCache(_Cache):
-    """Keeps elements in the order of the stream."""
+    """Stores elements in the order of the stream."""
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         held, current = self.held(run)
@@ -128,7 +141,7 @@ class _CachedIterator(StateIterator):
         self._node = node
         self._held = held
         self._position = 0
-        # The stream is begun where the store lacks an element, and may lag behind `position`.
+        # Opened when the store lacks an element; it may lag behind `position`.
         self._stream: grain.DatasetIterator | None = None
         self._stream_position = 0
 

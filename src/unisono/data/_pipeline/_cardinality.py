@@ -1,7 +1,9 @@
-"""How many elements a data set has: exact, infinite or unknown, and what each transformation makes of it.
+"""The number of elements of a data set: exact, infinite or unknown, and its change by each transformation.
 
 The numbers and the rules are those of `tf.data.Dataset.cardinality`; the other special numbers of `tf.data`
-are here too.
+are here, too.
+
+Tests: tests/unit/data/test_dataset_transforms.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ SHARD_HINT = -1
 
 
 def repeated(size: int, count: int) -> int:
-    """Returns the cardinality of `count` repetitions; a negative `count` repeats for ever.
+    """Return the cardinality of `count` repetitions; a negative `count` repeats without end.
 
     Args:
         size: Cardinality of the input.
@@ -39,7 +41,7 @@ def repeated(size: int, count: int) -> int:
 
 
 def batched(size: int, batch_size: int, drop_remainder: bool) -> int:
-    """Returns the number of batches of `batch_size` elements.
+    """Return the number of batches of `batch_size` elements.
 
     Args:
         size: Cardinality of the input.
@@ -58,7 +60,7 @@ def batched(size: int, batch_size: int, drop_remainder: bool) -> int:
 
 
 def taken(size: int, count: int) -> int:
-    """Returns the cardinality of the first `count` elements; a negative `count` takes all.
+    """Return the cardinality of the first `count` elements; a negative `count` takes all.
 
     Args:
         size: Cardinality of the input.
@@ -78,7 +80,7 @@ def taken(size: int, count: int) -> int:
 
 
 def strided(size: int, start: int, step: int) -> int:
-    """Returns how many of the positions `start, start + step, ...` there are.
+    """Return the number of positions `start, start + step, ...` below `size`.
 
     Args:
         size: Cardinality of the input.
@@ -95,7 +97,7 @@ def strided(size: int, start: int, step: int) -> int:
 
 
 def summed(sizes: Iterable[int]) -> int:
-    """Returns the cardinality of data sets one after the other.
+    """Return the cardinality of concatenated data sets.
 
     Args:
         sizes: Cardinalities of the inputs.
@@ -113,7 +115,7 @@ def summed(sizes: Iterable[int]) -> int:
 
 
 def shortest(sizes: Iterable[int]) -> int:
-    """Returns the cardinality of data sets side by side, which end with the shortest.
+    """Return the cardinality of zipped data sets, which end with the shortest.
 
     Args:
         sizes: Cardinalities of the inputs.

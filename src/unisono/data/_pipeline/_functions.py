@@ -1,4 +1,7 @@
-"""Checks the functions and numbers that the user gives to a pipeline, and says what is wrong with them."""
+"""Check the functions and numbers that the user passes to a pipeline.
+
+Tests: tests/unit/data/test_dataset_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,26 @@ import grain
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
 from unisono.data._pipeline._structure import Element, as_element
 
 
 def call(fn: Callable[..., Any], element: Element) -> Any:
-    """Returns `fn` of an element; the parts of a tuple are its arguments, as in `tf.data`."""
+    """Return `fn` of an element; the parts of a tuple are its arguments, as in `tf.data`."""
     return fn(*element) if isinstance(element, tuple) else fn(element)
 
 
 def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
-    """Returns the function that `map` applies to each element.
+    """Return the function that `map` applies to each element.
 
     Args:
-        fn: From the user: numpy components in, an element out. A `grain.transforms.Map` is taken as well.
+        fn: The user's function: numpy components in, an element out; or a `grain.transforms.Map`.
 
     Returns:
         A function of one element.
 
     Raises:
-        InvalidTypeError: `fn` cannot be called; later, where it returns None.
+        InvalidTypeError: `fn` is not callable; later, when it returns None.
 
     >>> mapping(lambda x, y: x + y)((1, 2))
     np.int32(3)
@@ -51,8 +55,8 @@ def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
     return mapped
 
 
-def _unlisted(result: Any) -> Any:
-    # `return [image, label]` means a tuple, `return [1, 2]` an array: so does tf.data.
+def _unlisted(result: UserValue) -> UserValue:
+    # As in tf.data, `return [image, label]` means a tuple, and `return [1, 2]` an array.
     if isinstance(result, list) and not all(
         isinstance(item, (bool, int, float, str, bytes, list)) for item in result
     ):
@@ -61,16 +65,16 @@ def _unlisted(result: Any) -> Any:
 
 
 def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
-    """Returns the function by which `filter` decides.
+    """Return the function that `filter` applies to each element.
 
     Args:
-        fn: From the user: numpy components in, one truth value out.
+        fn: The user's function: numpy components in, one truth value out.
 
     Returns:
         A function of one element.
 
     Raises:
-        InvalidTypeError: `fn` cannot be called; later, where it does not return one truth value.
+        InvalidTypeError: `fn` is not callable; later, when it does not return one truth value.
     """
     checked(fn, "filter")
 
@@ -88,10 +92,10 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
 
 
 def checked(fn: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """Returns `fn`, which must be callable.
+    """Return `fn`, which must be callable.
 
     Raises:
-        InvalidTypeError: It is not.
+        InvalidTypeError: `fn` is not callable.
     """
     if not callable(fn):
         raise InvalidTypeError(
@@ -104,21 +108,21 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", repr(fn))
 
 
-def whole(value: Any, name: str, least: int, hint: str) -> int:
-    """Returns an argument as an int.
+def whole(value: UserValue, name: str, least: int, hint: str) -> int:
+    """Return an argument as an int.
 
     Args:
-        value: From the user.
-        name: Of the argument.
-        least: The smallest value that can be used.
+        value: The user's value.
+        name: The name of the argument.
+        least: The smallest allowed value.
         hint: What to write instead.
 
     Returns:
         The int.
 
     Raises:
-        InvalidTypeError: It is no whole number.
-        InvalidArgumentError: It is too small.
+        InvalidTypeError: The value is not a whole number.
+        InvalidArgumentError: The value is too small.
 
     >>> whole(np.int64(3), "count", 0, "")
     3
@@ -135,12 +139,12 @@ def whole(value: Any, name: str, least: int, hint: str) -> int:
 
 
 def seed_or_drawn(seed: int | None) -> int:
-    """Returns a seed; without one, draws it from Python's random state, as Keras does.
+    """Return the user's seed, or one drawn from Python's random state.
 
-    So `keras.utils.set_random_seed` makes pipelines reproducible.
+    As Keras draws its seeds: `keras.utils.set_random_seed` then makes pipelines reproducible, too.
 
     Args:
-        seed: From the user, or None.
+        seed: The user's seed, or None.
 
     Returns:
         A number from 0 to 2**64 - 1.

@@ -1,4 +1,7 @@
-"""Sources whose elements are found by position, and the transformations that keep them so."""
+"""Sources with random access by position, and the transformations that preserve it.
+
+Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Slices(Indexed):
 
     Args:
         arrays: A structure of arrays with equal first dimensions.
-        files: Whether the rows are names of files, which workers can share out among them.
+        files: Whether the rows are names of files, which can be divided among workers.
     """
 
     arrays: Element
@@ -69,10 +72,10 @@ class Range(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Indexed):
-    """The records of anything that has `len()` and can be indexed.
+    """The records of an object that supports `len()` and indexing.
 
     Args:
-        open_records: Opens it; called once, when something about the records is asked for.
+        open_records: Opens the object; called once, on first use.
     """
 
     open_records: Callable[[], Sequence[Any]]
@@ -113,7 +116,7 @@ class Held(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored(Indexed):
-    """The elements of a file that `save` wrote: first their spec, then themselves."""
+    """The elements of a file that `save` wrote: record 0 is their spec."""
 
     store: Store
 
@@ -133,7 +136,7 @@ class Stored(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Map(Indexed):
-    """Each element through a function."""
+    """A function applied to each element."""
 
     parent: Indexed
     fn: Callable[[Element], Element]
@@ -156,10 +159,10 @@ class Strided(Indexed):
     """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative.
 
     Args:
-        parent: Where they come from.
+        parent: The input.
         start: First position.
         step: Distance between positions.
-        limit: How many at most.
+        limit: The most elements; negative for no limit.
         hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
     """
 
@@ -188,7 +191,7 @@ class Strided(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(Indexed):
-    """All elements `count` times, for ever where it is negative; shuffles before it change each time."""
+    """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
     parent: Indexed
     count: int
@@ -213,7 +216,7 @@ class Repeat(Indexed):
         return _structure.concatenated([self.parent.stacked(*self._within(run, part)) for part in parts])
 
     def _parts(self, positions: np.ndarray) -> list[np.ndarray]:
-        """Splits positions wherever the repetition changes, if repetitions differ at all."""
+        """Split positions where the repetition changes, unless all repetitions are equal."""
         if not self.parent.varies:
             return [positions]
         repetitions = positions // self.parent.cardinality
@@ -226,7 +229,7 @@ class Repeat(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenate(Indexed):
-    """All elements of a finite data set, then those of another."""
+    """The elements of a finite data set, then those of another."""
 
     first: Indexed
     second: Indexed
@@ -257,11 +260,11 @@ class Concatenate(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zip(Indexed):
-    """Data sets side by side.
+    """Tuples (or other structures) of one element of each of several data sets.
 
     Args:
         parents: The data sets.
-        arrange: Puts one element of each into one element.
+        arrange: Builds one element from one element of each.
     """
 
     parents: tuple[Indexed, ...]
@@ -285,14 +288,14 @@ class Zip(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(Counting, Indexed):
-    """The elements in the order of a buffered shuffle; only positions are held in the buffer.
+    """The elements in the order of a buffered shuffle, whose buffer holds positions instead of elements.
 
     Args:
-        parent: What is shuffled.
+        parent: The input.
         buffer_size: Size of the buffer.
-        seed: Decides the order.
+        seed: The seed of the order.
         reshuffle: Whether each iteration and repetition has its own order.
-        seeded: Whether the user gave the seed; otherwise a distribution may replace it by a common one.
+        seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
     """
 
     parent: Indexed
@@ -314,7 +317,7 @@ class Shuffle(Counting, Indexed):
         return self.reshuffle or self.parent.varies
 
     def entropy(self, run: Pass) -> tuple[int, ...]:
-        """Returns the numbers that decide the order in a pass."""
+        """Return the numbers that decide the order in a pass."""
         return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
@@ -329,7 +332,7 @@ class Shuffle(Counting, Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch(Indexed):
-    """Stacks of `batch_size` elements."""
+    """Batches of `batch_size` elements."""
 
     parent: Indexed
     batch_size: int
@@ -347,7 +350,7 @@ class Batch(Indexed):
         return [self.make(run, self._members(position)) for position in positions.tolist()]
 
     def make(self, run: Pass, members: np.ndarray) -> Element:
-        """Returns the batch of the elements at `members`."""
+        """Return the batch of the elements at `members`."""
         return self.parent.stacked(run, members)
 
     def _members(self, position: int) -> np.ndarray:
@@ -359,7 +362,7 @@ class Batch(Indexed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedBatch(Batch):
-    """Stacks of `batch_size` elements, padded to one shape."""
+    """Batches of `batch_size` elements, padded to one shape."""
 
     shapes: Element
     values: Element
@@ -375,7 +378,7 @@ class PaddedBatch(Batch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReadAhead(Indexed):
-    """The same elements, made ahead by threads."""
+    """The same elements, computed ahead by threads."""
 
     parent: Indexed
     count: int

@@ -1,4 +1,7 @@
-"""`interleave` and `flat_map`: each element becomes a data set, and their elements are given in turn."""
+"""`interleave` and `flat_map`: each element becomes a data set, whose elements are yielded in turn.
+
+Tests: tests/unit/data/test_dataset_further.py, tests/unit/data/test_dataset_state.py.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from unisono.data._pipeline._structure import Element, unbatched_spec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleave(Counting):
-    """The elements of the data sets that a function makes, a block from each of several in turn.
+    """The elements of the data sets that a function returns, a block from each of several in turn.
 
     Args:
-        parent: Gives the arguments of the function.
+        parent: The input of the function.
         fn: Returns a node for an element.
-        cycle_length: How many of its data sets are read at the same time.
-        block_length: How many elements in a row come from one.
-        ahead: Elements that a thread reads ahead from each; 0 for no thread.
+        cycle_length: Number of data sets that are open at the same time.
+        block_length: Number of successive elements from one data set.
+        ahead: Number of elements that a thread reads ahead from each; 0 for no thread.
     """
 
     parent: Node
@@ -43,7 +46,7 @@ class Interleave(Counting):
 
     @property
     def varies(self) -> bool:
-        # What the function makes may shuffle.
+        # The data sets that the function returns may be shuffled.
         return True
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -52,7 +55,7 @@ class Interleave(Counting):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unbatch(Interleave):
-    """The rows of each element. Grain's flat map gives old rows again when it is set to its end."""
+    """The rows of each element. Grain's flat map repeats rows when a state at its end is restored."""
 
     @property
     def cardinality(self) -> int:
@@ -65,12 +68,12 @@ class Unbatch(Interleave):
 
 @dataclasses.dataclass
 class _CycleElement:
-    """A data set that is being read.
+    """An open data set.
 
     Args:
-        number: Which element of the parent it was made from.
+        number: The number of the parent's element from which it was created.
         before: State of the parent before that element.
-        iterator: Reads it.
+        iterator: The iterator over the data set.
     """
 
     number: int
@@ -130,8 +133,8 @@ class _InterleaveIterator(StateIterator):
         made = self._node.fn(element)
         if self._node.ahead:
             made = StreamReadAhead(made, self._node.ahead)
-        # The data set was made just now or is shared by all elements: its shuffles differ by pass and
-        # element.
+        # The data set may be new or the same for all elements. Either way its shuffles must differ by pass
+        # and by element, so these numbers are its path.
         return _CycleElement(number, before, made.iterate(Pass({}, self._run.at(number).path)))
 
     def get_state(self) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""The order that a buffered shuffle gives: pure functions of seed and pass, for examples and for positions.
+"""The order of a buffered shuffle: pure functions of seed and pass, for elements and for positions.
 
-The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each item
-that comes in takes the place of a random one, which goes out. With a buffer as large as the data it is a
-Fisher-Yates shuffle.
+The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each
+further item replaces a random one, which is yielded. With a buffer as large as the data it is a Fisher-Yates
+shuffle.
+
+Tests: tests/unit/data/test_dataset_shuffle.py.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import numpy as np
 
 T = TypeVar("T")
 
+#: Positions that are computed together: 64 KiB of int64.
 _CHUNK = 8192
+#: Random numbers that are drawn by one call of NumPy, to spread its overhead.
 _PICKS_PER_DRAW = 2048
 
 
 def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> Iterator[T]:
-    """Yields the items in the order of a buffered shuffle.
+    """Yield the items in the order of a buffered shuffle.
 
     Args:
-        items: What is shuffled; read only as far as needed.
-        buffer_size: Number of items held back, at least 1.
+        items: The items; read only as far as needed.
+        buffer_size: Number of items in the buffer, at least 1.
         entropy: Non-negative integers that decide the order: seed, pass and repetitions.
 
     Yields:
@@ -37,6 +41,8 @@ def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> It
     picks = _picks(entropy)
     buffer = list(itertools.islice(items, buffer_size))
     for item in items:
+        # Multiply and shift maps 32 bits to a place without a division or a retry. The bias, below
+        # len(buffer) / 2**32, is accepted.
         place = next(picks) * len(buffer) >> 32
         yield buffer[place]
         buffer[place] = item
@@ -48,8 +54,8 @@ def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> It
 
 
 def _picks(entropy: Sequence[int]) -> Iterator[int]:
-    # The raw output of a bit generator is the same in all versions of numpy, those of Generator's methods is
-    # not (NEP 19): a seed means the same order for ever.
+    # NumPy guarantees the raw output of a bit generator in all versions, but not that of Generator's methods
+    # (https://numpy.org/neps/nep-0019-rng-policy.html). A seed must give the same order in every version.
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy)))
     while True:
         yield from (bits.random_raw(_PICKS_PER_DRAW) >> np.uint64(32)).tolist()
@@ -59,11 +65,10 @@ class ShuffledOrder:
     """The positions `0, 1, ...` in shuffled order, looked up by vector and computed only as far as needed.
 
     Args:
-        size: How many positions there are; None for infinitely many.
+        size: Number of positions; None for infinitely many.
         buffer_size: Size of the shuffle's buffer.
         entropy: Non-negative integers that decide the order.
-        keep: How many chunks of 8,192 positions to keep; None for all. One that was dropped is computed
-            again.
+        keep: Number of chunks of 8,192 positions to keep; None for all. A dropped chunk is computed again.
 
     >>> order = ShuffledOrder(10, 4, [7], keep=None)
     >>> sorted(order(np.arange(10)).tolist()) == list(range(10))
@@ -80,7 +85,7 @@ class ShuffledOrder:
         self._restart()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns which items are at `positions`.
+        """Return the shuffled items at `positions`.
 
         Args:
             positions: int64 vector.
@@ -104,6 +109,7 @@ class ShuffledOrder:
 
     def _chunk(self, number: int) -> np.ndarray:
         if number not in self._chunks and number < self._next:
+            # The chunk was dropped. The shuffle cannot go backwards: compute it from its start.
             self._restart()
         while self._next <= number:
             self._chunks[self._next] = np.fromiter(itertools.islice(self._emitted, _CHUNK), np.int64)

@@ -1,4 +1,7 @@
-"""Batches of elements whose shapes differ: each component is padded to one shape. Pure."""
+"""Batch elements of different shapes: pad each component to one shape; pure.
+
+Tests: tests/unit/data/test_dataset_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike
 from unisono.data._pipeline._structure import (
     Element,
     Path,
@@ -20,19 +24,19 @@ from unisono.data._pipeline._structure import (
 
 
 def pad(elements: Sequence[Element], shapes: Element = None, values: Element = None) -> Element:
-    """Returns the elements stacked, each component padded at the end to a common shape.
+    """Return the elements stacked, each component padded at the end to a common shape.
 
     Args:
         elements: At least one element; all of one structure.
-        shapes: For each component its shape after padding, None (or -1) where the longest element of this
-            batch decides; None for all components.
+        shapes: For each component the shape after padding, with None (or -1) for the size of the longest
+            element in the batch; None for all components.
         values: For each component the number or string to pad with, or one for all; None pads with 0 and b"".
 
     Returns:
         One element with a batch dimension.
 
     Raises:
-        InvalidArgumentError: A component has another rank than its shape, or is larger.
+        InvalidArgumentError: A component does not have the rank of its shape, or is larger.
 
     >>> pad([np.array([1, 2]), np.array([3])])
     array([[1, 2],
@@ -42,13 +46,13 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
 
 
 def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Path = ()) -> Element:
-    """Returns the spec of padded batches.
+    """Return the spec of padded batches.
 
     Args:
         spec: Spec of the elements before they are padded.
         batch_size: First dimension, None where it varies.
         shapes: As in `pad`.
-        path: Where `spec` lies in a larger structure.
+        path: The path of `spec` in a larger structure.
 
     Returns:
         The same structure of `TensorSpec`; padded dimensions without a fixed size are None.
@@ -75,8 +79,7 @@ def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Pa
 
 
 def _at(nested: Element, path: Path) -> Any:
-    # A shape is itself a tuple, so the structure of the elements decides how deep to go; one value serves
-    # all.
+    # A shape is itself a tuple, so the path in the elements decides the depth; a single value is for all.
     for key in path:
         if not isinstance(nested, (tuple, Mapping)):
             return nested
@@ -84,7 +87,9 @@ def _at(nested: Element, path: Path) -> Any:
     return nested
 
 
-def _padded(parts: Sequence[Any], path: Path, wanted: Sequence[int | None] | None, value: Any) -> np.ndarray:
+def _padded(
+    parts: Sequence[Any], path: Path, wanted: Sequence[int | None] | None, value: ArrayLike
+) -> np.ndarray:
     check_no_dataset(parts[0], path, "stacked")
     shapes = [np.shape(part) for part in parts]
     target = _target(shapes, path, wanted)
@@ -103,9 +108,9 @@ def _target(shapes: list[tuple[int, ...]], path: Path, wanted: Sequence[int | No
     for number, shape in enumerate(shapes):
         if len(shape) != rank:
             raise InvalidArgumentError(
-                "padded_batch() needs components of one rank. "
-                f"Received: {name_of(path)} of shape {shape} in element {number}, where rank {rank} must be. "
-                "Give padded_shapes that rank, or reshape with map()."
+                "The components that padded_batch() stacks must have one rank. "
+                f"Received: {name_of(path)} of shape {shape} in element {number}, instead of rank {rank}. "
+                "Write padded_shapes of that rank, or reshape with map()."
             )
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     if wanted is None:
@@ -113,8 +118,8 @@ def _target(shapes: list[tuple[int, ...]], path: Path, wanted: Sequence[int | No
     target = [long if size in (None, -1) else int(size) for size, long in zip(wanted, longest, strict=True)]
     if any(long > size for long, size in zip(longest, target, strict=True)):
         raise InvalidArgumentError(
-            "No element may be larger than its padded shape. "
+            "Elements must not be larger than their padded shape. "
             f"Received: {name_of(path)} of up to {tuple(longest)}, padded_shapes={tuple(wanted)}. "
-            "Write None for a dimension that the longest element decides."
+            "Write None for a dimension that takes the size of the longest element."
         )
     return target

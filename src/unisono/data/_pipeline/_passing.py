@@ -1,4 +1,7 @@
-"""Streams that end early, remember, or pass over elements."""
+"""Streams that yield or check a part of their elements: `take_while`, `scan`, `unique`, `ignore_errors`.
+
+Tests: tests/unit/data/test_dataset_further.py.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import grain
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._plan import Indexed, Node, Pass, StateIterator, first_spec
 from unisono.data._pipeline._streams import ReplayIterator
@@ -22,7 +26,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Passing(Node):
-    """Some of the elements of one other data set, as they are."""
+    """Some of the elements of the input, unchanged."""
 
     parent: Node
 
@@ -37,7 +41,7 @@ class _Passing(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TakeWhile(_Passing):
-    """The elements before the first for which a predicate does not hold."""
+    """The elements before the first for which a predicate is false."""
 
     predicate: Callable[[Element], bool]
 
@@ -70,15 +74,15 @@ class _TakeWhileIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan(_Passing):
-    """What a function makes of each element and of what it remembered of those before.
+    """The outputs of a function with a state.
 
     Args:
-        parent: Where the elements come from.
-        initial: What it remembers at the beginning.
-        fn: From `(remembered, element)` to `(remembered, output)`.
+        parent: The input.
+        initial: The state at the start of each pass.
+        fn: From `(state, element)` to `(state, output)`.
     """
 
-    initial: Any
+    initial: UserValue
     fn: Callable[[Any, Element], tuple[Any, Element]]
 
     @property
@@ -116,10 +120,10 @@ def _first_ones(source: Iterator[Element]) -> Iterator[Element]:
             yield element
 
 
-def _bytes_of(element: Element) -> Any:
+def _bytes_of(element: Element) -> bytes:
     if isinstance(element, (tuple, dict)) or element is None or np.asarray(element).dtype.hasobject:
         raise InvalidArgumentError(
-            "unique() needs elements of one component of numbers or a string. "
+            "The elements of unique() must be one component of numbers, or a string. "
             f"Received: {element!r:.200}. Choose the component with map() first."
         )
     return np.asarray(element).tobytes()
@@ -127,11 +131,11 @@ def _bytes_of(element: Element) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IgnoreErrors(_Passing):
-    """The elements that can be made.
+    """The elements whose computation raises no error.
 
     Args:
-        parent: May raise errors, after which it goes on with the next element.
-        log_warning: Whether each error is logged.
+        parent: The input; it may continue after an error.
+        log_warning: Whether errors are logged as warnings.
     """
 
     log_warning: bool
@@ -157,7 +161,8 @@ class _Ignoring(StateIterator):
                 raise
             except Exception as error:
                 if error is self._last:
-                    # What raises the same error again has ended with it: the rest would be lost in silence.
+                    # The same exception object again: the source has ended with it. Raise it, because to end
+                    # quietly would lose the rest of the data.
                     raise
                 self._last = error
                 _note(error, self._log_warning)
@@ -170,7 +175,7 @@ class _Ignoring(StateIterator):
 
 
 class _IgnoringPositions(StateIterator):
-    """Where elements are found by position, the next one is tried whatever happened to the last."""
+    """Ignores errors of an indexed node: the next position can always be tried."""
 
     def __init__(self, node: Indexed, run: Pass, log_warning: bool) -> None:
         super().__init__()
@@ -197,12 +202,12 @@ class _IgnoringPositions(StateIterator):
 
 def _note(error: Exception, log_warning: bool) -> None:
     level = logging.WARNING if log_warning else logging.DEBUG
-    _LOG.log(level, "ignore_errors() leaves out an element: %s: %s", type(error).__name__, error)
+    _LOG.log(level, "ignore_errors() skipped an element: %s: %s", type(error).__name__, error)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Counted(_Passing):
-    """The same elements, of which there must be as many as the user says."""
+    """The same elements, with a check of their number."""
 
     size: int
 
@@ -236,7 +241,7 @@ class _CountedIterator(StateIterator):
     def _error(self, how: str) -> InvalidArgumentError:
         given = min(self._given, self._size) if self._size >= 0 else self._given
         return InvalidArgumentError(
-            f"There must be as many elements as assert_cardinality({self._size}) says. "
+            f"The number of elements must be that of assert_cardinality({self._size}). "
             f"Received: {how} than {given}. Correct the number, or the data."
         )
 

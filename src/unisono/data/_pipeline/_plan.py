@@ -1,12 +1,13 @@
 """The plan of a pipeline: a tree of nodes, and one pass over it.
 
-A node is a frozen record of a source or a transformation; the data set that the user holds is the last one.
-There are two families. An `Indexed` node finds any of its elements by position, so a whole chain of them
-needs no state but a position, and batches are gathered at once. A `Stream` node gives its elements one after
-the other.
+A node is a frozen record of a source or a transformation; a user's data set holds the last one. There are two
+families. An `Indexed` node finds any of its elements by position: the state of a whole chain of them is one
+position, and a batch is gathered by one NumPy operation. A stream node yields its elements in sequence.
 
-How often a data set was iterated changes the order of its shuffles. That is all that a node remembers; a
-`Pass` takes those numbers when an iteration begins, and an iterator's state records them.
+The number of earlier iterations decides the order of a shuffle. Nodes hold no other state. A `Pass` takes
+these numbers when an iteration starts, and the state of an iterator records them.
+
+Tests: tests/unit/data/test_dataset_state.py, tests/unit/data/test_dataset_shuffle.py.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from unisono.data._pipeline import _order
 from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._pipeline._structure import Element, spec_of, stack
 
-# What a node that remembers passes gives to each: a number, or for a cache the numbers its contents were
-# made with.
+#: The number of a pass over a node, or for a cache the numbers of the passes that filled it.
 Draw = Any
 
-# Orders of repetitions that a pass keeps at once are limited by their total size.
+#: The most positions in the orders that a pass keeps for different repetitions: 8 MiB of int64.
 _POSITIONS_KEPT = 2**20
+#: A longer order is kept in part only: whole, it would take more than 1 GiB.
 LONG = 2**27
+#: The part of a long order that is kept, in chunks of 8,192 positions: 4 MiB.
 _CHUNKS_KEPT = 64
 
 
 class Counter:
-    """Counts the passes begun over one node."""
+    """Counts the passes over a node."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -47,10 +49,10 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One pass over a pipeline: which iteration of each shuffle it is, inside which repetitions.
+    """One pass over a pipeline: the number of the iteration of each shuffle, and of the repetitions around.
 
     Args:
-        draws: For each node that remembers passes, what it drew for this one.
+        draws: For each stateful node, the number of this pass.
         path: Numbers of the repetitions around, outermost first.
         orders: Shuffled orders in use, filled on demand and shared by the repetitions.
         lock: Guards `orders`.
@@ -62,30 +64,31 @@ class Pass:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def at(self, repetition: int) -> Pass:
-        """Returns this pass inside a repetition."""
+        """Return this pass inside a repetition."""
         return dataclasses.replace(self, path=(*self.path, repetition))
 
     def order(
         self, node: Node, size: int, buffer_size: int, entropy: tuple[int, ...]
     ) -> _order.ShuffledOrder:
-        """Returns the order of a shuffle in this pass.
+        """Return the order of a shuffle in this pass.
 
         Args:
             node: The shuffle.
-            size: Cardinality of what it shuffles.
+            size: Cardinality of the input of the shuffle.
             buffer_size: Size of its buffer.
             entropy: Numbers that decide the order.
 
         Returns:
-            The order, made once.
+            The order, computed once.
         """
-        # Several reader threads may ask at once.
+        # Several reader threads may call this at the same time.
         with self.lock:
             kept = self.orders.setdefault(node, {})
             if entropy not in kept:
+                # At least two: a batch or the reader threads may be at the border of two repetitions.
                 while len(kept) >= max(2, min(16, _POSITIONS_KEPT // max(1, size))):
                     del kept[next(iter(kept))]
-                # A long order keeps a window of itself, so that memory stays bounded.
+                # A long order keeps only its last chunks, so that memory stays bounded.
                 keep = _CHUNKS_KEPT if size == INFINITE or size > LONG else None
                 length = None if size == INFINITE else size
                 kept[entropy] = _order.ShuffledOrder(length, buffer_size, entropy, keep)
@@ -94,7 +97,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node(abc.ABC):
-    """A source or a transformation. Fields that hold nodes, or tuples of nodes, are its inputs."""
+    """A source or a transformation. Its inputs are the fields that hold nodes or tuples of nodes."""
 
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
@@ -108,7 +111,7 @@ class Node(abc.ABC):
         return tuple(found)
 
     def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
-        """Returns this node with other inputs.
+        """Return this node with other inputs.
 
         Args:
             inputs: The new one for each old one.
@@ -132,12 +135,12 @@ class Node(abc.ABC):
 
     @functools.cached_property
     def spec(self) -> Element:
-        """Spec of the elements; found by making the first one where nothing else tells it."""
+        """Spec of the elements; by default that of the first element, which is computed for it."""
         return first_spec(self)
 
     @abc.abstractmethod
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        """Returns an iterator over one pass, whose state can be saved and restored; reads nothing yet."""
+        """Return an iterator over one pass, whose state can be saved and restored. Nothing is read yet."""
 
     @property
     def varies(self) -> bool:
@@ -145,29 +148,29 @@ class Node(abc.ABC):
         return any(node.varies for node in self.inputs)
 
 
-class Remembering(Node):
-    """A node that remembers how often it was iterated."""
+class StatefulNode(Node):
+    """A node that counts its iterations."""
 
     @abc.abstractmethod
     def peek(self) -> Draw:
-        """Returns what the next pass will draw, without beginning it."""
+        """Return the number of the next pass, without starting it."""
 
     @abc.abstractmethod
     def begin(self) -> Draw:
-        """Begins a pass and returns what it draws, as JSON."""
+        """Start a pass and return its number, as JSON."""
 
     @abc.abstractmethod
     def resume(self, draw: Draw) -> None:
-        """Goes on as if the last pass had drawn `draw`."""
+        """Continue as if the last pass had the number `draw`."""
 
     @property
     def inner(self) -> bool:
-        """Whether the nodes below take part in passes themselves."""
+        """Whether the passes of the nodes below are counted, too."""
         return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Counting(Remembering):
+class Counting(StatefulNode):
     """A node that numbers its passes."""
 
     counter: Counter = dataclasses.field(default_factory=Counter, kw_only=True)
@@ -185,24 +188,24 @@ class Counting(Remembering):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indexed(Node):
-    """A node whose elements can be made in any order, by position."""
+    """A node whose elements can be computed in any order, by position."""
 
     @abc.abstractmethod
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
-        """Returns the elements at `positions` (an int64 vector, not empty)."""
+        """Return the elements at `positions` (an int64 vector, not empty)."""
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
-        """Returns the elements at `positions` as one batch."""
+        """Return the elements at `positions` as one batch."""
         return stack(self.rows(run, positions))
 
     @property
     def threads(self) -> int:
-        """Threads that this node asks to be made by; 0 for none."""
+        """The number of threads that this node wants for computing its elements; 0 for none."""
         return 0
 
     @property
     def ahead(self) -> int:
-        """Elements that this node asks to be made ahead."""
+        """The number of elements that this node wants to be computed ahead."""
         return 0
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -223,15 +226,15 @@ class StateIterator(grain.DatasetIterator):
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns the state, which `json` can write."""
+        """Return the state, which `json` can write."""
 
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where the iterator that gave `state` stood."""
+        """Continue at the position of the iterator that returned `state`."""
 
 
 class _DirectIterator(StateIterator):
-    """Makes one element after the other; Grain's reader takes four times as long for small ones."""
+    """Computes the elements in sequence. Grain's reader takes four times as long for small ones."""
 
     def __init__(self, node: Indexed, run: Pass) -> None:
         super().__init__()
@@ -254,7 +257,7 @@ class _DirectIterator(StateIterator):
 
 
 class _OnePass(grain.MapDataset):
-    """One pass over an indexed node, as Grain sees it."""
+    """One pass over an indexed node, as a data set of Grain."""
 
     def __init__(self, node: Indexed, run: Pass) -> None:
         super().__init__()
@@ -287,60 +290,63 @@ class Stream(grain.IterDataset):
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yields the node and all below it; one that is used twice comes twice."""
+    """Yield the node and all below it; a node that is used twice is yielded twice."""
     yield node
     for below in node.inputs:
         yield from walk(below)
 
 
-def remembering(node: Node) -> list[Remembering]:
-    """Returns the nodes that remember passes, each once, in an order that depends on the plan alone."""
-    found: dict[Remembering, None] = {}
-    _find_remembering(node, found)
+def stateful_nodes(node: Node) -> list[StatefulNode]:
+    """Return the stateful nodes of a plan, each once, in an order that depends only on the plan.
+
+    States saved by another process rely on that order.
+    """
+    found: dict[StatefulNode, None] = {}
+    _find_stateful(node, found)
     return list(found)
 
 
-def _find_remembering(node: Node, found: dict[Remembering, None]) -> None:
-    if isinstance(node, Remembering):
+def _find_stateful(node: Node, found: dict[StatefulNode, None]) -> None:
+    if isinstance(node, StatefulNode):
         found[node] = None
         if not node.inner:
             return
     for below in node.inputs:
-        _find_remembering(below, found)
+        _find_stateful(below, found)
 
 
 def first_spec(node: Node) -> Element:
-    """Returns the spec of the first element, which is made for it; no pass is begun.
+    """Return the spec of the first element, which is computed for that; no pass is counted.
 
     Args:
-        node: A node whose elements a Python function makes.
+        node: A node whose elements a Python function computes.
 
     Returns:
         The structure of `TensorSpec`.
 
     Raises:
-        InvalidArgumentError: There is no element.
+        InvalidArgumentError: The data set is empty.
     """
-    iterator = node.iterate(Pass({below: below.peek() for below in remembering(node)}))
+    iterator = node.iterate(Pass({below: below.peek() for below in stateful_nodes(node)}))
     try:
         return spec_of(next(iterator))
     except StopIteration:
         raise InvalidArgumentError(
-            "A data set must have an element for its spec to be found, where a Python function makes them. "
-            f"Received: an empty data set, {describe(node)}. Give from_generator an output_signature."
+            "A data set of a Python function must have an element, for its spec to be found. "
+            f"Received: an empty data set, {describe(node)}. Pass an output_signature to from_generator."
         ) from None
     finally:
         iterator.close()
 
 
 def describe(node: Node) -> str:
-    """Returns the names of the nodes, as in `Shuffle(Slices)`."""
+    """Return the names of the nodes, as in `Shuffle(Slices)`."""
     below = ", ".join(describe(part) for part in node.inputs)
     return f"{type(node).__name__}({below})" if below else type(node).__name__
 
 
 class PipelineIterator(StateIterator, DataIterator):
-    """Iterates once over a pipeline; its state is small, plain JSON.
+    """Iterates once over a pipeline; its state is a small JSON object.
 
     Args:
         node: Last node of the pipeline.
@@ -349,11 +355,11 @@ class PipelineIterator(StateIterator, DataIterator):
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._node = node
-        self._start([remembered.begin() for remembered in remembering(node)])
+        self._start([stateful.begin() for stateful in stateful_nodes(node)])
 
     def _start(self, draws: Sequence[Draw]) -> None:
         self._draws = list(draws)
-        self._inner = self._node.iterate(Pass(dict(zip(remembering(self._node), draws, strict=True))))
+        self._inner = self._node.iterate(Pass(dict(zip(stateful_nodes(self._node), draws, strict=True))))
 
     def __iter__(self) -> PipelineIterator:
         note_iteration(self)
@@ -364,7 +370,7 @@ class PipelineIterator(StateIterator, DataIterator):
         return next(self._inner) if reader is None else reader.read(self, lambda: next(self._inner))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state: where the iteration is, and which pass it belongs to.
+        """Return the state: the position of the iteration, and the numbers of its pass.
 
         Returns:
             A dict that `json` can write.
@@ -372,32 +378,34 @@ class PipelineIterator(StateIterator, DataIterator):
         return {"pipeline": describe(self._node), "passes": self._draws, "position": self._inner.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where the iterator that gave `state` stood; the next iteration will be the one after its.
+        """Continue at the position of the iterator that returned `state`, in its pass.
+
+        The next iteration is then the one that follows that pass.
 
         Args:
-            state: From `get_state` of an iterator over the same pipeline, in this process or another.
+            state: The result of `get_state` of an iterator over the same pipeline, in any process.
 
         Raises:
-            InvalidArgumentError: The state comes from another pipeline.
+            InvalidArgumentError: The state belongs to another pipeline.
         """
         if state.get("pipeline") != describe(self._node):
             raise InvalidArgumentError(
-                "A state must come from the same pipeline. "
+                "A state must belong to the same pipeline. "
                 f"Received: the state of {state.get('pipeline')} for {describe(self._node)}. "
                 "Build the data set with the same calls in the same order."
             )
-        for remembered, draw in zip(remembering(self._node), state["passes"], strict=True):
-            remembered.resume(draw)
+        for stateful, draw in zip(stateful_nodes(self._node), state["passes"], strict=True):
+            stateful.resume(draw)
         self._inner.close()
         self._start(state["passes"])
         self._inner.set_state(state["position"])
 
     def start_prefetch(self) -> None:
-        """Starts to read ahead, where the pipeline does so, before the first element is asked for."""
+        """Start to read ahead now, where the pipeline does so, instead of with the first `next`."""
         self._inner.start_prefetch()
 
     def close(self) -> None:
-        """Ends the iteration and its threads."""
+        """End the iteration and stop its threads."""
         super().close()
         self._inner.close()
 

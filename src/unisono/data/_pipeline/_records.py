@@ -1,10 +1,11 @@
-"""The file format of `cache(filename)`: JSON headers and raw bytes; nothing in it is executed.
+"""The file format of `cache(filename)`: JSON headers and raw bytes; reading it executes nothing.
 
     magic line | element ... | offset of each element (int64) | number of elements | offset of the offsets |
     magic line
 
-An element is the length of its header (uint64), the header, and the bytes of its components one after the
-other.
+An element is the length of its header (uint64), the header, and the bytes of its components in sequence.
+
+Tests: tests/unit/data/test_dataset_cache.py.
 """
 
 from __future__ import annotations
@@ -15,35 +16,41 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.data._pipeline._structure import Element, check_no_dataset, leaves, name_of
 
+#: The structure of an element for JSON: None, "leaf", or a dict with the keys or the tuple's type and the
+#: parts.
+Tree: TypeAlias = "dict[str, Any] | Literal['leaf'] | None"
+
+#: With the version of the format. At both ends: a file that was truncated or is still being written lacks the
+#: second.
 _MAGIC = b"unisono cache 1\n"
 _LENGTH = struct.Struct("<Q")
 _END = struct.Struct(f"<QQ{len(_MAGIC)}s")
 
 
 def begin(file: IO[bytes]) -> None:
-    """Writes the first line."""
+    """Write the first line."""
     file.write(_MAGIC)
 
 
 def append(file: IO[bytes], element: Element) -> int:
-    """Writes an element at the end of the file.
+    """Write an element at the end of the file.
 
     Args:
-        file: Open for writing and reading.
-        element: What to write.
+        file: A file, open for writing and reading.
+        element: The element.
 
     Returns:
-        Where it begins.
+        Its offset.
 
     Raises:
-        InvalidTypeError: A component has a dtype that numpy alone cannot name.
+        InvalidTypeError: A component has a dtype that is not numpy's own.
     """
     offset = file.seek(0, os.SEEK_END)
     parts: list[bytes] = []
@@ -58,7 +65,7 @@ def append(file: IO[bytes], element: Element) -> int:
 
 
 def end(file: IO[bytes], offsets: Sequence[int]) -> None:
-    """Writes where each element begins, which makes the file complete."""
+    """Write the offset of each element, which makes the file complete."""
     start = file.seek(0, os.SEEK_END)
     file.write(np.array(offsets, "<i8").tobytes())
     file.write(_END.pack(len(offsets), start, _MAGIC))
@@ -66,10 +73,10 @@ def end(file: IO[bytes], offsets: Sequence[int]) -> None:
 
 
 def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
-    """Reads where each element begins.
+    """Read the offset of each element.
 
     Args:
-        file: Open for reading.
+        file: A file, open for reading.
         path: Its name, for the error.
 
     Returns:
@@ -86,21 +93,21 @@ def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
             file.seek(start)
             return np.frombuffer(file.read(8 * count), "<i8")
     raise InvalidArgumentError(
-        "cache(filename) needs a file that it wrote itself, or none. "
-        f"Received: filename={path!r}, {length} bytes that are no complete cache. "
-        "Delete the file, or name another."
+        "The file of cache(filename) must be a complete cache, or not exist. "
+        f"Received: filename={path!r}, {length} bytes that are not a complete cache. "
+        "Delete the file, or pass another name."
     )
 
 
 def read(file: IO[bytes], offset: int) -> Element:
-    """Reads the element that begins at `offset`."""
+    """Read the element at `offset`."""
     file.seek(offset)
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     header = json.loads(file.read(length))
     return _build(header["tree"], [_read_leaf(file, leaf) for leaf in header["leaves"]])
 
 
-def _tree(element: Element) -> Any:
+def _tree(element: Element) -> Tree:
     if isinstance(element, tuple):
         kind = [type(element).__name__, *getattr(element, "_fields", ())]
         return {"tuple": kind, "parts": [_tree(part) for part in element]}
@@ -109,7 +116,7 @@ def _tree(element: Element) -> Any:
     return None if element is None else "leaf"
 
 
-def _build(tree: Any, parts: list[Any]) -> Element:
+def _build(tree: Tree, parts: list[Any]) -> Element:
     if tree is None:
         return None
     if tree == "leaf":
@@ -123,6 +130,7 @@ def _build(tree: Any, parts: list[Any]) -> Element:
 
 @functools.cache
 def _named(name: str, fields: tuple[str, ...]) -> Any:
+    # Cached, so that elements of one file have one class; the user's own class is not in the file.
     return collections.namedtuple(name, fields)
 
 
@@ -135,7 +143,7 @@ def _leaf_header(path: tuple[Any, ...], leaf: Any, parts: list[bytes]) -> dict[s
         return {"strings": [len(string) for string in strings], "shape": array.shape}
     if array.dtype.kind == "V":
         raise InvalidTypeError(
-            "cache(filename) can write numpy's own dtypes. "
+            "The components that cache(filename) writes must have numpy's own dtypes. "
             f"Received: {name_of(path)} with dtype {array.dtype}. "
             "Write cache() to keep it in memory, or cast it with map()."
         )
@@ -143,7 +151,7 @@ def _leaf_header(path: tuple[Any, ...], leaf: Any, parts: list[bytes]) -> dict[s
     return {"dtype": array.dtype.str, "shape": array.shape}
 
 
-def _read_leaf(file: IO[bytes], header: Mapping[str, Any]) -> Any:
+def _read_leaf(file: IO[bytes], header: Mapping[str, Any]) -> np.ndarray | np.generic | bytes:
     shape = tuple(header["shape"])
     if "strings" in header:
         array = np.empty(len(header["strings"]), object)

@@ -1,4 +1,7 @@
-"""Random numbers as elements, and data sets whose elements are chosen by others."""
+"""Random numbers, and data sets that sample from others.
+
+Tests: tests/unit/data/test_dataset_further.py.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,25 @@ import grain
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._plan import Counting, Indexed, Node, Pass, StateIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
+#: Random numbers that are computed together: 8 KiB. Their seed includes the chunk's number, for random
+#: access.
 _CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Random(Counting, Indexed):
-    """Random whole numbers from 0 to 2**32 - 1, for ever.
+    """An infinite sequence of random whole numbers from 0 to 2**32 - 1.
 
     Args:
-        seed: Decides them.
-        reshuffle: Whether each iteration and repetition has its own.
-        seeded: Whether the user gave the seed; otherwise a distribution may replace it by a common one.
+        seed: The seed of the sequence.
+        reshuffle: Whether each iteration and repetition has a sequence of its own.
+        seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
     """
 
     seed: int
@@ -64,7 +70,7 @@ class Random(Counting, Indexed):
 
 @functools.lru_cache(maxsize=64)
 def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
-    # Raw bits are the same in all versions of numpy (NEP 19).
+    # NumPy guarantees the raw bits in all versions (NEP 19).
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy))).random_raw(_CHUNK)
     numbers: np.ndarray = (bits >> np.uint64(32)).astype(np.int64)
     numbers.flags.writeable = False
@@ -72,14 +78,14 @@ def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
 
 
 def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.int64]:
-    """Returns the function from a random number to the number of a data set.
+    """Return the function from a random number to the number of a data set.
 
     Args:
-        weights: How often each is chosen; None for equally often.
-        count: How many there are.
+        weights: The relative frequency of each data set; None for equal ones.
+        count: Number of data sets.
 
     Raises:
-        InvalidArgumentError: There is not one weight for each, or one is negative, or all are 0.
+        InvalidArgumentError: The number of weights differs, one is negative, or all are 0.
 
     >>> int(chooser([0.25, 0.75], 2)(2**31))
     1
@@ -87,23 +93,24 @@ def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.i
     given = np.ones(count) if weights is None else np.asarray(weights, float)
     if given.shape != (count,) or not (given >= 0).all() or not given.sum() > 0:
         raise InvalidArgumentError(
-            "There must be one weight for each data set, 0 or more, and not all 0. "
+            "The weights must be one number for each data set, 0 or more, and not all 0. "
             f"Received: weights={weights} for {count} data sets. Write weights=[0.5, 0.5]."
         )
     points = (np.cumsum(given / given.sum()) * 2.0**32).tolist()
+    # Rounding may leave the last point below 2**32.
     last = int(np.flatnonzero(given)[-1])
     return lambda number: np.int64(min(bisect.bisect_right(points, int(number)), last))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Directed(Node):
-    """Elements of several data sets, in the order that another one gives.
+    """Elements of several data sets, in an order that another data set decides.
 
     Args:
-        choices: Gives the number of a data set for each element.
+        choices: Yields the number of a data set for each element.
         parents: The data sets.
-        stop_on_empty: Whether the first that has no element left ends it all; otherwise it is passed over.
-        used: Which of them are chosen at all: when these have ended, all is over.
+        stop_on_empty: Whether the end of the first data set ends the sequence; otherwise it is skipped.
+        used: Whether each data set can be chosen: the sequence ends when all of these have ended.
     """
 
     choices: Node
@@ -133,7 +140,7 @@ class _DirectedIterator(StateIterator):
         self._choices = node.choices.iterate(run)
         self._sources = [parent.iterate(run) for parent in node.parents]
         self._live = list(node.used)
-        #: The first element of each data set; all must have one structure.
+        #: The first element of each data set, to check that their structures are equal.
         self._firsts: dict[int, Element] = {}
 
     def __next__(self) -> Element:
@@ -149,12 +156,13 @@ class _DirectedIterator(StateIterator):
                     self._live[number] = False
         raise StopIteration
 
-    def _chosen(self, choice: Any) -> int:
+    def _chosen(self, choice: Element) -> int:
         number = np.asarray(choice)
         if number.shape or number.dtype.kind not in "iu" or not 0 <= number < len(self._sources):
             raise InvalidArgumentError(
-                "A choice must be the number of a data set. "
-                f"Received: {choice!r:.100} for {len(self._sources)} data sets. Count them from 0."
+                "A choice must be the number of a data set, from 0. "
+                f"Received: {choice!r:.100} for {len(self._sources)} data sets. "
+                f"Write numbers from 0 to {len(self._sources) - 1}."
             )
         return int(number)
 
@@ -185,15 +193,15 @@ class _DirectedIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resample(Counting):
-    """Pairs of class and element, of which some are left out so that the classes are distributed as wanted.
+    """Pairs of class and element, of which some are dropped so that classes have the wanted distribution.
 
     Args:
-        parent: Where the elements come from.
-        class_of: Gives the class of an element, from 0.
-        target: How often each class is wanted.
-        initial: How often each is in the data; None to count.
-        seed: Decides what is left out.
-        seeded: Whether the user gave the seed.
+        parent: The input.
+        class_of: Returns the class of an element, from 0.
+        target: The wanted share of each class.
+        initial: The share of each class in the data; None counts them.
+        seed: The seed of the random choices.
+        seeded: Whether the user passed the seed.
     """
 
     parent: Node
@@ -227,7 +235,7 @@ class _ResampleIterator(StateIterator):
         self._source = parent
         self._entropy = entropy
         self._index = 0
-        # Every class counts as seen once, so that no share is 0.
+        # Start at 1, so that no share is 0: a class that has not been seen would be divided by it.
         self._seen = [1] * len(node.target)
 
     def __next__(self) -> Element:
@@ -238,15 +246,15 @@ class _ResampleIterator(StateIterator):
             kind = self._node.class_of(element)
             if not 0 <= kind < len(self._seen):
                 raise InvalidArgumentError(
-                    "class_func must give the number of a class. "
-                    f"Received: {kind} for {len(self._seen)} classes. Give target_dist a share for each."
+                    "class_func must return the number of a class. "
+                    f"Received: {kind} for {len(self._seen)} classes. Write a share for each in target_dist."
                 )
             self._seen[kind] += 1
             if _numbers((*self._entropy, chunk))[place] < self._share(kind) * 2.0**32:
                 return np.int64(kind), element
 
     def _share(self, kind: int) -> float:
-        """Which part of the elements of a class is kept; all of the one that is needed most."""
+        """Return the share of a class' elements to keep: all of the class that is most needed."""
         initial = self._node.initial or self._seen
         needed = [t / i if i else 0.0 for t, i in zip(self._node.target, initial, strict=True)]
         return needed[kind] / max(needed)
@@ -259,15 +267,15 @@ class _ResampleIterator(StateIterator):
         self._index, self._seen = state["index"], list(state["seen"])
 
 
-def distribution(value: Any, name: str) -> tuple[float, ...]:
-    """Returns shares that add up to 1.
+def distribution(value: ArrayLike, name: str) -> tuple[float, ...]:
+    """Return shares, scaled so that they add up to 1.
 
     Args:
-        value: From the user.
-        name: Of the argument.
+        value: The user's shares.
+        name: The name of the argument.
 
     Raises:
-        InvalidArgumentError: They are not numbers of 0 or more, of which one is larger.
+        InvalidArgumentError: A share is negative, or all are 0.
     """
     shares = np.asarray(value, float)
     if shares.ndim != 1 or not (shares >= 0).all() or not shares.sum() > 0:

@@ -1,4 +1,7 @@
-"""Where `cache()` keeps elements: in memory, or in one file that appears whole or not at all."""
+"""The storage of `cache()`: memory, or one file that appears only when it is complete.
+
+Tests: tests/unit/data/test_dataset_cache.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from unisono.data._pipeline._structure import Element, frozen
 
 
 class Store(abc.ABC):
-    """Elements by position; complete once their number is known and all are there."""
+    """Elements by position; complete once their number is known and all are stored."""
 
     @property
     @abc.abstractmethod
@@ -24,27 +27,27 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def get(self, position: int) -> tuple[Element] | None:
-        """Returns the element in a tuple of one, or None where it is not there."""
+        """Return the element in a tuple, because it may itself be None; None where it is not stored."""
 
     @abc.abstractmethod
     def put(self, position: int, element: Element) -> None:
-        """Keeps an element."""
+        """Store an element."""
 
     @abc.abstractmethod
     def finish(self, size: int) -> None:
-        """Makes the store complete, if `size` elements are there."""
+        """Make the store complete, if it holds `size` elements."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Forgets all elements, except those of a complete file."""
+        """Drop all elements, except those of a complete file."""
 
     @abc.abstractmethod
     def fresh(self) -> Store:
-        """Returns an empty store of the same kind, for the same file if it has one."""
+        """Return an empty store of the same kind, for the same file if it has one."""
 
 
 class MemoryStore(Store):
-    """Keeps elements in memory.
+    """Stores elements in memory.
 
     >>> store = MemoryStore()
     >>> store.put(0, "a")
@@ -80,10 +83,10 @@ class MemoryStore(Store):
 
 
 class FileStore(Store):
-    """Keeps elements in one file, which is written aside, synced and renamed when complete.
+    """Stores elements in one file, written under a temporary name, synced, and renamed when complete.
 
     Args:
-        path: The file. Where it exists it is read, and the pipeline before the cache never runs.
+        path: The file. If it exists it is read, and the pipeline before the cache does not run.
     """
 
     def __init__(self, path: str) -> None:
@@ -130,18 +133,18 @@ class FileStore(Store):
         return self._part
 
     def _open_whole(self) -> _Whole | None:
-        # Not looked for once writing has begun: another process may have stored another order.
+        # Not checked once writing has started: another process may have published another order meanwhile.
         if self._whole is None and self._part is None and os.path.exists(self._path):
             self._whole = _Whole(self._path)
         return self._whole
 
 
 def write_all(path: str, elements: Iterable[Element]) -> None:
-    """Writes elements into one file, aside first; a file that exists is replaced.
+    """Write elements to one file, which replaces an existing one when it is complete.
 
     Args:
         path: The file.
-        elements: In order.
+        elements: The elements, in order.
     """
     part = _Part(path)
     try:
@@ -167,7 +170,7 @@ class _Whole:
 
 
 class _Part:
-    """A file in the making, removed unless published."""
+    """An incomplete file, removed unless it is published."""
 
     def __init__(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))
@@ -202,7 +205,7 @@ def _close_and_remove(file: IO[bytes], name: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    # The rename itself is durable only once the folder is; a folder cannot be opened on Windows.
+    # The rename is durable only once the folder is synced; Windows cannot open a folder.
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,9 @@
-"""Sources and transformations that give their elements one after the other.
+"""Sources and transformations that yield their elements in sequence.
 
-Where Grain has the transformation, its iterator is used; the others are here. The state of each is exact: an
-iterator that is restored goes on with the very next element, re-reading its input where it must.
+Grain's iterators are used for the transformations that it has; the others are here. The state of each is
+exact: a restored iterator continues with the next element, and reads its input again where that is necessary.
+
+Tests: tests/unit/data/test_dataset_transforms.py, tests/unit/data/test_dataset_state.py.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from unisono.data._pipeline._structure import Element
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Node):
-    """What a function that returns an iterable gives; called again for each pass.
+    """The elements of the iterables that a function returns, one for each pass.
 
     Args:
         make: Returns a new iterable.
@@ -56,7 +58,7 @@ class _GeneratorIterator(StateIterator):
 
     def __next__(self) -> Element:
         if self._elements is None:
-            # A generator cannot be set back: a restored one is run again up to its place.
+            # A generator cannot be rewound: a restored one runs again up to its position.
             self._elements = itertools.islice(self._make(), self._count, None)
         element = _next_of(self._elements, self._failed)
         self._count += 1
@@ -72,7 +74,10 @@ class _GeneratorIterator(StateIterator):
 
 
 def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
-    """The next element of a generator; the error that ended it is raised each time, not once."""
+    """Return the next element of a generator; raise the error that ended it at every further call.
+
+    After an error Python's generators only raise StopIteration, which would look like the end of the data.
+    """
     if failed:
         raise failed[0]
     try:
@@ -86,7 +91,7 @@ def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OneParent(Node):
-    """A stream made of one other; cardinality and spec are kept unless a subclass says otherwise."""
+    """A stream with one input, whose cardinality and spec it has unless a subclass overrides them."""
 
     parent: Node
 
@@ -101,7 +106,7 @@ class _OneParent(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamMap(_OneParent):
-    """Each element through a function, several at once if `calls` is above 1."""
+    """A function applied to each element, in threads if `calls` is above 1."""
 
     fn: Callable[[Element], Element]
     calls: int = 0
@@ -117,7 +122,7 @@ class StreamMap(_OneParent):
 
 
 class _ParallelMapIterator(StateIterator):
-    """Maps in threads, in order. Grain maps a stream in one thread only."""
+    """Maps in threads and yields in order. Grain maps a stream in one thread only."""
 
     def __init__(self, parent: grain.DatasetIterator, fn: Callable[[Element], Element], calls: int) -> None:
         super().__init__(parent)
@@ -125,7 +130,7 @@ class _ParallelMapIterator(StateIterator):
         self._fn = fn
         self._calls = calls
         self._pool: futures.ThreadPoolExecutor | None = None
-        # Each call in flight, with the state that its element was read in.
+        # Each call in flight, with the source's state before its element.
         self._flying: deque[tuple[dict[str, Any], futures.Future[Element]]] = deque()
 
     def __next__(self) -> Element:
@@ -171,7 +176,7 @@ class Filter(_OneParent):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamBatch(_OneParent):
-    """Stacks of `batch_size` elements."""
+    """Batches of `batch_size` elements."""
 
     batch_size: int
     drop_remainder: bool
@@ -185,7 +190,7 @@ class StreamBatch(_OneParent):
         return _structure.batched_spec(self.parent.spec, self.batch_size if self.drop_remainder else None)
 
     def make(self, elements: Sequence[Element]) -> Element:
-        """Returns a batch of elements."""
+        """Return a batch of elements."""
         return _structure.stack(elements)
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -195,7 +200,7 @@ class StreamBatch(_OneParent):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPaddedBatch(StreamBatch):
-    """Stacks of `batch_size` elements, padded to one shape."""
+    """Batches of `batch_size` elements, padded to one shape."""
 
     shapes: Element
     values: Element
@@ -277,7 +282,7 @@ class StreamShuffle(Counting, _OneParent):
         return self.reshuffle or self.parent.varies
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        # Grain shuffles a stream window by window; this is tf.data's shuffle, where the buffer slides.
+        # Not Grain's shuffle of streams, which permutes one window after another: tf.data's buffer slides.
         entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
         return ReplayIterator(
             self.parent.iterate(run), lambda source: _order.shuffled(source, self.buffer_size, entropy)
@@ -285,14 +290,13 @@ class StreamShuffle(Counting, _OneParent):
 
 
 class ReplayIterator(StateIterator):
-    """What a generator function makes of an iterator's elements, and may keep some of.
+    """The elements of a generator function over an iterator, which may buffer any of the iterator's elements.
 
-    It may hold elements from anywhere since the beginning: when a state is restored they are read again,
-    so that the state stays small.
+    The state is small: it holds no elements. When it is restored, the iterator is read again from its start.
 
     Args:
-        parent: Gives the elements.
-        make: From the elements to those that are given; always the same for the same elements.
+        parent: The input.
+        make: Returns the generator over the input; it must be deterministic.
     """
 
     def __init__(
@@ -327,7 +331,7 @@ class ReplayIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamRepeat(_OneParent):
-    """All elements `count` times, for ever where it is negative; shuffles before it change each time."""
+    """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
     count: int
 
@@ -344,7 +348,7 @@ class StreamRepeat(_OneParent):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamConcatenate(Node):
-    """All elements of one data set, then those of another."""
+    """The elements of one data set, then those of another."""
 
     first: Node
     second: Node
@@ -363,11 +367,12 @@ class StreamConcatenate(Node):
 
 
 class _SequenceIterator(StateIterator):
-    """Goes through one iterator after the other.
+    """Yields the elements of several iterators in sequence.
 
     Args:
         make: Returns the iterator with a number, or None after the last.
-        endless: Whether there is no last one; then an empty one ends it all.
+        endless: Whether there is no last one. Then an empty iterator ends the sequence: it would never end
+            otherwise.
     """
 
     def __init__(self, make: Callable[[int], grain.DatasetIterator | None], endless: bool) -> None:
@@ -407,7 +412,7 @@ class _SequenceIterator(StateIterator):
             self._current.set_state(state["current"])
 
     def close_current(self) -> None:
-        """Ends the iterator in use."""
+        """Close the current iterator."""
         if self._current is not None:
             self._current.close()
 
@@ -418,7 +423,7 @@ class _SequenceIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamZip(Node):
-    """Data sets side by side; fields as in `Zip`."""
+    """Structures of one element of each of several data sets; fields as in `Zip`."""
 
     parents: tuple[Node, ...]
     arrange: Callable[[Sequence[Element]], Element]

@@ -1,7 +1,9 @@
 """Elements of a data set: nested tuples and dicts of numbers, strings and arrays; pure functions on them.
 
 Tuples, named tuples and dicts are structure. Everything else is a component: a list becomes an array, as in
-`tf.data`.
+`tf.data`. `jax.tree` is not used, because for it lists are structure, too.
+
+Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_transforms.py.
 """
 
 from __future__ import annotations
@@ -9,14 +11,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
 
-Element = Any
-Path = tuple[Any, ...]
+#: A structure of components, as it passes through the pipeline.
+Element: TypeAlias = Any
+
+#: One part of an element: a NumPy array or scalar, bytes, or a data set of `window`.
+Component: TypeAlias = Any
+
+#: The indices and keys that lead from an element to a component.
+Path: TypeAlias = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +34,8 @@ class TensorSpec:
     """Shape and dtype of one component of an element.
 
     Args:
-        shape: Sizes of the dimensions, None where a size is not known or varies; None where not even the
-            rank is known.
+        shape: Sizes of the dimensions, with None for a size that is unknown or varies; None if the rank is
+            unknown.
         dtype: The numpy dtype; strings are `object` arrays of bytes.
 
     >>> TensorSpec((None, 28, 28), "float32").dtype
@@ -35,37 +45,38 @@ class TensorSpec:
     shape: tuple[int | None, ...] | None
     dtype: np.dtype[Any]
 
-    def __init__(self, shape: Sequence[int | None] | None, dtype: Any = np.float32) -> None:
+    def __init__(self, shape: Sequence[int | None] | None, dtype: npt.DTypeLike = np.float32) -> None:
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
         object.__setattr__(self, "dtype", np.dtype(dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSpec:
-    """What is known of a component that is itself a data set.
+    """The spec of a component that is itself a data set.
 
     Args:
         element_spec: Spec of its elements.
     """
 
-    element_spec: Any
+    element_spec: Element
 
 
-def is_dataset(value: Any) -> bool:
-    """Returns whether a component is a data set, as those of a window are."""
+def is_dataset(value: object) -> bool:
+    """Return whether a component is a data set, as those of a window are."""
+    # An attribute instead of `isinstance`: `Dataset` is above this module, and would be a circular import.
     return getattr(value, "is_data_set", False) is True
 
 
-def check_no_dataset(value: Any, path: Path, what: str) -> None:
-    """Checks that a component is not itself a data set.
+def check_no_dataset(value: Component, path: Path, what: str) -> None:
+    """Check that a component is not itself a data set.
 
     Args:
         value: The component, or its spec.
-        path: Where it lies in the element.
-        what: What cannot be done with it.
+        path: Its path in the element.
+        what: The operation, in the passive: "stacked".
 
     Raises:
-        InvalidTypeError: It is one.
+        InvalidTypeError: The component is a data set.
     """
     if is_dataset(value) or isinstance(value, DatasetSpec):
         raise InvalidTypeError(
@@ -75,17 +86,17 @@ def check_no_dataset(value: Any, path: Path, what: str) -> None:
 
 
 def rebuild(like: Element, parts: Sequence[Element]) -> Element:
-    """Returns `parts` in the tuple or dict type of `like`."""
+    """Return `parts` in the tuple or dict type of `like`."""
     if type(like) is tuple:
         return tuple(parts)
     if isinstance(like, dict):
         return dict(zip(like, parts, strict=True))
-    # A named tuple is made from an iterable by `_make`.
+    # Named tuples take their fields as arguments; `_make` takes an iterable.
     return getattr(type(like), "_make", tuple)(parts)
 
 
 def map_leaves(fn: Callable[[Any], Any], element: Element) -> Element:
-    """Returns the structure of `element` with `fn` applied to each component; None stays None.
+    """Return the structure of `element` with `fn` applied to each component; None stays None.
 
     >>> map_leaves(lambda x: x + 1, (1, {"a": 2}))
     (2, {'a': 3})
@@ -98,7 +109,7 @@ def map_leaves(fn: Callable[[Any], Any], element: Element) -> Element:
 
 
 def leaves(element: Element, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields each component of `element` with its path; None is skipped.
+    """Yield each component of `element` with its path; None is skipped.
 
     >>> list(leaves((1, {"a": 2})))
     [((0,), 1), ((1, 'a'), 2)]
@@ -114,19 +125,19 @@ def leaves(element: Element, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def name_of(path: Path) -> str:
-    """Returns a path as it is written in Python: `component [1]['image']`."""
+    """Return a path as it is written in Python: `component [1]['image']`."""
     return "component " + "".join(f"[{key!r}]" for key in path) if path else "the element"
 
 
 def combine(
     fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element], path: Path = ()
 ) -> Element:
-    """Returns one element whose components are `fn(components of all elements, path)`.
+    """Return one element whose components are `fn(components of all elements, path)`.
 
     Args:
-        fn: Makes one component from those of all elements.
+        fn: Returns one component for those of all elements.
         elements: At least one element; all of one structure.
-        path: Where `elements` lie in a larger structure.
+        path: The path of `elements` in a larger structure.
 
     Returns:
         An element of the same structure.
@@ -172,15 +183,15 @@ def _outline(element: Element) -> str:
     return f"a {type(element).__name__}"
 
 
-def as_element(value: Any, path: Path = ()) -> Element:
-    """Returns `value` with numpy components, by the dtype rules of `tf.data`.
+def as_element(value: UserValue, path: Path = ()) -> Element:
+    """Return `value` with numpy components, by the dtype rules of `tf.data`.
 
     Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
     arrays and scalars keep their dtype.
 
     Args:
         value: Nested tuples and dicts of numbers, strings, lists and arrays.
-        path: Where `value` lies in a larger structure.
+        path: The path of `value` in a larger structure.
 
     Returns:
         The same structure of numpy arrays, numpy scalars and bytes.
@@ -201,7 +212,7 @@ def as_element(value: Any, path: Path = ()) -> Element:
     return None if value is None else _as_leaf(value, path)
 
 
-def _as_leaf(value: Any, path: Path) -> Any:
+def _as_leaf(value: UserValue, path: Path) -> Component:
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(np.asarray(value), value, path)
     if isinstance(value, bytes):
@@ -216,17 +227,17 @@ def _as_leaf(value: Any, path: Path) -> Any:
         raise InvalidArgumentError(
             "A list must be rectangular to become an array. "
             f"Received: {name_of(path)} = {value!r:.200}. "
-            "Give each row as its own element (from_generator) and use padded_batch()."
+            "Yield each row as an element (from_generator) and use padded_batch()."
         ) from error
     if isinstance(value, (bool, int, float, list)) and not _holds_numpy(value):
         array = _narrowed(array)
     return _plain(array, value, path)
 
 
-def _holds_numpy(value: Any) -> bool:
+def _holds_numpy(value: UserValue) -> bool:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
-    # numpy's float64 is a float, too.
+    # First numpy's own types: np.float64 is a subclass of float.
     return isinstance(value, np.generic) or not isinstance(value, (bool, int, float, str, bytes, list, tuple))
 
 
@@ -238,7 +249,7 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _plain(array: np.ndarray, value: Any, path: Path) -> Any:
+def _plain(array: np.ndarray, value: UserValue, path: Path) -> Component:
     if array.dtype.kind in "US":
         array = (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
     elif array.dtype.kind == "O":
@@ -246,7 +257,7 @@ def _plain(array: np.ndarray, value: Any, path: Path) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def _bytes_array(array: np.ndarray, value: Any, path: Path) -> np.ndarray:
+def _bytes_array(array: np.ndarray, value: UserValue, path: Path) -> np.ndarray:
     result = np.empty(array.shape, object)
     for index, item in np.ndenumerate(array):
         if not isinstance(item, (str, bytes)):
@@ -260,11 +271,11 @@ def _bytes_array(array: np.ndarray, value: Any, path: Path) -> np.ndarray:
 
 
 def frozen(element: Element) -> Element:
-    """Returns the element with read-only views of its arrays: no one may change what is read again."""
+    """Return the element with read-only views of its arrays, which later passes will read again."""
     return map_leaves(_frozen_leaf, element)
 
 
-def _frozen_leaf(leaf: Any) -> Any:
+def _frozen_leaf(leaf: Component) -> Component:
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False
@@ -272,7 +283,7 @@ def _frozen_leaf(leaf: Any) -> Any:
 
 
 def leading_size(arrays: Element) -> int:
-    """Returns the number of rows that all components have.
+    """Return the number of rows, which all components must share.
 
     Args:
         arrays: A structure of arrays.
@@ -281,7 +292,7 @@ def leading_size(arrays: Element) -> int:
         The size of the first dimension.
 
     Raises:
-        InvalidArgumentError: There is no component, one is a scalar, or two differ.
+        InvalidArgumentError: There is no component, one is a scalar, or their numbers of rows differ.
 
     >>> leading_size((np.zeros((3, 2)), np.zeros(3)))
     3
@@ -289,7 +300,7 @@ def leading_size(arrays: Element) -> int:
     named = list(leaves(arrays))
     if not named:
         raise InvalidArgumentError(
-            "At least one component must be given. Received: none. Write from_tensor_slices(x)."
+            "Tensors must have at least one component. Received: none. Write from_tensor_slices(x)."
         )
     sizes = [(path, np.shape(leaf)) for path, leaf in named]
     for path, shape in sizes:
@@ -310,16 +321,17 @@ def leading_size(arrays: Element) -> int:
 
 
 def row(arrays: Element, position: int) -> Element:
-    """Returns one row of each component."""
+    """Return one row of each component."""
     return map_leaves(lambda array: array[position], arrays)
 
 
 def gather(arrays: Element, positions: np.ndarray) -> Element:
-    """Returns the rows at `positions` of each component, as fresh arrays.
+    """Return the rows at `positions` of each component, as fresh arrays.
 
     >>> gather(np.arange(5) * 10, np.array([3, 1]))
     array([30, 10])
     """
+    # Without a shuffle positions are successive, and a slice is copied faster than rows one by one.
     first, count = int(positions[0]), len(positions)
     if count > 1 and positions[-1] - first == count - 1 and bool((np.diff(positions) == 1).all()):
         return map_leaves(lambda array: array[first : first + count].copy(), arrays)
@@ -327,7 +339,7 @@ def gather(arrays: Element, positions: np.ndarray) -> Element:
 
 
 def stack(elements: Sequence[Element]) -> Element:
-    """Returns the elements stacked along a new first dimension.
+    """Return the elements stacked along a new first dimension.
 
     Args:
         elements: At least one element; all of one structure and shape.
@@ -354,21 +366,21 @@ def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
         shapes = [np.shape(part) for part in parts]
         odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         raise InvalidArgumentError(
-            "batch() needs elements of one shape. "
+            "The elements of a batch must have one shape. "
             f"Received: {name_of(path)} of shape {shapes[0]} in element 0 and {shapes[odd]} in element "
             f"{odd} of a batch. Write padded_batch(...), or bring them to one shape with map()."
         ) from error
 
 
 def concatenated(batches: Sequence[Element]) -> Element:
-    """Returns batches joined along their first dimension."""
+    """Return batches joined along their first dimension."""
     if len(batches) == 1:
         return batches[0]
     return combine(lambda parts, path: np.concatenate(parts), batches)
 
 
 def unstack(batch: Element) -> list[Element]:
-    """Returns the rows of a batch as elements.
+    """Return the rows of a batch as elements.
 
     >>> unstack((np.array([1, 2]), np.array([3, 4])))[1]
     (np.int64(2), np.int64(4))
@@ -377,7 +389,7 @@ def unstack(batch: Element) -> list[Element]:
 
 
 def spec_of(element: Element) -> Element:
-    """Returns the `TensorSpec` of each component.
+    """Return the `TensorSpec` of each component.
 
     >>> spec_of(np.zeros((2, 3), np.float32))
     TensorSpec(shape=(2, 3), dtype=dtype('float32'))
@@ -385,7 +397,7 @@ def spec_of(element: Element) -> Element:
     return map_leaves(_leaf_spec, element)
 
 
-def _leaf_spec(leaf: Any) -> TensorSpec | DatasetSpec:
+def _leaf_spec(leaf: Component) -> TensorSpec | DatasetSpec:
     if is_dataset(leaf):
         return DatasetSpec(leaf.element_spec)
     if isinstance(leaf, bytes):
@@ -394,13 +406,13 @@ def _leaf_spec(leaf: Any) -> TensorSpec | DatasetSpec:
 
 
 def spec_as_bytes(spec: TensorSpec) -> bytes:
-    """Returns a spec as JSON."""
+    """Return a spec as JSON."""
     check_no_dataset(spec, (), "written to a file")
     return json.dumps([spec.shape, spec.dtype.str]).encode()
 
 
 def spec_from_bytes(data: bytes) -> TensorSpec:
-    """Inverse of `spec_as_bytes`.
+    """Return the spec of a JSON text: the inverse of `spec_as_bytes`.
 
     >>> spec_from_bytes(spec_as_bytes(TensorSpec((None, 3), "int64")))
     TensorSpec(shape=(None, 3), dtype=dtype('int64'))
@@ -410,14 +422,14 @@ def spec_from_bytes(data: bytes) -> TensorSpec:
 
 
 def batched_spec(spec: Element, batch_size: int | None) -> Element:
-    """Returns a spec with a new first dimension; a spec of unknown rank stays one."""
+    """Return a spec with a new first dimension; a spec of unknown rank is unchanged."""
     return map_leaves(
         lambda leaf: leaf if leaf.shape is None else TensorSpec((batch_size, *leaf.shape), leaf.dtype), spec
     )
 
 
 def unbatched_spec(spec: Element) -> Element:
-    """Returns a spec without its first dimension."""
+    """Return a spec without its first dimension."""
     return map_leaves(
         lambda leaf: leaf if leaf.shape is None else TensorSpec(leaf.shape[1:], leaf.dtype), spec
     )

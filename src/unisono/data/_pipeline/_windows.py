@@ -1,4 +1,7 @@
-"""Elements that are joined anew: windows, groups with a common key, and batches of other sizes."""
+"""Regroup elements: windows, groups with a common key, and batches of other sizes.
+
+Tests: tests/unit/data/test_dataset_further.py.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ class _WindowNode(Node):
     """Windows of successive elements, each component a data set of its own.
 
     Args:
-        parent: Where the elements come from.
-        wrap: Makes a data set of a node.
-        size: Elements of a window.
-        shift: How far the next window begins after this one.
+        parent: The input.
+        wrap: Returns a data set for a node.
+        size: Number of elements of a window.
+        shift: Distance between the starts of successive windows.
         stride: Distance between the elements of a window.
-        drop_remainder: Whether windows with fewer elements are left out.
+        drop_remainder: Whether windows with fewer elements are dropped.
     """
 
     parent: Node
@@ -54,7 +57,7 @@ class _WindowNode(Node):
         return _structure.map_leaves(_structure.DatasetSpec, self.parent.spec)
 
     def made(self, elements: Sequence[Element]) -> Element:
-        """Returns a window of elements."""
+        """Return a window of elements."""
         return _structure.combine(lambda parts, path: self._component(list(parts)), elements)
 
     def _component(self, parts: list[Any]) -> Any:
@@ -63,7 +66,7 @@ class _WindowNode(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows(_WindowNode, Indexed):
-    """Windows over elements that are found by position."""
+    """Windows over an indexed node."""
 
     parent: Indexed
 
@@ -87,13 +90,13 @@ class StreamWindows(_WindowNode):
 
 
 class _WindowIterator(StateIterator):
-    """Holds the elements of a window; its state is that of the source before the first of them."""
+    """Buffers the elements of a window; its state is that of the source before the first of them."""
 
     def __init__(self, node: StreamWindows, parent: grain.DatasetIterator) -> None:
         super().__init__(parent)
         self._node = node
         self._source = parent
-        #: Elements from the beginning of the next window on, each with the state before it.
+        #: Elements from the start of the next window on, each with the state before it.
         self._held: list[tuple[dict[str, Any], Element]] = []
         self._to_skip = 0
 
@@ -130,14 +133,14 @@ class _WindowIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups(Counting):
-    """Elements with equal keys, as data sets of which a function makes others.
+    """Groups of elements with equal keys, each mapped by a function to a data set.
 
     Args:
-        parent: Where the elements come from.
-        key_of: Gives the key of an element.
-        reduce: Makes a node of a key and the elements of a window.
-        size_of: Gives for a key how many elements make a window.
-        known_spec: Returns the spec of what the function makes; None to look at its first element.
+        parent: The input.
+        key_of: Returns the key of an element.
+        reduce: Returns a node for a key and the elements of a group.
+        size_of: Returns the size of a group for a key.
+        known_spec: Returns the spec of the results; None takes that of the first one.
     """
 
     parent: Node
@@ -158,7 +161,7 @@ class Groups(Counting):
 
     @property
     def varies(self) -> bool:
-        # What the function makes may shuffle.
+        # The data sets that the function returns may be shuffled.
         return True
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -177,6 +180,7 @@ class Groups(Counting):
                 sizes[key] = self.size_of(key)
             if len(group) == sizes[key]:
                 yield from self._made(key, groups.pop(key), run.at(next(numbers)))
+        # The remaining groups in the order of their keys, as in tf.data.
         for key in sorted(groups):
             yield from self._made(key, groups[key], run.at(next(numbers)))
 
@@ -189,18 +193,18 @@ class Groups(Counting):
 
 
 def _any_size(spec: TensorSpec) -> TensorSpec:
-    # What is made of a group may differ from that of the first in every dimension.
+    # The results for other groups may differ from the first one in every dimension.
     return TensorSpec([None] * len(spec.shape or ()), spec.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatch(Node):
-    """The rows of batches in batches of other sizes, which are given in turn.
+    """The rows of batches, in batches of other sizes.
 
     Args:
-        parent: Gives batches.
-        sizes: Of the new batches.
-        drop_remainder: Whether a last, smaller one is dropped.
+        parent: The input, which yields batches.
+        sizes: Sizes of the new batches, in turn.
+        drop_remainder: Whether a last, smaller batch is dropped.
     """
 
     parent: Node
@@ -223,7 +227,7 @@ class Rebatch(Node):
 
 
 class _RebatchIterator(StateIterator):
-    """Its state is that of the source before the batch in use, and how many of its rows were given."""
+    """Its state is that of the source before the current batch, and the number of its rows in use."""
 
     def __init__(self, node: Rebatch, parent: grain.DatasetIterator) -> None:
         super().__init__(parent)
@@ -274,7 +278,7 @@ class _RebatchIterator(StateIterator):
 
 
 def bucket_of(length: int, boundaries: Sequence[int]) -> int:
-    """Returns the number of the bucket that an element of some length belongs to.
+    """Return the number of the bucket for elements of a length.
 
     >>> [bucket_of(n, [3, 5]) for n in (2, 3, 4, 5)]
     [0, 1, 1, 2]
@@ -283,17 +287,17 @@ def bucket_of(length: int, boundaries: Sequence[int]) -> int:
 
 
 def padded_to(spec: Element, shapes: Element, size: int) -> Element:
-    """Returns padded shapes in which every dimension that varies has one size.
+    """Return padded shapes in which every dimension that varies has the same size.
 
     Args:
         spec: Spec of the elements.
-        shapes: From the user, or None.
-        size: For dimensions that are None.
+        shapes: The user's shapes, or None.
+        size: The size of dimensions that are None.
     """
     if shapes is None:
         if not any(None in (leaf.shape or ()) for _, leaf in _structure.leaves(spec)):
             raise InvalidArgumentError(
-                "pad_to_bucket_boundary=True pads dimensions whose size varies. "
+                "With pad_to_bucket_boundary=True, elements must have a dimension whose size varies. "
                 f"Received: elements of {spec!r:.200}. Write padded_shapes=[None], or give the source a "
                 "signature with None for such a dimension."
             )
@@ -306,10 +310,10 @@ def padded_to(spec: Element, shapes: Element, size: int) -> Element:
 
 
 def check_buckets(boundaries: Sequence[int], sizes: Sequence[int]) -> None:
-    """Checks the arguments of `bucket_by_sequence_length`.
+    """Check the arguments of `bucket_by_sequence_length`.
 
     Raises:
-        InvalidArgumentError: Boundaries do not increase, or there is not one more size than boundaries.
+        InvalidArgumentError: Boundaries do not increase, or the number of sizes is not theirs plus one.
     """
     if list(boundaries) != sorted(set(boundaries)) or len(sizes) != len(boundaries) + 1:
         raise InvalidArgumentError(
