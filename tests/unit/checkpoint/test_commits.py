@@ -183,39 +183,59 @@ def test_what_raises_while_writing_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def run_killed(directory, moment):
-    """Write commit 2 in a process that ends itself with SIGKILL at a moment of the writing."""
-    program = textwrap.dedent(f"""
-        import os, signal, pathlib
-        from unisono.checkpoint import _commits
-        def die(*args):
-            os.kill(os.getpid(), signal.SIGKILL)
-        def fill(folder):
-            (folder / "a.bin").write_bytes(b"2" * 1000)
-            if {moment!r} == "writing":
-                die()
-        if {moment!r} == "flushing":
-            _commits._flush_tree = die
-        if {moment!r} == "before the rename":
-            os.rename = die
-        if {moment!r} == "after the rename":
-            _commits._flush = lambda path: die() if path.name == {directory.name!r} else None
-        _commits.write_commit(pathlib.Path({str(directory)!r}), "ckpt-2", fill)
-    """)
-    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
-    assert done.returncode == -9
+#: When a process that writes a commit ends itself with SIGKILL.
+MOMENTS = ["writing", "flushing", "before the rename", "after the rename"]
+
+#: Writes commit 2 in each directory of its arguments, in a process of its own that is killed at this moment.
+KILLED = """
+import os, pathlib, signal, sys
+from unisono.checkpoint import _commits
+
+def write(directory, moment):
+    def die(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+    def fill(folder):
+        (folder / "a.bin").write_bytes(b"2" * 1000)
+        if moment == "writing":
+            die()
+    if moment == "flushing":
+        _commits._flush_tree = die
+    if moment == "before the rename":
+        os.rename = die
+    if moment == "after the rename":
+        _commits._flush = lambda path: die() if path == directory else None
+    _commits.write_commit(directory, "ckpt-2", fill)
+
+for path in map(pathlib.Path, sys.argv[1:]):
+    child = os.fork()
+    if not child:
+        write(path, path.name)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
-@pytest.mark.parametrize("moment", ["writing", "flushing", "before the rename", "after the rename"])
-def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(tmp_path, moment):
-    made(tmp_path, 1)
-    run_killed(tmp_path, moment)
-    number, path = _commits.newest_good(tmp_path, "ckpt")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A directory for each moment, in which commit 1 is whole."""
+    root = tmp_path_factory.mktemp("killed")
+    for moment in MOMENTS:
+        made(root / moment, 1)
+    command = [sys.executable, "-c", KILLED, *(str(root / moment) for moment in MOMENTS)]
+    done = subprocess.run(command, check=False, timeout=120, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == ["-9"] * len(MOMENTS)
+    return root
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(killed, moment):
+    folder = killed / moment
+    number, path = _commits.newest_good(folder, "ckpt")
     assert number == (2 if moment == "after the rename" else 1)
     _commits.check_commit(path)
-    assert len(_commits.sweep(tmp_path)) == (0 if moment == "after the rename" else 1)
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-    made(tmp_path, 3)
+    assert len(_commits.sweep(folder)) == (0 if moment == "after the rename" else 1)
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+    made(folder, 3)
 
 
 def test_what_a_living_process_writes_is_not_swept(tmp_path):
