@@ -3,8 +3,8 @@
     python benchmarks/data.py            # about two minutes on two cores
     python benchmarks/data.py --rounds 1 # a quick look
 
-The map turns a batch of bytes into numbers by NumPy work of about the length of a step, as decoding
-does. Pipeline and step alone are measured too: where all of the shorter hides behind the longer,
+The map converts a batch of bytes to numbers with NumPy work that takes about as long as a step, like
+decoding. Pipeline and step alone are measured too: where all of the shorter hides behind the longer,
 `fit` runs at the rate of the slower of them, which is the ideal of the last column. A machine whose
 devices are its own cores cannot reach it: both want the same cores.
 

@@ -1,11 +1,11 @@
-"""How fast a cluster goes on after a fault: two workers of `unisono launch`, warm spares, one machine.
+"""How fast a cluster recovers from a fault: two workers of `unisono launch`, warm spares, one machine.
 
     python benchmarks/recovery.py            # about three minutes on two cores
     python benchmarks/recovery.py --seeds 20 # twenty random plans of two faults each instead
 
-Detection: from the last step of the worker that is hit until the launcher knows. Next step: until
-the first step of the next generation is done. Steps lost: those done again. The final weights must
-be bit for bit those of a run that nothing disturbed.
+Detection: from the last step of the worker that is hit until the launcher detects its end. Next step:
+until the first step of the next generation is done. Steps lost: those repeated. The final weights must
+be bit for bit those of an undisturbed run.
 """
 
 import argparse
@@ -224,7 +224,7 @@ def measured(records, events, generation):
     """Seconds from a generation's last step to detection and to the next step, and steps done again."""
     before = [r for r in records if r.generation == generation]
     after = [r for r in records if r.generation == generation + 1]
-    # Who is hit does not go on; the others may do half a step more.
+    # The worker that is hit makes no further step; the others may make half a step more.
     hit = min(max(r.time for r in before if r.task == task) for task in TASKS)
     noticed = min(
         e["time"]
@@ -235,7 +235,7 @@ def measured(records, events, generation):
     return noticed - hit, min(r.time for r in after) - hit, lost
 
 
-#: What the launcher writes when it has seen that a task is gone or stuck.
+#: The launcher's events for a task that has ended or is stuck.
 NOTICED = ("failed", "stalled", "ended")
 
 
@@ -270,7 +270,7 @@ def row(root, plan, expected, steady):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=0, help="run so many random plans as well")
+    parser.add_argument("--seeds", type=int, default=0, help="run this many random plans instead")
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--train", type=Path, help="run one worker in this process")
     parser.add_argument("--plan")
