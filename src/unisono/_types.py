@@ -15,3 +15,17 @@ ArrayLike: TypeAlias = Any
 
 #: What the user's function returns, or an argument for it, which the library hands on unread.
 UserValue: TypeAlias = Any
+
+#: What Keras hands to a hook of a callback: numbers by name, which the callback may change.
+Logs: TypeAlias = dict[str, Any] | None
+
+#: What a checkpoint can hold besides variables, such as what `get_state` returns: numbers, strings, bytes,
+#: None and arrays, in lists, tuples, sets and dicts.
+State: TypeAlias = Any
+
+#: What `json` writes and reads.
+Json: TypeAlias = Any
+
+#: What a checkpoint can be given: models, layers, optimizers, metrics, variables, iterators, anything with
+#: `get_state` and `set_state`, pytrees of arrays, and lists and dicts of these.
+Trackable: TypeAlias = Any

@@ -14,10 +14,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._signals import SignalWatch, in_main_thread
+from unisono._types import Logs
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
@@ -168,12 +168,12 @@ class BackupAndRestore(FitExtension):
 
         return BackupInterval(*self._limits, max(1, call.model.steps_per_execution), say)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Keras has just reset the metrics; this callback hears of it first."""
         if self._run is not None:
             self._run.begin_epoch(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """All callbacks have heard of the batch before; this one hears first of the next."""
         self._batches += 1
         # Where steps run ahead of Keras' loop: when it has come to the last of them.
@@ -200,12 +200,12 @@ class BackupAndRestore(FitExtension):
             self._agreement.finish()
             raise SystemExit(RESTART)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Validation is no step."""
         if self._run is not None:
             self._run.pause()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """No more steps; the epoch is saved when all others have heard of its end."""
         if self._run is not None:
             self._run.pause()

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidTypeError
+from unisono._types import State
 from unisono.checkpoint._json_state import encode
 from unisono.step._keras_internals import CALLBACK_ATTRIBUTES, has_had_model
 
@@ -45,12 +46,12 @@ class Made:
     is_new: bool
 
     @classmethod
-    def of(cls, callback: Any) -> Made:
+    def of(cls, callback: keras.callbacks.Callback) -> Made:
         """Note what a callback is before `fit` begins."""
         return cls(attributes_of(callback), not has_had_model(callback))
 
 
-def attributes_of(callback: Any) -> dict[str, Any]:
+def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Return the attributes of a callback that a checkpoint can hold; none of one that has `get_state`.
 
     Args:
@@ -75,7 +76,7 @@ def attributes_of(callback: Any) -> dict[str, Any]:
     return found
 
 
-def state_of(callback: Any, made: Made) -> dict[str, Any]:
+def state_of(callback: keras.callbacks.Callback, made: Made) -> dict[str, Any]:
     """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
 
     Args:
@@ -98,7 +99,7 @@ def state_of(callback: Any, made: Made) -> dict[str, Any]:
     }
 
 
-def set_state_of(callback: Any, state: Mapping[str, Any], made: Made) -> list[str]:
+def set_state_of(callback: keras.callbacks.Callback, state: Mapping[str, Any], made: Made) -> list[str]:
     """Put a state from `state_of` back, and leave the arguments as the program has them.
 
     Args:
@@ -129,7 +130,7 @@ def set_state_of(callback: Any, state: Mapping[str, Any], made: Made) -> list[st
     return found
 
 
-def _derived_names(callback: Any) -> set[str]:
+def _derived_names(callback: keras.callbacks.Callback) -> set[str]:
     return set().union(*(names for kind, names in _DERIVED.items() if isinstance(callback, kind)))
 
 
@@ -139,7 +140,7 @@ def _argument_names(kind: type) -> set[str]:
     return set().union(*(inspect.signature(init).parameters for init in every))
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def _is_same(a: State, b: State) -> bool:
     if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
         x, y = np.asarray(a), np.asarray(b)
         return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
@@ -152,7 +153,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def _short(value: Any) -> str:
+def _short(value: State) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -165,7 +166,7 @@ def _import_path(value: Any) -> tuple[str, str] | None:
     return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
 
 
-def names_of(callbacks: Sequence[Any]) -> list[str]:
+def names_of(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
     """The classes of callbacks, by which a checkpoint recognizes them."""
     return [f"{type(c).__module__}.{type(c).__qualname__}" for c in callbacks]
 
@@ -186,7 +187,7 @@ def check_same(saved: Sequence[str], found: Sequence[str]) -> None:
             )
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: State) -> State:
     """A copy that later changes of the callback do not reach."""
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+
+from unisono._types import PyTree
 from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
 from unisono.training.trainer._lookahead import StepLookahead
@@ -23,14 +26,14 @@ class CountedBatches:
         on_first: receives the first of them.
     """
 
-    def __init__(self, iterator: Iterator[Any], on_first: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, iterator: Iterator[PyTree], on_first: Callable[[PyTree], None] | None = None) -> None:
         self._iterator, self._on_first = iterator, on_first
         self.count = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         item = next(self._iterator)
         if self.count == 0 and self._on_first is not None:
             self._on_first(item)
@@ -61,8 +64,8 @@ class CountingTrainFunction:
         self._iteration = 0
         #: Batches used of the running iteration over the data.
         self.used = 0
-        self.state: Any = None
-        self.logs: Any = {}
+        self.state: PyTree = None
+        self.logs: PyTree = {}
         self.batches_in_epoch = 0
         self.batches = 0
         #: Batches that are still to be taken without computing anything.
@@ -76,14 +79,14 @@ class CountingTrainFunction:
         """Count batches from zero."""
         self.state, self.batches_in_epoch, self.first = None, 0, []
 
-    def _begin_data(self, batch: Any) -> None:
+    def _begin_data(self, batch: PyTree) -> None:
         self.first = fingerprint(batch)
         self.first_of_run = self.first if self.first_of_run is None else self.first_of_run
         if not are_same(self.expected, self.first):
             warn_of_other_batch("data")
         self.expected = []
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def __call__(self, state: PyTree, iterator: Iterator[PyTree]) -> tuple[PyTree, PyTree]:
         """Keras' convention."""
         if self.to_pass:
             return self._pass(state, iterator)
@@ -124,7 +127,7 @@ class CountingTrainFunction:
             self._iteration, self.used = self._position.iterations, 0
         self.used += batches
 
-    def _pass(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def _pass(self, state: PyTree, iterator: Iterator[PyTree]) -> tuple[PyTree, PyTree]:
         taken = min(self._together, self.to_pass)
         for i in range(taken):
             batch = next(iterator)
@@ -140,7 +143,7 @@ class CountingTrainFunction:
         return getattr(self._function, name)
 
 
-def mute(callbacks: list[Any]) -> Callable[[], None]:
+def mute(callbacks: list[keras.callbacks.Callback]) -> Callable[[], None]:
     """Keep callbacks from hearing of an epoch's beginning and of batches until the result is called."""
     for callback in callbacks:
         for hook in _HOOKS:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError
+from unisono._types import ArrayLike, PyTree, State
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import KerasInput, Position
 
@@ -84,7 +85,7 @@ def other_data(received: str, directory: object) -> CheckpointMismatchError:
     )
 
 
-def fingerprint(batch: Any) -> list[str]:
+def fingerprint(batch: PyTree) -> list[str]:
     """Return a hash for each array of a batch.
 
     >>> fingerprint((np.zeros(2), {"a": np.ones(3)})) == fingerprint((np.zeros(2), np.ones(3)))
@@ -121,7 +122,7 @@ def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> 
     warn_of_other_batch("Dataset")
 
 
-def check_sequence(x: Any, shuffle: bool, python_random: Any, saved: Sequence[str]) -> None:
+def check_sequence(x: PyTree, shuffle: bool, python_random: State, saved: Sequence[str]) -> None:
     """Warn where the first batch of a finished epoch over a `PyDataset` is not the one that was trained.
 
     Args:
@@ -157,7 +158,7 @@ def warn_of_other_batch(kind: str) -> None:
     )
 
 
-def _samples(array: Any) -> list[Any]:
+def _samples(array: ArrayLike) -> list[ArrayLike]:
     """The first rows of an array, and rows from all over it."""
     rows = int(np.shape(array)[0]) if np.ndim(array) else 0
     if not rows:
@@ -167,7 +168,7 @@ def _samples(array: Any) -> list[Any]:
     return [array[:count], array[:: max(1, -(-rows // count))]]
 
 
-def _hash(value: Any) -> str:
+def _hash(value: ArrayLike) -> str:
     array = np.ascontiguousarray(value)
     # Arrays of objects, such as strings, are hashed as text: their bytes are addresses.
     data = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()

@@ -35,12 +35,13 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import jax
 import keras
 import numpy as np
 
 from unisono._errors import CheckpointError
+from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import Made, check_same, names_of, set_state_of, state_of
 from unisono.callbacks._counting_train_function import CountingTrainFunction, mute
@@ -69,15 +70,15 @@ class LastCallback(keras.callbacks.Callback):
         super().__init__()
         self._backup = backup
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Keras is about to train."""
         self._backup.restore()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Keras makes its iterator next."""
         self._backup.keep_epoch_random()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """All others have seen the epoch's end, and the history has it."""
         self._backup.end_epoch(epoch)
 
@@ -98,7 +99,7 @@ class FitBackup:
 
     def __init__(
         self,
-        owner: Any,
+        owner: keras.callbacks.Callback,
         call: FitCall,
         backups: Backups,
         is_due: Callable[[int, bool, bool], bool],
@@ -114,7 +115,7 @@ class FitBackup:
         self._watched: CountingTrainFunction | None = None
         self._metrics: list[np.ndarray] = []
         self._unmute: Callable[[], None] | None = None
-        self._random_now: Any = None
+        self._random_now: State = None
         self._saved_at = 0
         self._data = ResumableData(call.arguments, self._model.steps_per_execution)
         self._others = [c for c in call.callbacks if c is not owner]
@@ -183,7 +184,7 @@ class FitBackup:
 
     # --- while fit runs ---------------------------------------------------------------------
 
-    def _watch(self, function: Any) -> CountingTrainFunction:
+    def _watch(self, function: Callable[..., tuple[PyTree, PyTree]]) -> CountingTrainFunction:
         self._watched = CountingTrainFunction(
             function, self._model.steps_per_execution, self._data.position, self._every
         )
@@ -287,14 +288,14 @@ class FitBackup:
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
         self._on_epoch_saved()
 
-    def _save(self, progress: Progress, values: dict[int, Any]) -> None:
+    def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
         self._saved_at = self._watching.batches
         if self._backups.read_only:
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():
             self._backups.write(self._snapshot(progress, values))
 
-    def _snapshot(self, progress: Progress, values: dict[int, Any]) -> Snapshot:
+    def _snapshot(self, progress: Progress, values: dict[int, jax.Array]) -> Snapshot:
         """Copy everything; does not wait for the devices."""
         progress = dataclasses.replace(
             progress,

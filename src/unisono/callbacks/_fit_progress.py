@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError
+from unisono._types import PyTree, State
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._json_state import decode, encode
 from unisono.training.trainer._multi_step import StepLog
@@ -42,17 +44,19 @@ class Progress:
     batch: int = 0
     batches: int = 0
     stopped: bool = False
-    epoch_random: Any = None
-    random: Any = None
-    data: Any = None
-    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    epoch_random: State = None
+    random: State = None
+    data: State = None
+    callbacks: list[State] = dataclasses.field(default_factory=list)
     callback_names: list[str] = dataclasses.field(default_factory=list)
     data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     first_of_run: list[str] = dataclasses.field(default_factory=list)
     first_of_epoch: list[str] = dataclasses.field(default_factory=list)
 
 
-def snapshot_of(model: keras.Model, progress: Progress, values: Mapping[int, Any], logs: Any) -> Snapshot:
+def snapshot_of(
+    model: keras.Model, progress: Progress, values: Mapping[int, jax.Array], logs: PyTree
+) -> Snapshot:
     """Copy a model and where its training stands; does not wait for the devices.
 
     Args:

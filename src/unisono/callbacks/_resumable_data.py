@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import State
 from unisono.callbacks._data import (
     are_same,
     check_dataset,
@@ -113,6 +114,6 @@ class ResumableData:
         if self.position is not None:
             self.position.rewind()
 
-    def state_after(self, batches: int) -> Any:
+    def state_after(self, batches: int) -> State:
         """Return the state of the running iteration after some batches; None for other data."""
         return None if self.position is None else self.position.state_after(batches)

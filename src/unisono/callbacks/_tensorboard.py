@@ -19,6 +19,7 @@ import numpy as np
 from unisono import summary
 from unisono._errors import InvalidArgumentError
 from unisono._export._packages import require_packages
+from unisono._types import ArrayLike, Logs
 
 _LOG = logging.getLogger("unisono")
 
@@ -101,7 +102,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._began = 0.0
         self._epoch_began = 0.0
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Keras' hook: note the model."""
         super().set_model(model)
         # Here, because Keras moves the whole state where a batch's hook asks for `self.model`.
@@ -109,7 +110,7 @@ class TensorBoard(keras.callbacks.Callback):
 
     # --- training ------------------------------------------------------------------------------
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Open the files."""
         self._end()  # An earlier `fit` may have failed.
         self._is_training = True
@@ -120,17 +121,17 @@ class TensorBoard(keras.callbacks.Callback):
         if self.update_freq:
             _TRAINING.start(self, self._writer("train"), self.update_freq)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Close the files."""
         self._end()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Count the batches of the epochs before."""
         self._batches_before += max(self._ends, default=0)
         self._ends.clear()
         self._epoch_began = time.perf_counter()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Say the step to summaries in the model, and start a profile."""
         step = self._batches_before + batch + 1
         if self.update_freq:
@@ -140,7 +141,7 @@ class TensorBoard(keras.callbacks.Callback):
         if self._is_timing:
             self._began = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Write the numbers so far. Keras may call this from another thread."""
         # Keras counts the last call of an epoch as full, also where data for fewer steps were left.
         end = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
@@ -154,7 +155,7 @@ class TensorBoard(keras.callbacks.Callback):
             values["steps_per_second"] = (step - first) / (time.perf_counter() - self._began)
         self._write_scalars("train", "batch_{}", values, step)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Write the epoch's numbers, and what belongs to every so many epochs."""
         logs = dict(logs or {})
         train = {k: v for k, v in logs.items() if not k.startswith("val_")}
@@ -175,18 +176,18 @@ class TensorBoard(keras.callbacks.Callback):
 
     # --- evaluation ----------------------------------------------------------------------------
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Send summaries in the model to the validation's file."""
         if self.update_freq:
             _TESTING.start(self, self._writer("validation"), self.update_freq)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Say the step to summaries in the model."""
         self._test_batches += 1
         if self.update_freq:
             summary.set_step(self._test_batches)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         """Write the evaluation's numbers over the steps of training."""
         optimizer = self.model.optimizer
         if optimizer is not None:
@@ -220,7 +221,7 @@ class TensorBoard(keras.callbacks.Callback):
         for key, value in values.items():
             self._writer(name).write("scalar", tag.format(key), step, np.asarray(value))
 
-    def _current_rate(self) -> Any:
+    def _current_rate(self) -> ArrayLike:
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer = optimizer.inner_optimizer
@@ -301,7 +302,7 @@ class _Profile:
             jax.profiler.stop_trace()
 
 
-def _as_images(weight: Any) -> Any | None:
+def _as_images(weight: ArrayLike) -> ArrayLike | None:
     """A weight as grey images of shape `(k, height, width, 1)`, as Keras draws it; None for others.
 
     >>> _as_images(np.zeros((5, 3))).shape
@@ -319,7 +320,7 @@ def _as_images(weight: Any) -> Any | None:
     return weight if weight.ndim == 4 and weight.shape[-1] in (1, 3, 4) else None
 
 
-def _write_embeddings(model: Any, log_dir: str) -> None:
+def _write_embeddings(model: keras.Model, log_dir: str) -> None:
     """Write the weights of Embedding layers where TensorBoard's projector looks for them."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
     if not layers:

@@ -9,6 +9,7 @@ import jax
 import keras
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import Logs
 from unisono.training.trainer._host_timing import HostTimes
 from unisono.training.trainer._protocol import timer_of
 
@@ -67,7 +68,7 @@ class StepTimer(keras.callbacks.Callback):
         #: When the devices had finished the steps of the epoch; None while they compute.
         self._ended: float | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Look for the clock, and begin the first epoch, of which a resumed run is not told."""
         if timer_of(self.model.train_function) is None:
             raise InvalidArgumentError(
@@ -77,7 +78,7 @@ class StepTimer(keras.callbacks.Callback):
             )
         self._begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Note where the clock stands."""
         self._begin()
 
@@ -86,7 +87,7 @@ class StepTimer(keras.callbacks.Callback):
         self._before = self._reading()
         self._began, self._ended = perf_counter(), None
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """End the epoch's time before its validation, which needs the last step's weights anyway."""
         if self._ended is None:
             # Steps run ahead: without this wait, the rest of the last ones would not count.
@@ -94,7 +95,7 @@ class StepTimer(keras.callbacks.Callback):
             jax.block_until_ready([v.value for v in written])
             self._ended = perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the numbers to the logs. Keras has read the epoch's results: the devices are done."""
         ended = perf_counter() if self._ended is None else self._ended
         if logs is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError, InvalidArgumentError
+from unisono._types import Trackable
 from unisono.checkpoint import _commits
 from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
@@ -107,7 +108,7 @@ class Checkpoint(Holder):
     ({}, 3)
     """
 
-    def __init__(self, root: Any = None, **objects: Any) -> None:
+    def __init__(self, root: Trackable = None, **objects: Trackable) -> None:
         super().__init__()
         self._counter = 0
         #: Directories in which a checkpoint of this object was read back.
@@ -117,13 +118,13 @@ class Checkpoint(Holder):
         if root is not None:
             self._objects["root"] = _tracked(root)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Trackable:
         objects = vars(self).get("_objects", {})
         if name not in objects:
             raise AttributeError(f"This checkpoint has no object {name!r}; it has {sorted(objects)}.")
         return objects[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Trackable) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)
             return
@@ -135,7 +136,7 @@ class Checkpoint(Holder):
         self._objects[name] = _tracked(value)
         self._has_grown()
 
-    def include(self, **objects: Any) -> None:
+    def include(self, **objects: Trackable) -> None:
         """Save and restore these too.
 
         Args:
@@ -290,7 +291,7 @@ class Checkpoint(Holder):
     read = restore
 
 
-def _tracked(value: Any) -> Any:
+def _tracked(value: Trackable) -> Trackable:
     """A list or dict that says when it grows, where it holds objects or may come to hold them."""
     for kind, tracked in ((list, TrackedList), (dict, TrackedDict)):
         if type(value) is kind and (not value or holds_objects(value)):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import CheckpointError
+from unisono._types import Json
 
 _LOG = logging.getLogger("unisono")
 
@@ -291,7 +292,7 @@ def _hash(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _hash_json(value: Any) -> str:
+def _hash_json(value: Json) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
+from unisono._types import ArrayLike, Json, Trackable
 from unisono.checkpoint._json_state import decode, encode
 from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
@@ -44,7 +45,7 @@ class Snapshot:
     """
 
     arrays: Mapping[str, Any]
-    facts: Any
+    facts: Json
 
     def on_host(self) -> dict[str, np.ndarray]:
         """The arrays as numpy arrays; waits for the devices."""
@@ -72,7 +73,7 @@ class Snapshot:
         return cls(arrays, head["facts"])
 
 
-def copy_of(value: Any) -> Any:
+def copy_of(value: ArrayLike) -> jax.Array | np.ndarray:
     """Return a copy of an array that no later step can donate; does not wait for it.
 
     Args:
@@ -98,7 +99,7 @@ class Unit:
     """
 
     prefix: str
-    owner: Any
+    owner: keras.Model | keras.Layer | keras.Optimizer | keras.metrics.Metric
     is_built: bool
 
     def holds(self, name: str) -> bool:
@@ -119,8 +120,10 @@ class Parts:
         InvalidArgumentError: a model is not built, and must be.
     """
 
-    def __init__(self, objects: Mapping[str, Any], *, deferred: bool = False, builds: bool = True) -> None:
-        self.variables: dict[str, Any] = {}
+    def __init__(
+        self, objects: Mapping[str, Trackable], *, deferred: bool = False, builds: bool = True
+    ) -> None:
+        self.variables: dict[str, keras.Variable] = {}
         self.stateful: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.units: list[Unit] = []
@@ -130,7 +133,7 @@ class Parts:
         for name, value in objects.items():
             self._add(name, value)
 
-    def _add(self, name: str, value: Any) -> None:
+    def _add(self, name: str, value: Trackable) -> None:
         if isinstance(value, keras.Model):
             self._add_model(name, value)
         elif isinstance(value, keras.Variable):
@@ -148,14 +151,14 @@ class Parts:
         else:
             self.values[name] = value
 
-    def _add_container(self, name: str, value: Any) -> None:
+    def _add_container(self, name: str, value: Trackable) -> None:
         if isinstance(value, Growing):
             self.growing.append(value)
         items = value.objects if isinstance(value, Holder) else value
         for key, item in items.items() if isinstance(items, Mapping) else enumerate(items):
             self._add(f"{name}/{key}", item)
 
-    def _add_model(self, name: str, model: Any) -> None:
+    def _add_model(self, name: str, model: keras.Model) -> None:
         if not model.built and not self._deferred:
             raise InvalidArgumentError(
                 "A model must have its variables to be saved. Received: "
@@ -173,14 +176,16 @@ class Parts:
                 optimizer.build(model.trainable_variables)
         self._add_optimizer(f"{name}{OPTIMIZER}", optimizer, weights)
 
-    def _add_optimizer(self, name: str, optimizer: Any, weights: Mapping[str, Any]) -> None:
+    def _add_optimizer(
+        self, name: str, optimizer: keras.Optimizer, weights: Mapping[str, keras.Variable]
+    ) -> None:
         self.units.append(Unit(name, optimizer, optimizer.built))
         references = {v.path: path for path, v in weights.items()}
         names = slot_names([v.name for v in optimizer.variables], references)
         for slot, variable in zip(names, optimizer.variables, strict=True):
             self.variables[f"{name}/{slot}"] = variable
 
-    def _add_variables(self, name: str, variables: Sequence[Any]) -> None:
+    def _add_variables(self, name: str, variables: Sequence[keras.Variable]) -> None:
         for path, variable in variables_by_name(variables).items():
             self.variables[f"{name}/{path}"] = variable
 
@@ -298,13 +303,13 @@ def plain_values(
     return {n: decode(values[n], arrays) for n in values if n in wanted_names(values, parts)}
 
 
-def weights_by_path(model: Any) -> dict[str, Any]:
+def weights_by_path(model: keras.Model) -> dict[str, keras.Variable]:
     """A model's variables by names in which the model's own name does not occur."""
     paths = canonical_paths([v.path.removeprefix(f"{model.name}/") for v in model.variables])
     return dict(zip(paths, model.variables, strict=True))
 
 
-def holds_objects(value: Any) -> bool:
+def holds_objects(value: Trackable) -> bool:
     """Whether a container has Keras' objects or iterators in it, and not only arrays."""
     if isinstance(value, (TrackedList, TrackedDict)):
         return True
@@ -315,7 +320,7 @@ def holds_objects(value: Any) -> bool:
     return any(isinstance(v, kinds) or hasattr(v, "get_state") or holds_objects(v) for v in items)
 
 
-def _inside(facts: Any) -> set[str]:
+def _inside(facts: Json) -> set[str]:
     """Names of the arrays that belong to states and values."""
     if isinstance(facts, dict):
         own = {facts["name"]} if facts.get("__kind__") in ("array", "scalar") else set()
@@ -323,7 +328,7 @@ def _inside(facts: Any) -> set[str]:
     return set().union(*(_inside(v) for v in facts)) if isinstance(facts, list) else set()
 
 
-def _keeps_copies(variable: Any) -> bool:
+def _keeps_copies(variable: keras.Variable) -> bool:
     """Whether a variable's copies have no common value that could stand for them."""
     return (
         isinstance(variable, Variable)
@@ -332,12 +337,13 @@ def _keeps_copies(variable: Any) -> bool:
     )
 
 
-def _logical_value(variable: Any) -> Any:
+def _logical_value(variable: keras.Variable) -> jax.Array:
     """The one value of a variable, whatever the number of replicas: sums are summed, and so on."""
-    return variable.stored_copies if _keeps_copies(variable) else variable.value
+    value: jax.Array = variable.stored_copies if _keeps_copies(variable) else variable.value
+    return value
 
 
-def _set_logical_value(variable: Any, value: np.ndarray) -> None:
+def _set_logical_value(variable: keras.Variable, value: np.ndarray) -> None:
     if _keeps_copies(variable):
         variable.stored_copies = jnp.asarray(value)
     elif stored_value(variable) is None:
@@ -351,7 +357,7 @@ def _set_logical_value(variable: Any, value: np.ndarray) -> None:
             store_value(variable, jnp.asarray(value, stored_dtype(variable)))
 
 
-def _difference(name: str, variable: Any, saved: np.ndarray) -> list[str]:
+def _difference(name: str, variable: keras.Variable, saved: np.ndarray) -> list[str]:
     shape = tuple(variable.stored_copies.shape if _keeps_copies(variable) else variable.shape)
     found = []
     if shape != saved.shape:

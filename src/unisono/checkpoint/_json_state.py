@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from unisono._errors import InvalidTypeError
+from unisono._types import Json, State
 
 _KIND = "__kind__"
 
 
-def encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
+def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
     """Return `value` as JSON, with its arrays put into `arrays`.
 
     Args:
@@ -56,14 +56,14 @@ def encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
     )
 
 
-def _encode_dict(value: Mapping[Any, Any], arrays: dict[str, np.ndarray], where: str) -> Any:
+def _encode_dict(value: Mapping[State, State], arrays: dict[str, np.ndarray], where: str) -> Json:
     if all(type(k) is str for k in value) and _KIND not in value:
         return {k: encode(v, arrays, f"{where}.{k}") for k, v in value.items()}
     pairs = [[encode(k, arrays, where), encode(v, arrays, f"{where}[{k!r}]")] for k, v in value.items()]
     return {_KIND: "dict", "pairs": pairs}
 
 
-def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def decode(value: Json, arrays: Mapping[str, np.ndarray]) -> State:
     """Inverse of `encode`.
 
     Args:
@@ -93,7 +93,7 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
             return made(decode(v, arrays) for v in value["items"])
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) or (
         hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Self, SupportsIndex
+
+from unisono._types import Trackable
 
 
 class Growing:
@@ -26,68 +28,68 @@ class Growing:
             call()
 
 
-class TrackedList(list[Any], Growing):
+class TrackedList(list[Trackable], Growing):
     """A list whose additions are restored.
 
     >>> TrackedList([1]) == [1]
     True
     """
 
-    def __init__(self, items: Any = ()) -> None:
+    def __init__(self, items: Iterable[Trackable] = ()) -> None:
         list.__init__(self, items)
         Growing.__init__(self)
 
-    def append(self, item: Any) -> None:
+    def append(self, item: Trackable) -> None:
         """As of a list."""
         super().append(item)
         self._has_grown()
 
-    def extend(self, items: Any) -> None:
+    def extend(self, items: Iterable[Trackable]) -> None:
         """As of a list."""
         super().extend(items)
         self._has_grown()
 
-    def insert(self, index: Any, item: Any) -> None:
+    def insert(self, index: SupportsIndex, item: Trackable) -> None:
         """As of a list."""
         super().insert(index, item)
         self._has_grown()
 
-    def __iadd__(self, items: Any) -> Any:  # type: ignore[misc]
+    def __iadd__(self, items: Iterable[Trackable]) -> Self:  # type: ignore[misc]
         self.extend(items)
         return self
 
-    def __setitem__(self, index: Any, item: Any) -> None:
+    def __setitem__(self, index: Any, item: Trackable) -> None:
         super().__setitem__(index, item)
         self._has_grown()
 
 
-class TrackedDict(dict[Any, Any], Growing):
+class TrackedDict(dict[Hashable, Trackable], Growing):
     """A dict whose additions are restored.
 
     >>> TrackedDict(a=1) == {"a": 1}
     True
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Trackable, **kwargs: Trackable) -> None:
         dict.__init__(self, *args, **kwargs)
         Growing.__init__(self)
 
-    def __setitem__(self, key: Any, item: Any) -> None:
+    def __setitem__(self, key: Hashable, item: Trackable) -> None:
         super().__setitem__(key, item)
         self._has_grown()
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: Trackable, **kwargs: Trackable) -> None:
         """As of a dict."""
         super().update(*args, **kwargs)
         self._has_grown()
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: Hashable, default: Trackable = None) -> Trackable:
         """As of a dict."""
         found = super().setdefault(key, default)
         self._has_grown()
         return found
 
-    def __ior__(self, items: Any) -> Any:  # type: ignore[misc]
+    def __ior__(self, items: Any) -> Self:  # type: ignore[misc]
         self.update(items)
         return self
 
@@ -97,9 +99,9 @@ class Holder(Growing):
 
     def __init__(self) -> None:
         super().__init__()
-        self._objects: dict[str, Any] = {}
+        self._objects: dict[str, Trackable] = {}
 
     @property
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Trackable]:
         """What is saved and restored, by name."""
         return self._objects

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+
+import keras
 
 _NUMBERED = re.compile(r"(.+?)_\d+")
 
@@ -72,6 +73,6 @@ def _different(names: list[str]) -> list[str]:
     return found
 
 
-def variables_by_name(variables: Sequence[Any]) -> dict[str, Any]:
+def variables_by_name(variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
     """The variables of a Keras object by canonical name."""
     return dict(zip(canonical_paths([v.path for v in variables]), variables, strict=True))

@@ -71,7 +71,7 @@ class Restorer:
         model: built; its optimizer need not be the one that trained.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._in_files: Description | None = None
 
@@ -123,7 +123,7 @@ class Restorer:
         keras.saving.save_weights(self._model, str(own), objects_to_skip=self._left_alone())
         return _described(own)[0]
 
-    def _left_alone(self) -> list[Any]:
+    def _left_alone(self) -> list[keras.Variable]:
         optimizer = getattr(self._model, "optimizer", None)
         return [] if optimizer is None else [optimizer]
 

@@ -24,6 +24,7 @@ from unisono import summary
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
 from unisono._export._packages import require_packages
 from unisono._signals import SignalWatch, in_main_thread
+from unisono._types import Logs, PyTree
 from unisono.checkpoint._markers import Mark, read_mark, record_path
 from unisono.cluster.liveness._heartbeat_file import Heartbeat
 from unisono.cluster_resolver._base import process_environ
@@ -92,8 +93,8 @@ class SidecarEvaluator:
 
     def __init__(
         self,
-        model: Any,
-        data: Any,
+        model: keras.Model,
+        data: PyTree,
         checkpoint_dir: str | os.PathLike[str],
         steps: int | None = None,
         max_evaluations: int | None = None,
@@ -310,7 +311,7 @@ class _Interrupt(keras.callbacks.Callback):
         # It looks at no logs: Keras need not wait for them.
         self.async_safe = True
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Keras has emptied the variables: they are filled again before the end."""
         if self._is_wanted():
             self.model.jax_state_sync()
@@ -322,7 +323,7 @@ def _is_last(mark: Mark | None, found: tuple[Found, ...], obeyed: str) -> bool:
     return mark is not None and mark.name != obeyed and all(f.time_ns <= mark.time_ns for f in found)
 
 
-def _digest(model: Any) -> str:
+def _digest(model: keras.Model) -> str:
     """A hash of the weights; the state of random generators, which evaluation may change, is left out."""
     state = hashlib.sha256()
     for variable in model.weights:
@@ -330,14 +331,14 @@ def _digest(model: Any) -> str:
     return state.hexdigest()
 
 
-def _short(value: Any) -> str:
+def _short(value: float | list[float]) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # --- arguments ---------------------------------------------------------------------------------
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: keras.Model) -> None:
     if not isinstance(model, keras.Model) or not model.built or not model.compiled:
         what = type(model).__name__
         if isinstance(model, keras.Model):
@@ -349,7 +350,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check(name: str, data: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+def _check(name: str, data: PyTree, checkpoint_dir: str | os.PathLike[str]) -> None:
     if isinstance(data, types.GeneratorType):
         raise InvalidArgumentError(
             "`data` must be readable again for each checkpoint. Received: a generator. Pass arrays, a "

@@ -18,10 +18,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._signals import SignalWatch, in_main_thread
+from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
@@ -77,9 +78,9 @@ class TerminationConfig:
     """
 
     termination_watcher_fn: Callable[[], bool] | None = None
-    exit_fn: Callable[[], Any] | None = None
+    exit_fn: Callable[[], object] | None = None
     grace_period: float | None = None
-    save_fn: Callable[..., Any] | None = None
+    save_fn: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
@@ -175,7 +176,7 @@ class PreemptionCheckpointHandler:
         """How many steps were done, in this process and in those before it."""
         return self._calls.count
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, fn: Callable[..., UserValue], *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Do one step; save after it and end the program if the end is near.
 
         Args:
@@ -193,7 +194,7 @@ class PreemptionCheckpointHandler:
         self.save_checkpoint_if_preempted()
         return result
 
-    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+    def save_checkpoint_if_preempted(self, *args: UserValue, **kwargs: UserValue) -> None:
         """Say that a step is done; save and end the program if the end is near. Instead of `run`.
 
         Args:
@@ -235,7 +236,9 @@ class PreemptionCheckpointHandler:
         if self._signals is not None:
             self._signals.__exit__(kind, error, trace)
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_last: bool = False) -> None:
+    def _check(
+        self, args: tuple[UserValue, ...], kwargs: dict[str, UserValue], *, is_last: bool = False
+    ) -> None:
         if self._notice.error is not None:
             error, self._notice.error = self._notice.error, None
             raise error
@@ -264,7 +267,7 @@ class PreemptionCheckpointHandler:
             finally:
                 (self._config.exit_fn or _exit)()
 
-    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _save(self, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]) -> None:
         if self._config.save_fn is not None:
             self._config.save_fn(*args, **kwargs)
         elif self._is_chief:
