@@ -19,6 +19,9 @@ from unisono._values import IndexedSlices, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
     import jax
+    import keras
+
+    from unisono.strategies._base import Strategy
 
 
 class ReplicaEngine(Protocol):
@@ -191,7 +194,18 @@ def check_same_strategy(entering: Any) -> None:
 
 
 #: The attribute of a variable or model that holds the strategy in whose scope it was created.
-STRATEGY_MARK = "_unisono_strategy"
+_CREATOR = "_unisono_strategy"
+
+
+def note_creator(thing: keras.Model | keras.Variable, strategy: Strategy | None) -> None:
+    """Note the strategy in whose scope a model or variable is created; None for no scope."""
+    # Not through Keras' own `__setattr__`, which tracks the parts of a layer.
+    object.__setattr__(thing, _CREATOR, strategy)
+
+
+def creator_of(thing: keras.Model | keras.Variable) -> Strategy | None:
+    """Return the strategy in whose scope a model or variable was created; None for no scope."""
+    return getattr(thing, _CREATOR, None)
 
 
 def check_holder(variable: Any) -> None:
@@ -206,7 +220,7 @@ def check_holder(variable: Any) -> None:
     context = _CURRENT.get()
     if context is None or context.strategy.is_default:
         return
-    holder = getattr(variable, STRATEGY_MARK, None)
+    holder = creator_of(variable)
     # Keras' global generator is created in the first scope that draws, and serves all.
     if holder is None or holder is context.strategy or variable.name == "seed_generator_state":
         return

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import STRATEGY_MARK
+from unisono._context import creator_of
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -171,7 +171,7 @@ def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
 
 def _copies_of(variable: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """The copy of a variable of each of this process' replicas; of another variable, itself."""
-    if getattr(variable, STRATEGY_MARK, None) is None:
+    if creator_of(variable) is None:
         return (variable,)
     copies = getattr(variable, "stored_copies", None)
     if copies is not None:

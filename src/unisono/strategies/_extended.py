@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from unisono._context import STRATEGY_MARK, Context, entered
+from unisono._context import Context, creator_of, entered
 from unisono._errors import InvalidArgumentError
 from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
 from unisono.collectives._cross_device import check_destinations
@@ -59,7 +59,7 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Return whether `variable` was created in this strategy's scope."""
-        return getattr(variable, STRATEGY_MARK, None) is self._strategy
+        return creator_of(variable) is self._strategy
 
     @contextlib.contextmanager
     def colocate_vars_with(self, variable: Any) -> Iterator[None]:

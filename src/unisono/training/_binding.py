@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 
-from unisono._context import STRATEGY_MARK, current
+from unisono._context import creator_of, current, note_creator
 from unisono._errors import MixedStrategyError, ScopeError
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def mark_creation(thing: Held) -> None:
     Args:
         thing: not built yet.
     """
-    # Not through Keras' own `__setattr__`, which tracks what it is given.
-    object.__setattr__(thing, STRATEGY_MARK, current_strategy())
+    note_creator(thing, current_strategy())
 
 
 def bind(model: keras.Model, strategy: Strategy | None) -> None:
@@ -59,7 +58,7 @@ def strategy_of(model: keras.Model) -> Any | None:
 def holder_of(thing: Held) -> Strategy | None:
     """Return the strategy that a model belongs to, compiled or not, or a variable."""
     bound = _BOUND.get(thing) if isinstance(thing, keras.Model) else None
-    return bound or getattr(thing, STRATEGY_MARK, None)
+    return bound or creator_of(thing)
 
 
 def writes_files(model: keras.Model) -> bool:
@@ -76,13 +75,13 @@ def holder_by_scope(model: keras.Model) -> Strategy | None:
     strategy = current_strategy()
     if strategy is not None:
         return strategy
-    marks = {mark for v in (model, *model.variables) if (mark := getattr(v, STRATEGY_MARK, None)) is not None}
-    if len(marks) > 1:
+    found = {creator for v in (model, *model.variables) if (creator := creator_of(v)) is not None}
+    if len(found) > 1:
         raise MixedStrategyError(
             "All variables of a model must be created in the scope of one strategy. Received: "
-            f"{model.name!r} with variables of {sorted(map(repr, marks))}. Build the model in one scope."
+            f"{model.name!r} with variables of {sorted(map(repr, found))}. Build the model in one scope."
         )
-    return marks.pop() if marks else None
+    return found.pop() if found else None
 
 
 def check_variables(model: keras.Model, strategy: Strategy) -> None:
@@ -93,10 +92,10 @@ def check_variables(model: keras.Model, strategy: Strategy) -> None:
         MixedStrategyError: for one of another strategy.
     """
     for variable in model.variables:
-        mark = getattr(variable, STRATEGY_MARK, None)
-        if mark is strategy:
+        creator = creator_of(variable)
+        if creator is strategy:
             continue
-        if mark is None:
+        if creator is None:
             raise ScopeError(
                 "A model must be created in the scope of the strategy that trains it. Received: variable "
                 f"{variable.path!r} of {model.name!r}, which was created outside of the scope of "
@@ -105,6 +104,6 @@ def check_variables(model: keras.Model, strategy: Strategy) -> None:
             )
         raise MixedStrategyError(
             "A model must be compiled in the scope of the strategy that holds its variables. Received: "
-            f"variable {variable.path!r} of {mark!r}, compiled in the scope of {strategy!r}. "
+            f"variable {variable.path!r} of {creator!r}, compiled in the scope of {strategy!r}. "
             "Build the model again in the second scope, or compile it in the first."
         )

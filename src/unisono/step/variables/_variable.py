@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import STRATEGY_MARK, ReplicaContext, check_holder, current
+from unisono._context import ReplicaContext, check_holder, creator_of, current
 from unisono._errors import InvalidArgumentError
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
@@ -240,7 +240,7 @@ class Variable(keras.Variable, DistributedValues):
         return self._scatter("update", sparse_delta, batched=True)
 
     def _scatter(self, how: str, sparse_delta: Any, batched: bool = False) -> Any:
-        if getattr(self, STRATEGY_MARK, None) is not None:
+        if creator_of(self) is not None:
             check_scatter(how, self._sync, self._agg, self.path)
         slices = as_slices(sparse_delta, tuple(self.shape), stored_dtype(self), batched)
         return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
