@@ -1,8 +1,8 @@
 """JAX's compilation cache on every process of a cluster.
 
 JAX writes it on the first process alone, since on TPUs and GPUs all processes have the same
-entries. On CPUs each has its own: without them a process that is started again, or its
-replacement, compiles everything anew, and all others wait for it.
+entries. On CPUs each process has its own: without them a restarted process, or its replacement,
+compiles everything again while all others wait for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,13 +25,13 @@ _SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 
 def write_on_this_process() -> bool:
-    """Let this process write what it compiles into JAX's compilation cache, where one is configured.
+    """Let this process write its programs to JAX's compilation cache, where one is configured.
 
-    Call it once JAX is distributed. It changes a private function of JAX, or nothing where that is
-    not the one that it knows: then the process compiles more often, and nothing else.
+    Call it after `jax.distributed.initialize`. It replaces a private function of JAX. In a version of JAX
+    where that function has other parameters it does nothing: the process then compiles more often.
 
     Returns:
-        Whether it will.
+        Whether the function was replaced.
     """
     try:
         compiler: Any = importlib.import_module("jax._src.compiler")
@@ -39,20 +40,29 @@ def write_on_this_process() -> bool:
     except (ImportError, AttributeError):
         known = False
     if not known:
-        _LOG.info("JAX %s writes its compilation cache in a way of its own.", jax.__version__)
+        _LOG.info(
+            "Only the first process writes the compilation cache: JAX %s has no function `_cache_write` that "
+            "can be replaced.",
+            jax.__version__,
+        )
         return False
 
     def write(
-        cache_key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any = ()
+        cache_key: str,
+        seconds: float,
+        name: str,
+        backend: object,
+        executable: object,
+        callbacks: Sequence[object] = (),
     ) -> None:
-        # As the original decides: a callback is a pointer into this process.
+        # As JAX's own function: a host callback is a pointer into this process, useless in another.
         shortest: float = getattr(jax.config, _SHORTEST)
         if callbacks or seconds < shortest:
             return
         try:
             put(cache_key, name, executable, backend, int(seconds))
         except Exception as error:
-            # Such as a full disk. A program that was compiled is worth more than its entry.
+            # Such as a full disk. The program is compiled and can run: a missing entry must not end it.
             warnings.warn(f"JAX's compilation cache could not be written for {name}: {error}", stacklevel=2)
 
     compiler._cache_write = write

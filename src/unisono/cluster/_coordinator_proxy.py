@@ -1,8 +1,8 @@
-"""A process' own way to JAX' coordination service, which stays open when the service dies.
+"""A TCP proxy to JAX's coordination service, which keeps this process' connection open when the service dies.
 
-JAX ends a process in C++, without an exception, as soon as its connection to the service breaks,
-which runs in process 0. Behind a relay the connection never breaks: the next collective fails instead,
-with an exception that can say who is missing.
+The service runs in process 0. When a connection to it breaks, JAX aborts the process in C++, without an
+exception. Behind the proxy the connection never breaks: the next collective fails instead, with an exception
+from which the lost process can be found. It copies bytes and does not read them: gRPC is JAX's affair.
 
 Tests: tests/unit/cluster/test_peer_monitor.py.
 """
@@ -14,19 +14,21 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds in which the service must accept a connection; it starts at the same time as this process.
+#: Seconds in which the service must accept a connection: process 0 starts it after the rendezvous, as this
+#: process starts its client.
 _CONNECT_SECONDS = 30.0
-#: Connections that are open at once: JAX needs one or two, and another program of this machine gets no more.
+#: Connections that are open at once: JAX needs one or two; a hostile program on this machine gets no more.
 _CONNECTIONS = 32
-#: Seconds before another connection is accepted, where no descriptor or thread is left.
+#: Seconds before the next attempt to accept a connection when no descriptor is left.
 _PAUSE = 0.1
 
 
 class CoordinatorProxy:
-    """A port of the loopback interface whose connections lead to an address elsewhere.
+    """A port of the loopback interface whose connections are forwarded to an address.
 
     Args:
         address: `"host:port"`.
@@ -42,13 +44,13 @@ class CoordinatorProxy:
 
     @property
     def address(self) -> str:
-        """Where this process connects instead."""
+        """The address to connect to instead."""
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
-        """Accept no more connections; those that are open stay."""
+        """Stop accepting connections; open ones are kept."""
         self._is_closed = True
-        # Wakes the thread that accepts, which closing alone does not.
+        # Closing alone does not wake a thread that is blocked in `accept`.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -57,7 +59,7 @@ class CoordinatorProxy:
         while not self._is_closed:
             try:
                 near, _ = self._listener.accept()
-            except OSError as error:  # closed, or no descriptor is left
+            except OSError as error:  # closed, or EMFILE
                 if not self._is_closed:
                     _LOG.debug("A connection could not be accepted: %s", error)
                     time.sleep(_PAUSE)
@@ -67,30 +69,30 @@ class CoordinatorProxy:
                 continue
             try:
                 _start(self._serve, near)
-            except RuntimeError as error:  # no thread is left
+            except RuntimeError as error:  # no further thread can be started
                 _LOG.debug("A connection could not be served: %s", error)
                 near.close()
                 self._free.release()
 
     def _serve(self, near: socket.socket) -> None:
         try:
-            far = _connected(self._target)
+            far = _connect(self._target)
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _start(_to_this_process, far, near)
-            _to_the_service(near, far)
+            _start(_forward_answers, far, near)
+            _forward_requests(near, far)
         except (OSError, RuntimeError) as error:
-            _LOG.warning("JAX' coordination service at %s:%d cannot be reached: %s", *self._target, error)
+            _LOG.warning("JAX's coordination service at %s:%d cannot be reached: %s", *self._target, error)
         finally:
             near.close()
             self._free.release()
 
 
-def _start(target: object, *args: object) -> None:
-    threading.Thread(target=target, args=args, name="unisono-relay", daemon=True).start()  # type: ignore[arg-type]
+def _start(target: Callable[..., None], *args: object) -> None:
+    threading.Thread(target=target, args=args, name="unisono-coordinator-proxy", daemon=True).start()
 
 
-def _connected(target: tuple[str, int]) -> socket.socket:
+def _connect(target: tuple[str, int]) -> socket.socket:
     until = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
@@ -104,30 +106,31 @@ def _connected(target: tuple[str, int]) -> socket.socket:
             return sock
 
 
-def _to_this_process(far: socket.socket, near: socket.socket) -> None:
-    """Pass on what the service says; when it ends, this process hears nothing of it."""
+def _forward_answers(far: socket.socket, near: socket.socket) -> None:
+    """Forward from the service; when it closes, keep this process' connection open."""
     with contextlib.suppress(OSError):
         while data := far.recv(1 << 16):
             near.sendall(data)
 
 
-def _to_the_service(near: socket.socket, far: socket.socket) -> None:
-    """Pass on what this process says; what a dead service does not hear is thrown away."""
-    is_heard = True
-    while data := _received(near):
-        if is_heard:
+def _forward_requests(near: socket.socket, far: socket.socket) -> None:
+    """Forward to the service; once it is dead, discard what this process sends."""
+    is_alive = True
+    while data := _receive(near):
+        if is_alive:
             try:
                 far.sendall(data)
             except OSError:
-                is_heard = False
-    # This process is done. Closing alone does not wake the other thread, nor tell the service.
+                is_alive = False
+    # This process has closed. Shut down, which wakes the other thread and ends the service's end; closing the
+    # descriptor does neither while that thread is blocked in `recv`.
     with contextlib.suppress(OSError):
         far.shutdown(socket.SHUT_RDWR)
     far.close()
     near.close()
 
 
-def _received(sock: socket.socket) -> bytes:
+def _receive(sock: socket.socket) -> bytes:
     try:
         return sock.recv(1 << 16)
     except OSError:

@@ -1,14 +1,14 @@
-"""Bytes between the processes of a cluster, outside of steps: small programs that are compiled once.
+"""Collectives of bytes between processes, outside of steps: small programs that are compiled once.
 
-Between processes a message costs a round of waking each other, whatever its size: so each is one
-collective where its bytes fit beside their number, and two where they do not. JAX's `multihost_utils`
-knows arrays of one size alone, so that bytes always take two, and makes its program anew in each call.
+The cost of a collective between processes is that all wake up for it, whatever its size. So a message is one
+collective when its bytes fit beside their number, and two otherwise. JAX's `multihost_utils` takes arrays of
+equal sizes only, so that bytes always need two collectives, and traces its program again in each call.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -18,19 +18,20 @@ from unisono._mesh import devices_of_all
 
 _AXIS = "process"
 
-#: Bytes of the first message, of which the first eight say how many there are in all.
+#: Bytes of the first collective, of which the first eight hold the number of all. A digest has 32, and the
+#: fingerprint of a batch 48.
 _FIRST = 256
 _NUMBER = 8
 
-#: What of a message travels at once.
+#: Bytes of a message that fit into one collective.
 AT_ONCE = _FIRST - _NUMBER
 
 
 class HostCollectives:
-    """What all processes tell each other, over one device of each; all must call alike."""
+    """Collectives over one device of each process, which all must call in the same order."""
 
     def __init__(self) -> None:
-        devices: dict[int, Any] = {}
+        devices: dict[int, jax.Device] = {}
         for device in devices_of_all():
             devices.setdefault(device.process_index, device)
         self._count = len(devices)
@@ -45,9 +46,9 @@ class HostCollectives:
             check_vma=False,
         )
         self._gather = jax.jit(shared(lambda x: jax.lax.all_gather(x[0], _AXIS)))
-        # The others give zeros.
+        # A sum, in which all but the first process contribute zeros, moves less than a gather of all.
         self._send = jax.jit(shared(lambda x: jax.lax.psum(x[0], _AXIS)))
-        #: How many collectives were made.
+        #: How many collectives were run; tests count them.
         self.collectives = 0
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -70,7 +71,7 @@ class HostCollectives:
         """Return the first process' bytes on every process.
 
         Args:
-            data: on the first process; the others' are not looked at.
+            data: on the first process; those of the others are ignored.
         """
         if self._own.process_index:
             data = b""
@@ -83,13 +84,13 @@ class HostCollectives:
         """Return the first process' bytes on every process: one collective.
 
         Args:
-            data: on the first process; the others' are not looked at.
+            data: on the first process; those of the others are ignored.
             size: how many there are, which all processes know.
         """
         own = b"" if self._own.process_index else data
         return self._run(self._send, own, _rounded(size))[0][:size]
 
-    def _run(self, program: Any, data: bytes, size: int) -> list[bytes]:
+    def _run(self, program: Callable[[jax.Array], jax.Array], data: bytes, size: int) -> list[bytes]:
         self.collectives += 1
         buffer = np.zeros(size, np.uint8)
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
@@ -101,7 +102,7 @@ class HostCollectives:
 
 
 def _rounded(size: int) -> int:
-    """A size of few: each is a program of its own. At most an eighth is wasted.
+    """Round a size up to one of few, since each is a compiled program. At most an eighth is padding.
 
     >>> _rounded(100), _rounded(1000), _rounded(1_000_000)
     (256, 1024, 1048576)

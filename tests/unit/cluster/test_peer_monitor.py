@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -225,6 +227,21 @@ def test_a_connection_to_itself_is_nobody(monkeypatch):
         monkeypatch.setattr("unisono.cluster.liveness._status_server.socket.socket", lambda *_: own)
         peers = Peers(0, ("", f"{address[0]}:{address[1]}"), ("a", "b"), "s", 60.0)
         assert isinstance(peers.ask_all({"kind": "state"}, [1])[1], EndedError)
+
+
+def test_a_process_without_descriptors_reports_its_peers_as_absent(cluster):
+    """No error of another kind, which would end the watchdog's thread; it asks again later."""
+    two = cluster(2, patience=0.2)
+    lowest = os.dup(0)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        absent = two.members[0].find_absent()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "no connection can be opened to it (too many open files)" in str(absent[1])
+    assert two.members[0].find_absent() == {}
 
 
 def test_one_that_listens_and_says_nothing_is_stopped():

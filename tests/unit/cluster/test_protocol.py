@@ -1,4 +1,4 @@
-"""Decisions of a state: who may stay, who must leave, how it ends. No socket, and no clock but numbers."""
+"""Decisions of a rendezvous: who is admitted, who is evicted, how it ends. No socket, and no clock."""
 
 import dataclasses
 import json

@@ -41,6 +41,9 @@ _CONNECTIONS = 256
 _QUESTION_BYTES = 1 << 16
 #: Bytes of an answer at most.
 _ANSWER_BYTES = 1 << 20
+#: For questions. Unlike `epoll`, `poll` needs no descriptor: where none is left, an error would end the
+#: watchdog's thread.
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class AbsentError(ClusterError):
@@ -221,7 +224,7 @@ class Peers:
         deadline = time.monotonic() + self.timeout
         requests = {p: _PeerRequest(self.addresses[p], text, str(question["kind"])) for p in processes}
         with contextlib.ExitStack() as stack:
-            selector = stack.enter_context(selectors.DefaultSelector())
+            selector = stack.enter_context(_Selector())
             for request in requests.values():
                 stack.callback(request.close)
                 request.connect(selector)
