@@ -1,4 +1,4 @@
-"""Documents: links lead somewhere, and every page can be found."""
+"""Documents: links lead somewhere, every page can be found, lines are short."""
 
 import re
 from pathlib import Path
@@ -28,6 +28,13 @@ def test_links_lead_somewhere(page):
         assert found.exists(), f"{page} links to {target}"
         if anchor:
             assert anchor in anchors(found.read_text()), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_are_short(page):
+    """Rows of tables and code cannot be broken."""
+    prose = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
 
 
 def test_every_page_of_docs_can_be_found():
