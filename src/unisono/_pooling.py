@@ -98,7 +98,7 @@ class _PoolWindows:
         strides: tuple[int, ...],
         sizes: tuple[int, ...],
     ) -> None:
-        self._shape, self._counts, self._strides, self._sizes = shape, counts, strides, sizes
+        self._input_shape, self._counts, self._strides, self._sizes = shape, counts, strides, sizes
         self._spans = [(n - 1) * s + 1 for n, s in zip(counts, strides, strict=True)]
         self._offsets = list(itertools.product(*map(range, sizes)))
 
@@ -137,7 +137,7 @@ class _PoolWindows:
         # XLA adds window by window, and an element has a later position in an earlier window: going backwards
         # over the positions gives the same order of additions, hence the same rounding.
         backwards = range(len(self._offsets) - 1, -1, -1)
-        return self._repeat(backwards, step, jnp.zeros(self._shape, source.dtype))
+        return self._repeat(backwards, step, jnp.zeros(self._input_shape, source.dtype))
 
     def _scatter_tiled(self, chosen: jax.Array, source: jax.Array) -> jax.Array:
         """Scatter for windows that do not overlap: compare each element's position with the chosen one."""
@@ -149,7 +149,7 @@ class _PoolWindows:
         is_chosen = jnp.expand_dims(chosen, inside) == own
         values = jnp.where(is_chosen, jnp.expand_dims(source, inside), jnp.zeros((), source.dtype))
         covered = [n * s for n, s in zip(self._counts, self._sizes, strict=True)]
-        rest = [(0, whole - part, 0) for whole, part in zip(self._shape, covered, strict=True)]
+        rest = [(0, whole - part, 0) for whole, part in zip(self._input_shape, covered, strict=True)]
         return lax.pad(values.reshape(covered), jnp.zeros((), source.dtype), rest)
 
     def _repeat(
@@ -179,7 +179,7 @@ class _PoolWindows:
         """Return `total` with a value per window added at a position."""
         zero = jnp.zeros((), values.dtype)
         if isinstance(position, int):
-            sizes = zip(self._offsets[position], self._spans, self._shape, self._strides, strict=True)
+            sizes = zip(self._offsets[position], self._spans, self._input_shape, self._strides, strict=True)
             edges = [(start, whole - start - span, stride - 1) for start, span, whole, stride in sizes]
             return _add(total, lax.pad(values, zero, edges))
         spread = lax.pad(values, zero, [(0, 0, stride - 1) for stride in self._strides])

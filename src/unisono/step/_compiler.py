@@ -22,6 +22,7 @@ from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
+from unisono.step._sharded_layout import Shards
 
 _LOG = logging.getLogger("unisono")
 
@@ -130,6 +131,8 @@ class Entry:
             return
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
+        # Of what lies in parts each worker has its own.
+        new = [s for s in new if not isinstance(_stored(s), Shards)]
         values = self._strategy.first_values([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
             _store(slot, value)
@@ -142,7 +145,7 @@ class Entry:
             return placed
         placed = slot.layout.place(value)
         if not slot.written:
-            held = value if self._strategy.mesh.is_spread else placed
+            held = value if self._strategy.mesh.is_spread else slot.layout.hold(placed)
             _store(slot, held)
             self._last[id(slot.variable)] = held, placed
         return placed

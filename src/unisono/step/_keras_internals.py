@@ -9,6 +9,7 @@ Tests: tests/unit/step/test_keras_internals.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -24,7 +25,7 @@ from unisono._types import PyTree
 
 #: Every name, by the class whose code must have it. `_bind` and `_replica_patches` wrap some of them.
 RELIED_ON = {
-    "Variable": ("_value", "_dtype", "_initializer"),
+    "Variable": ("_value", "_dtype", "_initializer", "_shape", "_ndim"),
     "Layer": ("_flatten_layers", "_call_has_training_arg", "_loss_ids", "_losses_override"),
     "Model": (
         "_jax_state",
@@ -39,7 +40,8 @@ RELIED_ON = {
         "CompileMetrics",
     ),
     "Sequential": ("_layers",),
-    "Optimizer": ("_trainable_variables", "_learning_rate"),
+    "Optimizer": ("_trainable_variables", "_learning_rate", "_clip_gradients"),
+    "optimizers.LossScaleOptimizer": ("check_finite",),
     "callbacks.Callback": ("_model",),
     "layers.BatchNormalization": ("_moments", "_reduction_axes"),
     "layers.MultiHeadAttention": ("_attention_axes",),
@@ -61,8 +63,8 @@ stored_value: Callable[[keras.Variable], Any] = operator.attrgetter("_value")
 stored_dtype: Callable[[keras.Variable], str] = operator.attrgetter("_dtype")
 
 
-def store_value(variable: keras.Variable, value: jax.Array) -> None:
-    """Let a variable hold an array, without the conversion and the checks of `assign`.
+def store_value(variable: keras.Variable, value: Any) -> None:
+    """Let a variable hold an array or `Shards`, without the conversion and the checks of `assign`.
 
     `Variable._value`, 3.0.
     """
@@ -80,6 +82,26 @@ def initialize_with(variable: keras.Variable, initializer: Callable[..., jax.Arr
         initializer: from a shape and a `dtype`.
     """
     variable._initializer = initializer
+
+
+@contextlib.contextmanager
+def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterator[None]:
+    """Give variables other shapes in a block, in which code is traced for such values.
+
+    Keras compares the shape of a variable with that of what is assigned. `Variable._shape`, 3.0,
+    and `Variable._ndim`, 3.0.
+
+    Args:
+        pairs: variables and shapes.
+    """
+    before = [(variable, variable._shape, variable._ndim) for variable, _ in pairs]
+    try:
+        for variable, shape in pairs:
+            variable._shape, variable._ndim = shape, len(shape)
+        yield
+    finally:
+        for variable, old, ndim in before:
+            variable._shape, variable._ndim = old, ndim
 
 
 # --- layers and models ------------------------------------------------------------------------------------
@@ -201,6 +223,46 @@ def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
 def has_rate_variable(optimizer: keras.Optimizer | None) -> bool:
     """Return whether the learning rate is a variable, and not a schedule. `Optimizer._learning_rate`, 3.0."""
     return isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+
+
+def clips_as_keras(optimizer: keras.Optimizer) -> bool:
+    """Return whether an optimizer clips gradients by Keras' own method. `Optimizer._clip_gradients`, 3.0."""
+    return type(optimizer)._clip_gradients is keras.Optimizer._clip_gradients
+
+
+@contextlib.contextmanager
+def clipped_by(
+    optimizer: keras.Optimizer, clip: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
+) -> Iterator[None]:
+    """Let an optimizer clip gradients in another way in a block. `Optimizer._clip_gradients`, 3.0.
+
+    Args:
+        optimizer: whose `clips_as_keras`.
+        clip: gets Keras' method, and returns what is called instead.
+    """
+    vars(optimizer)["_clip_gradients"] = clip(optimizer._clip_gradients)
+    try:
+        yield
+    finally:
+        del vars(optimizer)["_clip_gradients"]
+
+
+@contextlib.contextmanager
+def finite_by(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    check: Callable[[Callable[..., PyTree]], Callable[..., PyTree]],
+) -> Iterator[None]:
+    """Let an optimizer look for infinities in another way in a block. `LossScaleOptimizer.check_finite`, 3.0.
+
+    Args:
+        optimizer: any.
+        check: gets Keras' method, and returns what is called instead.
+    """
+    vars(optimizer)["check_finite"] = check(optimizer.check_finite)
+    try:
+        yield
+    finally:
+        del vars(optimizer)["check_finite"]
 
 
 # --- Keras' loops ------------------------------------------------------------------------------------------

@@ -20,11 +20,14 @@ from unisono._mesh import ReplicaMesh
 from unisono._values import ReduceOp
 from unisono.step._engines import SHARDED, UNSHARDED
 
+#: A gradient for each variable that an optimizer trains; None for one without.
+Gradients = Sequence[jax.Array | None]
+
 #: Sums or averages gradients of this replica over all replicas.
 GradientReducer = Callable[[ReduceOp, list[Any]], list[Any]]
 
 #: An optimizer's update as a pure function: from its values, gradients and weights to weights and values.
-PureUpdate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
+PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[jax.Array], list[jax.Array]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +120,16 @@ class StateLayout:
         """
         return self._stacked if is_stacked else self._whole
 
-    def prepare(self, optimizer: keras.Optimizer | None) -> None:
+    def prepare(self, optimizer: keras.Optimizer | None) -> bool:
         """Decide how the variables of an optimizer lie, before a program is made that updates them.
 
         Args:
             optimizer: built; None for a model without one.
+
+        Returns:
+            Whether each replica updates a part of the weights.
         """
+        return False
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
         """Return the arrays that a program takes, for many variables at once.
@@ -149,6 +156,13 @@ class StateLayout:
         """
         return arrays
 
+    def gather(self, variables: Sequence[keras.Variable]) -> None:
+        """Let one of several workers alone read variables until the next step; all of them must call it.
+
+        Args:
+            variables: any.
+        """
+
     def splits_update(self, values: Sequence[Any]) -> bool:
         """Return whether each replica updates a part of the weights, in `update`.
 
@@ -160,11 +174,11 @@ class StateLayout:
     def update(
         self,
         optimizer: keras.Optimizer,
-        values: Sequence[Any],
-        weights: Sequence[Any],
-        aggregate: Callable[[GradientReducer | None], Sequence[Any]],
+        values: Sequence[jax.Array],
+        weights: Sequence[jax.Array],
+        aggregate: Callable[[GradientReducer | None], Gradients],
         apply: PureUpdate,
-    ) -> tuple[Sequence[Any], Sequence[Any]]:
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Update weights and an optimizer's variables in a replica, by the gradients of all.
 
         Args:
@@ -178,7 +192,7 @@ class StateLayout:
         Returns:
             The new weights and the new values.
         """
-        return apply(values, aggregate(None), weights)
+        return apply(list(values), aggregate(None), list(weights))
 
 
 class MirroredLayout(StateLayout):

@@ -10,6 +10,7 @@ from unisono._errors import InvalidTypeError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._base import Strategy
+from unisono.strategies._state_layout import layout_named
 
 
 class MirroredStrategy(Strategy):
@@ -21,8 +22,11 @@ class MirroredStrategy(Strategy):
             devices that do not exist are created when JAX has not started yet.
         cross_device_ops: how an all-reduce is done; XLA's own by default.
         num_gpus: take the first so many devices.
+        state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
+            optimizer's variables, which then take 1/n of the memory on each of n devices.
 
     Raises:
+        InvalidArgumentError: for another `state_layout`.
         DeviceError: when a device is absent, repeated or cannot be read.
 
     >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -36,6 +40,7 @@ class MirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         num_gpus: int | None = None,
+        state_layout: str = "mirrored",
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise InvalidTypeError(
@@ -44,6 +49,7 @@ class MirroredStrategy(Strategy):
             )
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         self._ops = cross_device_ops or CrossDeviceOps()
+        self._state_layout = layout_named(state_layout, self._mesh)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

@@ -40,6 +40,7 @@ from unisono.data._workers import (
 )
 from unisono.step._keras_internals import is_validation, stored_value
 from unisono.strategies._base import Strategy
+from unisono.strategies._state_layout import layout_named
 from unisono.strategies.multi_worker_fit._call_comparison import (
     are_within,
     facts_of,
@@ -69,8 +70,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             variables.
         communication_options: how gradients travel, and how long a collective may take.
         timeouts: how long workers wait for each other.
+        state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
+            optimizer's variables, which then take 1/n of the memory on each of n devices.
 
     Raises:
+        InvalidArgumentError: for another `state_layout`.
         InvalidTypeError: when an argument has another type.
         BackendError: JAX has started before.
         ClusterError: a worker is missing, or its program differs.
@@ -85,6 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         timeouts: Timeouts | None = None,
+        state_layout: str = "mirrored",
     ) -> None:
         _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
         _check_type("communication_options", communication_options, CommunicationOptions)
@@ -96,6 +101,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._resolver is not None:
             group = _distributed.join(self._resolver, timeouts, limit)
         super().__init__(ReplicaMesh(devices_of_all()), group)
+        self._state_layout = layout_named(state_layout, self._mesh)
         spread = self._mesh.is_spread
         self._ops = PackedAllReduce(self._options, self._mesh.platform) if spread else CrossDeviceOps()
         if spread:

@@ -36,7 +36,8 @@ from unisono._pooling import install_fast_pooling
 from unisono._types import UserValue
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
-from unisono.step._keras_internals import check_keras
+from unisono.step._keras_internals import check_keras, store_value
+from unisono.step._sharded_layout import Shards, as_read
 from unisono.training._binding import (
     bind,
     check_variables,
@@ -131,8 +132,12 @@ def _marked(
     original(self, *args, **kwargs)
 
 
-def _assign(original: Callable[..., Result], self: keras.Variable, value: UserValue) -> Result:
+def _assign(original: Callable[..., jax.Array], self: keras.Variable, value: UserValue) -> jax.Array | Shards:
     check_holder(self)
+    if isinstance(value, Shards):
+        # Where Keras' loop ends, it puts back what the last step has left.
+        store_value(self, value)
+        return value
     return original(self, value)
 
 
@@ -143,7 +148,7 @@ def _read_on_devices() -> None:
 
     def value(self: keras.Variable) -> jax.Array:
         check_holder(self)
-        held: jax.Array = on_device(read(self))
+        held: jax.Array = as_read(on_device(read(self)))
         return held
 
     keras.Variable.value = property(value, doc=original.__doc__)

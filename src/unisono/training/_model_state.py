@@ -15,6 +15,7 @@ import jax
 import keras
 
 from unisono.step._keras_internals import empty_variables, mark_synced, set_training_state, training_state
+from unisono.step._sharded_layout import in_parts
 
 #: One list of arrays for each of Keras' lists of variables.
 State = tuple[Sequence[jax.Array], ...]
@@ -57,7 +58,8 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     """
     # Keras empties variable by variable, and notes the state afterwards: an interrupt between the two
     # would lose the weights.
-    state = original(model, **{**wanted, "purge_model_variables": False})
+    with in_parts():
+        state = original(model, **{**wanted, "purge_model_variables": False})
     hold_state(model, [name for name in _LISTS if wanted.get(name)], state)
     mark_synced(model, False)
     lists = {name: wanted[name] for name in _LISTS if name in wanted}

@@ -30,7 +30,9 @@ from unisono.step._keras_internals import (
     replaced_losses,
     trained_variables,
 )
+from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
+from unisono.step._sharded_layout import in_parts
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.replica._added_losses import added_losses, check_own_loss
 from unisono.training.replica._losses import aggregate_gradients, replica_loss, synchronized_moments
@@ -222,9 +224,14 @@ def _stateless_apply(
     # The gradients of a scaled loss, which `_scale_loss` has divided by the replicas, are summed.
     if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
         context = dataclasses.replace(context, means=False)
-    grads = aggregate_gradients(list(grads), trained_variables(self), context)
+
+    def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:
+        return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
+
     with _aggregated():
-        return original(self, optimizer_variables, grads, trainable_variables)
+        layout: StateLayout = context.strategy.state_layout
+        apply = functools.partial(original, self)
+        return layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)
 
 
 def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss: jax.Array) -> jax.Array:
@@ -254,9 +261,71 @@ def _apply(
     if context is None:
         return original(self, grads, trainable_variables)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
+    if _apply_in_parts(self, list(grads), variables, context):
+        return None
     grads = aggregate_gradients(list(grads), variables, context)
     with _aggregated():
-        return original(self, grads, trainable_variables)
+        original(self, grads, trainable_variables)
+    _prepare(self, context)
+    return None
+
+
+def _prepare(optimizer: keras.Optimizer, context: Context) -> None:
+    """Decide how an optimizer's variables lie, in the first trace of a step, which plans its variables."""
+    if context.strategy.state_layout.prepare(optimizer):
+        # The update in parts reads all variables, also where a step applies gradients of a few.
+        for variable in (*trained_variables(optimizer), *optimizer.variables):
+            variable.value  # noqa: B018
+
+
+def _apply_in_parts(
+    optimizer: keras.Optimizer,
+    grads: list[jax.Array | None],
+    variables: list[keras.Variable],
+    context: Context,
+) -> bool:
+    """Apply gradients where the optimizer's variables lie in parts; whether they do.
+
+    Args:
+        optimizer: built, or not yet.
+        grads: of this replica.
+        variables: what they belong to.
+        context: the replica's.
+    """
+    layout: StateLayout = context.strategy.state_layout
+    frame = current_frame()
+    if frame is None or not optimizer.built:
+        return False
+    slots, trained = list(optimizer.variables), trained_variables(optimizer)
+    with in_parts():
+        values = [v.value for v in slots]
+    # In a stateless scope of the user the values are others.
+    is_own = all(value is frame.scope.get_current_value(v) for v, value in zip(slots, values, strict=True))
+    if not layout.splits_update(values) or not is_own:
+        return False
+
+    def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:
+        found = zip(variables, aggregate_gradients(grads, variables, context, reduce), strict=True)
+        of_variable = {id(v): g for v, g in found}
+        return [of_variable.get(id(v)) for v in trained]
+
+    def apply(
+        values: Sequence[jax.Array], grads: Gradients, weights: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            found: tuple[Values, Values] = optimizer.stateless_apply(values, grads, weights)
+            return found
+        given = {id(v): g for v, g in zip(trained, grads, strict=True)}
+        pairs = [*zip(trained, weights, strict=True), *zip(slots, values, strict=True)]
+        with keras.StatelessScope(pairs) as scope:
+            optimizer.apply([given[id(v)] for v in variables], variables)
+        return [scope.get_current_value(v) for v in trained], [scope.get_current_value(v) for v in slots]
+
+    with _aggregated():
+        new, kept = layout.update(optimizer, values, [v.value for v in trained], aggregate, apply)
+        for variable, value in zip([*trained, *slots], [*new, *kept], strict=True):
+            frame.scope.add_update((variable, value))
+    return True
 
 
 def _apply_loss_scale(
@@ -274,9 +343,13 @@ def _apply_loss_scale(
         return original(self, grads, trainable_variables)
     context = _must_aggregate()
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
+    if context is not None and _apply_in_parts(self, list(grads), variables, context):
+        return None
     grads = list(grads) if context is None else aggregate_gradients(list(grads), variables, context)
     if not self.built:
         self.build(variables)
+    if context is not None:
+        _prepare(self, context)
     wanted = trained_variables(self)
     given = {id(v): g for v, g in zip(trainable_variables or wanted, grads, strict=True)}
     with _aggregated(synced=context is not None):

@@ -23,6 +23,7 @@ import keras
 from unisono._context import Context, ReplicaContext, entered
 from unisono._types import PyTree
 from unisono._values import ReduceOp
+from unisono.step._layout import GradientReducer
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import Aside, gather_rows, own_rows, rows_of
 
@@ -268,7 +269,10 @@ class _CountingLoss(keras.Loss):
 
 
 def aggregate_gradients(
-    grads: list[Gradient], variables: Sequence[keras.Variable], context: Context
+    grads: list[Gradient],
+    variables: Sequence[keras.Variable],
+    context: Context,
+    reduce: GradientReducer | None = None,
 ) -> list[Gradient]:
     """Return the gradients that an optimizer must apply, equal on all replicas.
 
@@ -277,6 +281,7 @@ def aggregate_gradients(
         variables: one for each gradient. Where `overwrite_with_gradient` is set, the gradient is the
             variable's next value: float8's history of largest values.
         context: the replica's context.
+        reduce: what is called instead of an all-reduce; it may leave each replica its part.
     """
     replica = context.replica
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -289,7 +294,7 @@ def aggregate_gradients(
     largest = {i: g for i, g in enumerate(grads) if g is not None and i in next_values}
     op = ReduceOp.MEAN if context.means else ReduceOp.SUM
     found: dict[int, Gradient] = dict(
-        zip(reduced, replica.all_reduce(op, list(reduced.values())), strict=True)
+        zip(reduced, (reduce or replica.all_reduce)(op, list(reduced.values())), strict=True)
     )
     if largest:
         found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))

@@ -7,16 +7,21 @@ devices, as it returned them. `FitState` keeps both, and puts the newest state b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.step._layout import StateLayout, VariableLayout
+from unisono.step._sharded_layout import Shards
 from unisono.training._model_state import hold_state, release_state
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+
+#: Stands for a value in parts where workers compare what they begin with.
+_IN_PARTS = np.zeros((), np.int8)
 
 #: Numbers of train functions, alike on workers that make the same ones.
 _NUMBERS = itertools.count()
@@ -128,7 +133,9 @@ class FitState:
     def place(self, state: State, batch: Any) -> State:
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
             return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
-        values = [value for part in state for value in part]
+        # What lies in parts is the same for all workers: each has its own part of it.
+        given: list[Any] = [value for part in state for value in part]
+        values = [_IN_PARTS if isinstance(value, Shards) else value for value in given]
         # What the last step returned lies on the devices already.
         last = self._last(state)
         known = [array is not None for array in last]
@@ -137,12 +144,35 @@ class FitState:
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
+            last = [own if isinstance(own, Shards) else new for own, new in zip(given, last, strict=True)]
         sizes = tuple(map(len, state))
         if self.sizes != sizes:
             # Also after a layer was frozen: its weights move to another part of the state.
             self._layouts, self.sizes = self._layouts_of_state(), sizes
         flat = iter(self._layout.place([one for part in self._layouts for one in part], last))
         return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
+
+    def in_step(self, step: Callable[[State, Any], tuple[Any, State]]) -> Callable[..., tuple[Any, State]]:
+        """Return a step for the arrays of a program.
+
+        Args:
+            step: for the values that code in the step sees.
+        """
+        layouts, in_replica = self._layouts, self._strategy.mesh.num_replicas > 1
+
+        def program(state: State, batch: Any) -> tuple[Any, State]:
+            entered = tuple(
+                [one.enter(x, in_replica) for one, x in zip(part, xs, strict=True)]
+                for part, xs in zip(layouts, state, strict=True)
+            )
+            logs, new = step(entered, batch)
+            left = tuple(
+                [one.leave(x, in_replica) for one, x in zip(part, xs, strict=True)]
+                for part, xs in zip(layouts, new, strict=True)
+            )
+            return logs, left
+
+        return program
 
     def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
         if self._task is TrainerTask.TRAIN:

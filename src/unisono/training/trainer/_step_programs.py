@@ -66,6 +66,7 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         """
         mesh = self._step.strategy.mesh
         step, batch, outputs = self._single_step(key)
+        step = self._state.in_step(step)
         if key.slots > 1:
             step = multi_step_program(step, slots=key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)

@@ -1,0 +1,431 @@
+"""Optimizer state in equal parts, one on each replica, and the update of weights that goes with it.
+
+Gradients are reduce-scattered, so that each replica gets the sum of its own part of them. It updates its part
+of the optimizer's variables and of the weights, and an all-gather makes the weights whole again. A part is
+a run of a variable's elements in row-major order, filled up with zeros to equal lengths: of `size`
+elements each of `n` replicas holds `ceil(size / n)`.
+
+Source: Xu et al., "Automatic cross-replica sharding of weight update in data-parallel training", 2020
+(https://arxiv.org/abs/2004.13336).
+
+Tests: tests/virtual/strategies/test_sharded_state.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+
+from unisono._mesh import AXIS, ReplicaMesh
+from unisono._values import ReduceOp
+from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.collectives._packing import PackingPlan, pack, plan, unpack
+from unisono.collectives._reduce import reduce_scatter
+from unisono.step._engines import SHARDED
+from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, trained_variables
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
+
+_LOG = logging.getLogger("unisono")
+
+#: The attribute of an optimizer's variable that holds its `ShardedVariableLayout`.
+_MARK = "_unisono_shards"
+
+#: Whether code reads variables in parts, as they are.
+_IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
+
+
+class Shards:
+    """What a variable holds whose elements lie in parts on the replicas; becomes an array where it is read.
+
+    Args:
+        parts: flat array. Between steps, and outside of the replicas, of all parts; in a replica of its own.
+        layout: the variable's.
+        in_replica: whether `parts` is one replica's part, in `jax.shard_map`.
+    """
+
+    def __init__(self, parts: jax.Array, layout: ShardedVariableLayout, in_replica: bool = False) -> None:
+        self.parts, self.layout, self.in_replica = parts, layout, in_replica
+        self.shape, self.dtype, self.ndim = layout.shape, parts.dtype, len(layout.shape)
+        #: On the host; of several workers, one may then read the value alone.
+        self._gathered: np.ndarray | None = None
+
+    def is_deleted(self) -> bool:
+        """Whether a step was given the parts."""
+        return self.parts.is_deleted()
+
+    def whole(self) -> jax.Array:
+        """Return the variable's value as one array.
+
+        Of several workers all must call it, as for a collective, unless they called `gather` before.
+        """
+        if self.in_replica:
+            return self.layout.shaped(lax.all_gather(self.parts, AXIS, tiled=True))
+        if isinstance(self.parts, jax.core.Tracer):
+            return self.layout.shaped(self.parts)
+        if self._gathered is not None:
+            return jnp.asarray(self._gathered)
+        return self.layout.gathered(self.parts)
+
+    def gather(self) -> None:
+        """Bring the value to the host of every worker; all must call it."""
+        if self._gathered is None:
+            self._gathered = np.asarray(self.whole())
+
+    def __jax_array__(self) -> jax.Array:
+        return self.whole()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.whole(), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedVariableLayout(VariableLayout):
+    """How a variable lies in parts on the replicas.
+
+    Args:
+        mesh: the devices that compute.
+        shape: of the variable; at least one element.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def spec(self) -> jax.sharding.PartitionSpec:
+        """A part on each replica."""
+        return SHARDED
+
+    @property
+    def sharding(self) -> jax.sharding.NamedSharding:
+        """A part on each device."""
+        return self.mesh.sharded
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def part_size(self) -> int:
+        """The number of elements of a part."""
+        return -(-self.size // self.mesh.num_replicas)
+
+    def place(self, value: Any) -> jax.Array:
+        """Return all parts, of `Shards`, of an array of them, or of the variable's value."""
+        if isinstance(value, Shards):
+            return value.parts
+        total = self.part_size * self.mesh.num_replicas
+        if isinstance(value, jax.Array) and value.shape == (total,) and value.sharding == self.sharding:
+            return value
+        flat = np.asarray(value).reshape(-1)
+        placed: jax.Array = self.mesh.put(np.pad(flat, (0, total - self.size)), self.sharding)
+        return placed
+
+    def hold(self, array: jax.Array) -> Shards:
+        """Return what the variable holds for all parts."""
+        return Shards(array, self)
+
+    def enter(self, array: jax.Array, in_replica: bool) -> Shards:
+        """Return what stands for the variable in a program; code that reads it gets the whole."""
+        return Shards(array, self, in_replica)
+
+    def leave(self, value: Any, in_replica: bool) -> jax.Array:
+        """Return the parts; of a whole value, in a replica, its own."""
+        if isinstance(value, Shards):
+            return value.parts
+        value = jnp.asarray(value)
+        return self.own_part(value) if in_replica else self.rows(value).reshape(-1)
+
+    def rows(self, value: jax.Array) -> jax.Array:
+        """Return the parts of a whole value as rows, shape `(replicas, part_size)`.
+
+        Args:
+            value: of the variable's shape.
+        """
+        replicas = self.mesh.num_replicas
+        padded = jnp.pad(jnp.ravel(value), (0, self.part_size * replicas - self.size))
+        return padded.reshape(replicas, self.part_size)
+
+    def own_part(self, value: jax.Array) -> jax.Array:
+        """Return this replica's part of a whole value.
+
+        Args:
+            value: of the variable's shape, the same on all replicas.
+        """
+        own: jax.Array = lax.dynamic_index_in_dim(self.rows(value), lax.axis_index(AXIS), keepdims=False)
+        return own
+
+    def shaped(self, parts: jax.Array) -> jax.Array:
+        """Return the whole value of all parts.
+
+        Args:
+            parts: flat, or as rows.
+        """
+        return parts.reshape(-1)[: self.size].reshape(self.shape)
+
+    def gathered(self, parts: jax.Array) -> jax.Array:
+        """Return the whole value of concrete parts; a collective, where there are several processes.
+
+        Args:
+            parts: flat.
+        """
+        with IN_FLIGHT.collective() if self.mesh.is_spread else contextlib.nullcontext():
+            whole: jax.Array = self.mesh.local(_gather(self)(parts))
+        return whole
+
+
+class _WholeLayout(VariableLayout):
+    """How a variable lies in a program that was made before the variable lay in parts."""
+
+    def place(self, value: Any) -> jax.Array:
+        """Return the array on every device."""
+        return super().place(as_read(value))
+
+
+@functools.lru_cache(maxsize=512)
+def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
+
+
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
+    token = _IN_PARTS.set(True)
+    try:
+        yield
+    finally:
+        _IN_PARTS.reset(token)
+
+
+def as_read(value: Any) -> Any:
+    """Return what code gets that reads a variable.
+
+    Args:
+        value: what the variable holds, or its scope.
+    """
+    return value.whole() if isinstance(value, Shards) and not _IN_PARTS.get() else value
+
+
+class ShardedLayout(StateLayout):
+    """Optimizer variables of the shape of a weight lie in parts; everything else on every device.
+
+    Args:
+        mesh: the devices that compute.
+        why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None]) -> None:
+        super().__init__(mesh)
+        self._whole = _WholeLayout(mesh)
+        self._why_whole = why_whole
+        #: By optimizer: whether any of its variables lies in parts.
+        self._in_parts: weakref.WeakKeyDictionary[keras.Optimizer, bool] = weakref.WeakKeyDictionary()
+
+    def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
+        """Return how a variable lies; see `StateLayout.of`."""
+        layout = getattr(variable, _MARK, None)
+        if isinstance(layout, ShardedVariableLayout) and layout.mesh is self._mesh and not is_stacked:
+            return layout
+        return super().of(variable, is_stacked)
+
+    def prepare(self, optimizer: keras.Optimizer | None) -> bool:
+        """Mark the variables that lie in parts, once for each optimizer; whether there are any."""
+        if optimizer is None or not optimizer.built or self._mesh.num_replicas == 1:
+            return False
+        if optimizer not in self._in_parts:
+            self._in_parts[optimizer] = self._mark(optimizer)
+        return self._in_parts[optimizer]
+
+    def _mark(self, optimizer: keras.Optimizer) -> bool:
+        reason = self._why_whole(optimizer)
+        if reason is not None:
+            _LOG.warning(
+                'The optimizer %s keeps its state whole on every device, despite state_layout="sharded": %s.',
+                optimizer.name,
+                reason,
+            )
+            return False
+        shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
+        for variable in optimizer.variables:
+            if tuple(variable.shape) in shapes and is_split(variable.shape):
+                layout = ShardedVariableLayout(self._mesh, tuple(variable.shape))
+                object.__setattr__(variable, _MARK, layout)
+        return any(hasattr(variable, _MARK) for variable in optimizer.variables)
+
+    def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
+        """Return the arrays that a program takes; see `StateLayout.place`."""
+        whole = [i for i, layout in enumerate(layouts) if not isinstance(layout, ShardedVariableLayout)]
+        arrays = self._mesh.put([as_read(values[i]) for i in whole], self._mesh.replicated)
+        placed = dict(zip(whole, arrays, strict=True))
+        return [
+            placed[i] if i in placed else layout.place(value)
+            for i, (layout, value) in enumerate(zip(layouts, values, strict=True))
+        ]
+
+    def gather(self, variables: Sequence[keras.Variable]) -> None:
+        """Let one worker alone read variables until the next step: all workers must call it."""
+        if not self._mesh.is_spread:
+            return
+        with in_parts():
+            for variable in variables:
+                if isinstance(held := variable.value, Shards):
+                    held.gather()
+
+    def splits_update(self, values: Sequence[Any]) -> bool:
+        """Return whether an optimizer's variables come in parts, as they do in a replica."""
+        return any(isinstance(value, Shards) and value.in_replica for value in values)
+
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        values: Sequence[Any],
+        weights: Sequence[Any],
+        aggregate: Callable[[GradientReducer | None], Gradients],
+        apply: PureUpdate,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Update this replica's part of everything, and make the weights whole; see `StateLayout.update`."""
+        if not self.splits_update(values):
+            return super().update(optimizer, values, weights, aggregate, apply)
+        trained, slots = trained_variables(optimizer), list(optimizer.variables)
+        layouts = [
+            ShardedVariableLayout(self._mesh, tuple(v.shape)) if is_split(v.shape) else None for v in trained
+        ]
+        grads = [_own(layout, g) for layout, g in zip(layouts, aggregate(self._reduce), strict=True)]
+        own = [_own(layout, w) for layout, w in zip(layouts, weights, strict=True)]
+        resting = [value.layout if isinstance(value, Shards) else None for value in values]
+        given = [value.parts if isinstance(value, Shards) else value for value in values]
+        pairs = [
+            (v, (layout.part_size,))
+            for v, layout in zip([*trained, *slots], [*layouts, *resting], strict=True)
+            if layout is not None
+        ]
+        with of_shapes(pairs), _asking_all(optimizer):
+            new, kept = apply(given, grads, own)
+        left: list[Any] = [
+            k if layout is None else Shards(k, layout, in_replica=True)
+            for layout, k in zip(resting, kept, strict=True)
+        ]
+        return self._gather_weights(layouts, new), left
+
+    def _reduce(self, op: ReduceOp, grads: list[Any]) -> list[Any]:
+        """Reduce-scatter gradients; scalars are all-reduced, as every replica updates them."""
+        layouts = [ShardedVariableLayout(self._mesh, g.shape) if is_split(g.shape) else None for g in grads]
+        rows = [layout.rows(g) for layout, g in zip(layouts, grads, strict=True) if layout is not None]
+        parts = iter(self._scattered(rows))
+        divisor = self._mesh.num_replicas if op is ReduceOp.MEAN else 1
+        return [
+            (lax.psum(g, AXIS) / divisor).astype(g.dtype)
+            if layout is None
+            else Shards((next(parts) / divisor).astype(g.dtype), layout, True)
+            for layout, g in zip(layouts, grads, strict=True)
+        ]
+
+    def _scattered(self, rows: list[jax.Array]) -> list[jax.Array]:
+        """Sum arrays of shape `(replicas, n)` over the replicas; each gets its row."""
+        replicas = self._mesh.num_replicas
+        # A message between workers costs more than its bytes: all gradients of a type travel in one.
+        packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
+        buckets = jax.vmap(lambda each: pack(each, packing))(rows)
+        if self._mesh.platform != "cpu":
+            summed = [lax.psum_scatter(b, AXIS) for b in buckets]
+        else:
+            summed = [reduce_scatter(b, axis_name=AXIS, axis_size=replicas)[0] for b in buckets]
+        return unpack(summed, packing)
+
+    def _gather_weights(
+        self, layouts: Sequence[ShardedVariableLayout | None], weights: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Make weights whole of all replicas' parts."""
+        parts = [w for layout, w in zip(layouts, weights, strict=True) if layout is not None]
+        packing = self._packing([(p.shape, p.dtype) for p in parts])
+        buckets = [lax.all_gather(b, AXIS) for b in pack(parts, packing)]
+        rows = iter(jax.vmap(lambda each: unpack(each, packing))(buckets))
+        return [
+            w if layout is None else layout.shaped(next(rows))
+            for layout, w in zip(layouts, weights, strict=True)
+        ]
+
+    def _packing(self, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> PackingPlan:
+        return plan(arrays, num_packs=1 if self._mesh.is_spread else 0)
+
+
+def is_split(shape: Sequence[int]) -> bool:
+    """Whether a weight of this shape is updated in parts.
+
+    >>> is_split((3, 5)), is_split((1,)), is_split(()), is_split((0, 2))
+    (True, True, False, False)
+    """
+    return len(shape) > 0 and math.prod(shape) > 0
+
+
+def _own(layout: ShardedVariableLayout | None, value: Any) -> Any:
+    """This replica's part of a gradient or a weight."""
+    if layout is None or value is None:
+        return value
+    return value.parts if isinstance(value, Shards) else layout.own_part(jnp.asarray(value))
+
+
+# --- what looks at all gradients at once ------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _asking_all(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Let Keras' own methods that look at whole gradients ask all replicas for their parts."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            stack.enter_context(
+                finite_by(optimizer, lambda original: functools.partial(_check_finite, original))
+            )
+            optimizer = optimizer.inner_optimizer
+        clip = functools.partial(functools.partial, _clip, optimizer)
+        stack.enter_context(clipped_by(optimizer, clip))
+        yield
+
+
+def _check_finite(original: Callable[[Any], Any], grads: Sequence[Any]) -> jax.Array:
+    found: jax.Array = lax.pmin(jnp.asarray(original(grads)).astype(jnp.int32), AXIS)
+    return found.astype(bool)
+
+
+def _clip(optimizer: keras.Optimizer, original: Callable[[Any], Any], grads: Sequence[Any]) -> Any:
+    """`Optimizer._clip_gradients` by the norms of whole gradients."""
+    if not (optimizer.clipnorm and optimizer.clipnorm > 0) and not optimizer.global_clipnorm:
+        return original(grads)
+    given = [g for g in grads if g is not None]
+    squares = _sums_of_squares(given)
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        clipped = iter(g * _scale_of(s, optimizer.clipnorm) for g, s in zip(given, squares, strict=True))
+        return [None if g is None else next(clipped) for g in grads]
+    norm = jnp.sqrt(sum(squares[1:], squares[0]))
+    limit = optimizer.global_clipnorm
+    # As Keras does: a norm that is not finite makes everything NaN.
+    scale = limit * jnp.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+    return [None if g is None else g * scale for g in grads]
+
+
+def _sums_of_squares(grads: Sequence[jax.Array]) -> list[jax.Array]:
+    """The sum of squares of each whole gradient; one collective for all that come in parts."""
+    own = [jnp.sum(jnp.square(g)) for g in grads]
+    split = [i for i, g in enumerate(grads) if is_split(g.shape)]
+    if split:
+        for i, total in zip(split, lax.psum([own[i] for i in split], AXIS), strict=True):
+            own[i] = total
+    return own
+
+
+def _scale_of(square: jax.Array, limit: float) -> jax.Array:
+    is_positive = square > 0
+    norm = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, jnp.ones_like(square))), square)
+    return limit / jnp.maximum(norm, limit)

@@ -1,0 +1,32 @@
+"""State layouts by the names that strategies take.
+
+Tests: tests/virtual/strategies/test_sharded_state.py.
+"""
+
+from __future__ import annotations
+
+from unisono._errors import InvalidArgumentError
+from unisono._mesh import ReplicaMesh
+from unisono.step._layout import MirroredLayout, StateLayout
+from unisono.step._sharded_layout import ShardedLayout
+from unisono.training.replica._elementwise import why_whole
+
+
+def layout_named(name: str, mesh: ReplicaMesh) -> StateLayout:
+    """Return a state layout.
+
+    Args:
+        name: `"mirrored"` or `"sharded"`.
+        mesh: the devices that compute.
+
+    Raises:
+        InvalidArgumentError: for another name.
+    """
+    if name == "mirrored":
+        return MirroredLayout(mesh)
+    if name == "sharded":
+        return ShardedLayout(mesh, why_whole)
+    raise InvalidArgumentError(
+        f'`state_layout` must be "mirrored" or "sharded". Received: state_layout={name!r}. '
+        'Write `state_layout="sharded"` for optimizer state in parts on the devices.'
+    )
