@@ -3,8 +3,6 @@
 Keras keeps these names from one release to the next, but promises nothing. Each function says what it
 relies on, and since which release Keras has it. `check_keras` finds out, once, whether the installed
 Keras still has all of them.
-
-Tests: tests/unit/step/test_keras_internals.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The data that `fit`, `evaluate` and `predict` are given, in the form that Keras takes.
-
-Tests: tests/virtual/training/test_keras_data.py.
-"""
+"""The data that `fit`, `evaluate` and `predict` are given, in the form that Keras takes."""
 
 from __future__ import annotations
 

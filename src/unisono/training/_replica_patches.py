@@ -7,6 +7,8 @@ Keras does.
 - `Metric.stateless_result`, `Mean.update_state`, `Loss.__call__`, `Optimizer.apply`,
   `stateless_apply` work on the values of all replicas.
 - `BatchNormalization._moments` makes `synchronized=True` work on JAX.
+
+Tests: tests/virtual/models/test_losses_and_metrics.py and tests/virtual/training/test_user_losses.py.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ def _compute_loss(
         replace_losses(self, added_losses(self, x, training, context) or replaced_losses(self))
     if rows is None or context is None:
         return original(self, x, y, y_pred, sample_weight, training)
+    # Outside of the replica: every replica computes the loss of all rows, as one device does.
     with entered(None):
         return original(self, x, *rows, training)
 
@@ -115,6 +118,7 @@ def _own_loss(
     training: bool = True,
 ) -> jax.Array | None:
     context = _replica_context()
+    # A user's `compute_loss` replaces the one that is wrapped above. Keras calls it from here.
     if context is not None and context.means and type(self).compute_loss is not keras.Model.compute_loss:
         check_own_loss(self, (x, y, y_pred, sample_weight, training), context)
     return original(self, x, y, y_pred, sample_weight, training)
@@ -155,6 +159,7 @@ def _stateless_result(
     context = _replica_context()
     if context is None or context.replica is None or not context.means or context.true_rows is not None:
         return original(self, metric_variables)
+    # One all-reduce in the middle of the step: a `train_step` that reads no result does without it.
     rules = [merge_rule(kind_of(v)) for v in self.variables]
     return original(self, merge_all(rules, list(metric_variables), context.replica.engine))
 

@@ -1,7 +1,4 @@
-"""Training without the strategy or the workers that the program was given: one warning of each kind.
-
-Tests: tests/virtual/training/test_scope_warnings.py.
-"""
+"""Training without the strategy or the workers that the program was given: one warning of each kind."""
 
 from __future__ import annotations
 
