@@ -1,7 +1,7 @@
 """Input pipelines: `tf.data`'s vocabulary on Grain, and how a distribution splits them.
 
-Names are loaded when they are first used: Grain imports JAX, which a program that only names a
-policy need not wait for.
+Names are loaded on first use: Grain imports JAX, which takes seconds, and a program that only names a
+policy should not wait for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-#: Where each public name lives.
+#: The module of each public name.
 _HOMES = {
     "_pipeline._cardinality": ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY"],
     "_dataset": ["Dataset"],

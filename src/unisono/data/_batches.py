@@ -1,4 +1,7 @@
-"""What a host batch must be before it goes to the devices, and the specification of its parts. Pure."""
+"""Check host batches before they are put onto the devices, and compute the specs of their parts; pure.
+
+Tests: tests/virtual/data/test_distribute.py, tests/virtual/training/test_keras_data.py.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,24 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import balanced_sizes
 
-#: Stands for the element of a replica whose input has ended, while others' go on.
+#: The placeholder for the element of a replica whose input has ended before that of others.
 ENDED = object()
 
 
-def as_array(leaf: Any) -> Any:
-    """Return NumPy or JAX arrays as they are, and tensors of other libraries through NumPy.
+def as_array(leaf: UserValue) -> ArrayLike:
+    """Convert tensors of other libraries to NumPy arrays.
 
     Args:
-        leaf: any; what is not an array is returned as it is.
+        leaf: a part of a batch; NumPy and JAX arrays, and what is not an array, are returned unchanged.
     """
     if isinstance(leaf, (np.ndarray, jax.Array)):
         return leaf
+    # A torch tensor may require gradients, or be on a GPU: NumPy accepts neither.
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
     if hasattr(leaf, "__array__"):
@@ -32,12 +37,12 @@ def as_array(leaf: Any) -> Any:
     return leaf
 
 
-def check_values(batch: Any, name: str = "batch") -> None:
-    """Check that JAX can hold the arrays of a batch; a minimum and a maximum for 64-bit integers alone.
+def check_values(batch: PyTree, name: str = "batch") -> None:
+    """Check that JAX can represent the arrays of a batch. Only the values of 64-bit integers are read.
 
     Args:
         batch: pytree of arrays.
-        name: of the batch, for the error.
+        name: the name of the batch, for the error.
 
     Raises:
         InvalidTypeError: an array holds strings or Python objects.
@@ -68,7 +73,7 @@ def empty(what: str) -> InvalidArgumentError:
     )
 
 
-def _fits(array: Any) -> bool:
+def _fits(array: np.ndarray | jax.Array) -> bool:
     is_kept = jax.dtypes.canonicalize_dtype(array.dtype).itemsize == 8
     if is_kept or isinstance(array, jax.Array) or not np.size(array):
         return True
@@ -77,7 +82,7 @@ def _fits(array: Any) -> bool:
 
 
 def _unusable(name: str, array: np.ndarray, kind: str) -> Exception:
-    """The error for an array that JAX cannot hold."""
+    """Return the error for an array that JAX cannot represent."""
     if kind in "iu":
         narrow = np.iinfo(np.int32 if kind == "i" else np.uint32)
         odd = array.ravel()
@@ -110,13 +115,13 @@ def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
     )
 
 
-def check_batched(batch: Any, strict: bool) -> None:
+def check_batched(batch: PyTree, strict: bool) -> None:
     """Check that the elements of an input are batches.
 
     Args:
         batch: pytree of arrays.
-        strict: whether every number must have rows; otherwise a batch may also hold single numbers, which
-            all replicas get.
+        strict: whether every number must have rows; otherwise a batch may also hold scalars, which all
+            replicas receive.
 
     Raises:
         InvalidArgumentError: there are numbers without rows.
@@ -130,12 +135,12 @@ def check_batched(batch: Any, strict: bool) -> None:
     raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
 
 
-def unbatched(name: str, leaf: Any) -> InvalidArgumentError:
-    """Return the error for a number where rows are needed.
+def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError:
+    """Return the error for a scalar instead of rows.
 
     Args:
-        name: of the component.
-        leaf: the number.
+        name: the name of the component.
+        leaf: the scalar.
     """
     return InvalidArgumentError(
         f"Data must be batches, with one row for each example. Received: {name} of shape () = {leaf!r:.60}. "
@@ -143,8 +148,8 @@ def unbatched(name: str, leaf: Any) -> InvalidArgumentError:
     )
 
 
-def common_rows(batch: Any, arrays: list[Any]) -> int:
-    """Return the number of rows that all arrays of a batch have; numbers without rows do not count.
+def common_rows(batch: PyTree, arrays: list[Any]) -> int:
+    """Return the number of rows, which all arrays of a batch must share; scalars are ignored.
 
     Args:
         batch: pytree of arrays, for the error.
@@ -165,11 +170,11 @@ def common_rows(batch: Any, arrays: list[Any]) -> int:
     return int(rows)
 
 
-def as_spec(spec: Any) -> TensorSpec:
+def as_spec(spec: UserValue) -> TensorSpec:
     """Return one component of a specification as a `TensorSpec`.
 
     Args:
-        spec: anything with a shape and a dtype: of NumPy, JAX, Grain or TensorFlow.
+        spec: an object with a shape and a dtype, of NumPy, JAX, Grain or TensorFlow.
 
     >>> as_spec(jax.ShapeDtypeStruct((2, 3), "float32"))
     TensorSpec(shape=(2, 3), dtype=dtype('float32'))
@@ -179,13 +184,13 @@ def as_spec(spec: Any) -> TensorSpec:
     return TensorSpec(None if is_unknown else tuple(spec.shape), dtype)
 
 
-def split_spec(spec: Any, replicas: int, here: Sequence[int] | None = None) -> Any:
+def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -> PyTree:
     """Return the specification of each replica's part of a global batch.
 
     Args:
         spec: pytree of specifications of global batches.
-        replicas: how many.
-        here: those of this process; None for all.
+        replicas: the number of replicas.
+        here: the numbers of this process' replicas; None for all.
 
     Returns:
         The pytree with a `PerReplica` of `TensorSpec` for each component with rows; with one replica, a
@@ -195,21 +200,21 @@ def split_spec(spec: Any, replicas: int, here: Sequence[int] | None = None) -> A
     TensorSpec(shape=(2, 3), dtype=dtype('int32'))
     """
 
-    def split(leaf: Any) -> Any:
-        leaf = on_devices(leaf)
-        if replicas == 1 or leaf.shape == ():
-            return leaf
+    def split(leaf: UserValue) -> TensorSpec | PerReplica:
+        whole = on_devices(leaf)
+        if replicas == 1 or whole.shape == ():
+            return whole
         own = range(replicas) if here is None else here
-        if leaf.shape is None or leaf.shape[0] is None:
-            return PerReplica([leaf] * len(own))
-        sizes = balanced_sizes(leaf.shape[0], replicas)
-        return PerReplica(TensorSpec((sizes[i], *leaf.shape[1:]), leaf.dtype) for i in own)
+        if whole.shape is None or whole.shape[0] is None:
+            return PerReplica([whole] * len(own))
+        sizes = balanced_sizes(whole.shape[0], replicas)
+        return PerReplica(TensorSpec((sizes[i], *whole.shape[1:]), whole.dtype) for i in own)
 
     return jax.tree.map(split, spec)
 
 
-def on_devices(spec: Any) -> TensorSpec:
-    """Return a component's specification as it is on the devices, where 64 bits may be 32."""
+def on_devices(spec: UserValue) -> TensorSpec:
+    """Return a component's specification on the devices, where 64-bit types may become 32-bit ones."""
     found = as_spec(spec)
     if found.dtype.kind not in "biufc":
         return found

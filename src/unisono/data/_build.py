@@ -1,4 +1,7 @@
-"""Adds a transformation to a plan: the indexed kind where the input allows it, or the one for streams."""
+"""Add a transformation to a plan: for an indexed input the indexed node, otherwise the one for streams.
+
+Tests: tests/unit/data/test_dataset_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from unisono.data._pipeline._plan import LONG, Indexed, Node, walk
 from unisono.data._pipeline._store import FileStore, MemoryStore
 from unisono.data._pipeline._structure import Element
 
+#: The most threads of AUTOTUNE. Python functions hold the GIL most of the time, so that more would not help.
 _MOST_THREADS = 16
+#: Elements that AUTOTUNE reads ahead: enough to level out elements that take longer, few enough for large
+#: batches.
 _AUTOMATIC_READ_AHEAD = 4
 
 

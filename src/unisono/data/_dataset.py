@@ -1,4 +1,7 @@
-"""`Dataset`: the vocabulary of `tf.data` on Grain."""
+"""`Dataset`: the vocabulary of `tf.data` on Grain.
+
+Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_state.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataSet, note_iteration
@@ -27,15 +31,15 @@ from unisono.data._transforms import Transforms, node_of
 
 
 class Dataset(FurtherTransforms, DataSet):
-    """A sequence of elements, each a structure of numpy arrays; made by `from_tensor_slices` and its like.
+    """A sequence of elements, each a structure of numpy arrays; created by `from_tensor_slices` and others.
 
-    Nothing is read before it is iterated, and each `iter` begins anew. The iterator has `get_state` and
-    `set_state`: a pipeline built by the same calls, in this process or another, goes on exactly where the
+    Nothing is read before the iteration, and each `iter` starts a new one. The iterator has `get_state` and
+    `set_state`: a pipeline built by the same calls, in this process or another, resumes exactly where the
     state was taken.
 
     Args:
         node: The plan.
-        options: How it is to be distributed.
+        options: The options of its distribution.
 
     >>> features, labels = np.zeros((5, 3), np.float32), np.arange(5)
     >>> dataset = Dataset.from_tensor_slices((features, labels)).shuffle(5, seed=0).batch(2)
@@ -43,7 +47,7 @@ class Dataset(FurtherTransforms, DataSet):
     [(2, 3), (2, 3), (1, 3)]
     """
 
-    #: So that a window's components can be told from numbers.
+    #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
     is_data_set = True
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
@@ -53,7 +57,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     @property
     def node(self) -> Node:
-        """The plan that this data set stands for."""
+        """The plan of this data set."""
         return self._node
 
     def derived(self, node: Node, *others: Transforms) -> Self:
@@ -104,7 +108,7 @@ class Dataset(FurtherTransforms, DataSet):
         """Return a data set of the records of a random-access source.
 
         Args:
-            source: Anything with `len` and `[position]`: a list of elements, a data source of Grain or of
+            source: An object with `len` and `[position]`: a list of elements, a data source of Grain or of
                 TFDS.
 
         Returns:
@@ -123,22 +127,22 @@ class Dataset(FurtherTransforms, DataSet):
         args: tuple[Any, ...] | None = None,
         output_signature: Element = None,
     ) -> Dataset:
-        """Return a data set of what a generator function yields; it is called again for each iteration.
+        """Return a data set of the elements of a generator function, which is called for each iteration.
 
         Args:
             generator: The function.
             output_types: Structure of dtypes, the old way to describe the elements.
             output_shapes: Structure of shapes, the old way to describe the elements.
             args: Arguments of the function.
-            output_signature: Structure of `TensorSpec`; elements are cast to its dtypes and held to its
+            output_signature: Structure of `TensorSpec`; elements are cast to its dtypes, and must have its
                 shapes.
 
         Returns:
             A data set, whose cardinality is unknown.
 
         Raises:
-            InvalidTypeError: `generator` cannot be called; while iterating, where it gives another structure.
-            InvalidArgumentError: While iterating, where it gives another shape.
+            InvalidTypeError: `generator` is not callable; while iterating, when it yields another structure.
+            InvalidArgumentError: While iterating, when it yields another shape.
 
         >>> from unisono.data import TensorSpec
         >>> list(Dataset.from_generator(lambda: iter([1, 2]), output_signature=TensorSpec((), "int64")))
@@ -155,7 +159,7 @@ class Dataset(FurtherTransforms, DataSet):
         return Dataset(Generator(elements, signature))
 
     @staticmethod
-    def range(*args: int, output_type: Any = np.int64) -> Dataset:
+    def range(*args: int, output_type: npt.DTypeLike = np.int64) -> Dataset:
         """Return a data set of numbers.
 
         Args:
@@ -174,18 +178,18 @@ class Dataset(FurtherTransforms, DataSet):
         return Dataset(Range(numbers.start, numbers.step, len(numbers), np.dtype(output_type)))
 
     @staticmethod
-    def zip(*args: Any, datasets: Any = None) -> Dataset:
-        """Return a data set of elements side by side, as long as the shortest input.
+    def zip(*args: Element, datasets: Element = None) -> Dataset:
+        """Return a data set of structures of one element of each data set, as long as the shortest one.
 
         Args:
             *args: Data sets, or one structure (tuples, dicts) of data sets.
-            datasets: The same structure, as older code writes it.
+            datasets: The same structure, in older code.
 
         Returns:
             A data set.
 
         Raises:
-            InvalidTypeError: Something in the structure is no data set.
+            InvalidTypeError: A part of the structure is not a data set.
 
         >>> [(int(a), int(b)) for a, b in Dataset.zip((Dataset.range(2), Dataset.range(5, 9)))]
         [(0, 5), (1, 6)]
@@ -195,7 +199,7 @@ class Dataset(FurtherTransforms, DataSet):
         nodes = [node_of(part, "zip") for part in parts]
         if not nodes:
             raise InvalidArgumentError(
-                "zip needs a Dataset. Received: none. Write Dataset.zip((features, labels))."
+                "zip needs at least one Dataset. Received: none. Write Dataset.zip((features, labels))."
             )
 
         def arrange(elements: Sequence[Element]) -> Element:
@@ -213,8 +217,8 @@ class Dataset(FurtherTransforms, DataSet):
 
         Args:
             file_pattern: Glob patterns.
-            shuffle: Whether to shuffle them, anew for each iteration; None means yes.
-            seed: Of the shuffle.
+            shuffle: Whether to shuffle them, in a new order for each iteration; None means yes.
+            seed: The seed of the shuffle.
 
         Returns:
             A data set.
@@ -234,12 +238,12 @@ class Dataset(FurtherTransforms, DataSet):
         return files if shuffle is False else files.shuffle(len(names), seed)
 
     @staticmethod
-    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:
-        """Return a data set of the numbers `start, start + step, ...`, for ever.
+    def counter(start: int = 0, step: int = 1, dtype: npt.DTypeLike = np.int64) -> Dataset:
+        """Return an infinite data set of the numbers `start, start + step, ...`.
 
         Args:
-            start: The first.
-            step: Distance between two.
+            start: The first number.
+            step: The distance between successive numbers.
             dtype: Their dtype.
 
         Returns:
@@ -254,11 +258,11 @@ class Dataset(FurtherTransforms, DataSet):
 
     @staticmethod
     def random(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:
-        """Return a data set of random whole numbers from 0 to 2**32 - 1, for ever.
+        """Return an infinite data set of random whole numbers from 0 to 2**32 - 1.
 
         Args:
-            seed: Decides them; None draws one as `shuffle` does.
-            rerandomize_each_iteration: Whether each iteration has its own.
+            seed: The seed; None draws one as `shuffle` does.
+            rerandomize_each_iteration: Whether each iteration has numbers of its own.
 
         Returns:
             A data set of int64 numbers.
@@ -278,14 +282,14 @@ class Dataset(FurtherTransforms, DataSet):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
     ) -> Dataset:
-        """Return a data set that takes each element from one of several, chosen at random.
+        """Return a data set that takes each element from one of several data sets, chosen at random.
 
         Args:
-            datasets: Their elements have one structure.
-            weights: How often each is chosen; None for equally often.
-            seed: Decides the order.
-            stop_on_empty_dataset: Whether the first that has no element left ends it all; otherwise the
-                others go on.
+            datasets: The data sets; their elements must have one structure.
+            weights: The relative frequency of each; None for equal ones.
+            seed: The seed of the order.
+            stop_on_empty_dataset: Whether the end of the first data set ends the result; otherwise the
+                others continue.
             rerandomize_each_iteration: Whether each iteration has an order of its own.
 
         Returns:
@@ -308,13 +312,13 @@ class Dataset(FurtherTransforms, DataSet):
     def choose_from_datasets(
         datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
     ) -> Dataset:
-        """Return a data set that takes each element from the one of several that another data set names.
+        """Return a data set that takes each element from one of several, in the order of another data set.
 
         Args:
-            datasets: Their elements have one structure.
-            choice_dataset: Gives whole numbers from 0 to `len(datasets) - 1`.
-            stop_on_empty_dataset: Whether the first that has no element left ends it all; otherwise it is
-                passed over.
+            datasets: The data sets; their elements must have one structure.
+            choice_dataset: A data set of whole numbers from 0 to `len(datasets) - 1`.
+            stop_on_empty_dataset: Whether the end of the first data set ends the result; otherwise it is
+                skipped.
 
         Returns:
             A data set.
@@ -336,19 +340,20 @@ class Dataset(FurtherTransforms, DataSet):
         compression: str | None = None,
         reader_func: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Return the data set that `save` wrote; it can be shuffled without reading.
+        """Return the data set that `save` wrote; shuffling it reads nothing in advance.
 
         Args:
             path: The directory.
             element_spec: Accepted for compatibility; the spec was saved.
-            compression: Likewise.
-            reader_func: Gets a data set of data sets of one shard each, and returns one; None reads it.
+            compression: Accepted for compatibility; nothing is compressed.
+            reader_func: Receives a data set of data sets, one for each shard, and returns a data set; None
+                reads the shard.
 
         Returns:
             A data set.
 
         Raises:
-            InvalidArgumentError: Nothing was saved there.
+            InvalidArgumentError: No data set was saved there.
         """
         del element_spec, compression
         name = os.path.join(os.fspath(path), SAVED)
@@ -383,19 +388,19 @@ class Dataset(FurtherTransforms, DataSet):
             raise InvalidTypeError(
                 "len() needs a data set of known, finite size. "
                 f"Received: {'an infinite one' if size == INFINITE else 'one of unknown size'}, {self!r}. "
-                "Write take(n), or ask cardinality()."
+                "Write take(n), or call cardinality()."
             )
         return size
 
     def __bool__(self) -> bool:
-        # Without this, truth would be decided by len(), which an infinite data set lacks.
+        # Without this method `bool` would call `len`, which raises for an infinite data set.
         return True
 
     @property
     def element_spec(self) -> Element:
         """The structure of `TensorSpec` of the elements.
 
-        Where a Python function makes them, the first element is read to find it, and stands for all.
+        Where a Python function returns the elements, the first one is computed, and its spec is that of all.
 
         >>> Dataset.from_tensor_slices(np.zeros((6, 3), np.float32)).batch(2).element_spec
         TensorSpec(shape=(None, 3), dtype=dtype('float32'))
@@ -407,10 +412,10 @@ class Dataset(FurtherTransforms, DataSet):
         return Options().merged(self._options)
 
     def with_options(self, options: Options) -> Dataset:
-        """Set options; those set before stay, unless set again.
+        """Return the data set with other options; options that are not set again are kept.
 
         Args:
-            options: What to set.
+            options: The options to set.
 
         Returns:
             A new data set of the same elements.

@@ -1,4 +1,7 @@
-"""One pass over distributed data: batches are put onto the devices ahead of the step that takes them."""
+"""One pass over distributed data: batches are put onto the devices ahead of the step that uses them.
+
+Tests: tests/virtual/data/test_distribute.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError, OutOfRangeError
 from unisono._reads import DataIterator, current_reader, note_iteration
+from unisono._types import PyTree, UserValue
 from unisono.data._sharding import InputOptions
 
 _END = object()
@@ -16,17 +20,16 @@ _END = object()
 class DistributedIterator(DataIterator):
     """One pass over a distributed dataset; the next batches are put onto the devices ahead.
 
-    The look-ahead is visible in the source alone: an error is raised where its batch would
-    have been, nothing is read after the end or before a pending error was raised, and the state
-    is that of the last batch given.
+    Only the source can observe the read-ahead: an error is raised in place of its batch, nothing is
+    read after the end or while an error is pending, and the state is that of the last batch returned.
 
     Args:
         batches: host batches.
-        place: from a host batch to a batch on the devices.
-        options: how many batches are put ahead.
+        place: puts a host batch onto the devices.
+        options: the number of batches to read ahead.
         check_iterable_here: raises where iteration is not allowed.
         spec: returns the specification of the batches.
-        again: returns the host batches of another pass; None where there is one pass.
+        again: returns the host batches of another pass; None if the source allows only one.
 
     >>> import unisono
     >>> iterator = iter(unisono.MirroredStrategy(["cpu:0"]).distribute_dataset([[1.0, 2.0]]))
@@ -57,17 +60,17 @@ class DistributedIterator(DataIterator):
         self._ready.clear()
         self._error: Exception | None = None
         self._is_ended = False
-        self._state: Any = None
+        self._state: UserValue = None
 
     def initialize(self) -> None:
-        """Begin another pass, as the iterators of `make_dataset_iterator` do before each epoch.
+        """Start another pass, as the iterators of `make_dataset_iterator` do before each epoch.
 
         Raises:
-            InvalidArgumentError: when the source gives its batches once.
+            InvalidArgumentError: when the source can be read only once.
         """
         if self._again is None:
             raise InvalidArgumentError(
-                "An iterator can begin again where its source can be read again. Received: batches of "
+                "The source of an iterator that is initialized must be readable again. Received: batches of "
                 f"{type(self._batches).__name__}. Distribute a dataset, or a function that returns "
                 "a generator."
             )
@@ -75,7 +78,7 @@ class DistributedIterator(DataIterator):
         self._begin(self._again())
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> PyTree:
         """The shapes and types of a batch; see `DistributedDataset.element_spec`."""
         return self._spec()
 
@@ -83,12 +86,12 @@ class DistributedIterator(DataIterator):
         note_iteration(self)
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         self._check()
         reader = current_reader()
         return self._advance() if reader is None else reader.read(self, self._advance)
 
-    def _advance(self) -> Any:
+    def _advance(self) -> PyTree:
         if self._source_state is not None and self._state is None:
             self._state = self._source_state()
         while len(self._ready) <= self._ahead and not self._is_ended and self._error is None:
@@ -102,7 +105,7 @@ class DistributedIterator(DataIterator):
         try:
             raise error
         finally:
-            # An error holds this frame: without the name there is no circle.
+            # The traceback refers to this frame, and the frame to the error: break the reference cycle.
             del error
 
     def _read(self) -> None:
@@ -114,11 +117,11 @@ class DistributedIterator(DataIterator):
             state = None if self._source_state is None else self._source_state()
             self._ready.append((self._place(batch), state))
         except Exception as error:
-            # The batches before it come first.
+            # Raised by `_advance` after the batches that were read before it.
             self._error = error
 
     def close(self) -> None:
-        """End the pass: drop what was put ahead, and close the source where it can be closed."""
+        """End the pass: drop the batches read ahead, and close the source if it can be closed."""
         self._is_ended = True
         self._ready.clear()
         self._error = None
@@ -126,8 +129,8 @@ class DistributedIterator(DataIterator):
         if close is not None:
             close()
 
-    def get_state(self) -> Any:
-        """Return where the source stood after the last batch that was given.
+    def get_state(self) -> UserValue:
+        """Return the state of the source after the last batch that was returned.
 
         Raises:
             InvalidArgumentError: when the source has no state.
@@ -136,11 +139,11 @@ class DistributedIterator(DataIterator):
             raise _no_state(self._batches)
         return self._source_state() if self._state is None else self._state
 
-    def set_state(self, state: Any) -> None:
-        """Go on from a state.
+    def set_state(self, state: UserValue) -> None:
+        """Resume from a state.
 
         Args:
-            state: from `get_state`, of an iterator over the same source.
+            state: the result of `get_state` of an iterator over the same source.
 
         Raises:
             InvalidArgumentError: when the source has no state.
@@ -151,7 +154,7 @@ class DistributedIterator(DataIterator):
         self._ready.clear()
         self._error, self._is_ended, self._state = None, False, None
 
-    def get_next(self) -> Any:
+    def get_next(self) -> PyTree:
         """Return the next batch.
 
         Raises:
@@ -159,7 +162,10 @@ class DistributedIterator(DataIterator):
         """
         batch = next(self, _END)
         if batch is _END:
-            raise OutOfRangeError("The input has no further batch. Iterate over the dataset again.")
+            raise OutOfRangeError(
+                "`get_next` needs a further batch. Received: a call at the end of the input. "
+                "Iterate over the dataset again, or write `get_next_as_optional()`."
+            )
         return batch
 
     def get_next_as_optional(self) -> OptionalBatch:
@@ -168,10 +174,10 @@ class DistributedIterator(DataIterator):
         return OptionalBatch(None if batch is _END else (batch,))
 
 
-def _no_state(batches: Any) -> InvalidArgumentError:
+def _no_state(batches: Iterator[Any]) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "The place in an input is known where its source has `get_state` and `set_state`. Received: "
-        f"{type(batches).__name__}. Distribute a `unisono.data.Dataset`."
+        "To save or restore the position in an input, its source must have `get_state` and `set_state`. "
+        f"Received: {type(batches).__name__}. Distribute a `unisono.data.Dataset`."
     )
 
 
@@ -189,12 +195,15 @@ class OptionalBatch:
         """Return whether there is a batch."""
         return self._held is not None
 
-    def get_value(self) -> Any:
+    def get_value(self) -> PyTree:
         """Return the batch.
 
         Raises:
             OutOfRangeError: when there is none.
         """
         if self._held is None:
-            raise OutOfRangeError("There is no batch. Ask `has_value()` first.")
+            raise OutOfRangeError(
+                "`get_value` needs a batch. Received: a call at the end of the input. "
+                "Check `has_value()` first."
+            )
         return self._held[0]

@@ -1,4 +1,7 @@
-"""What Keras' own `fit`, `evaluate` and `predict` take for a data set."""
+"""Adapters of a data set for Keras' own `fit`, `evaluate` and `predict`.
+
+Tests: tests/unit/data/test_dataset_keras.py, tests/virtual/training/test_keras_data.py.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from unisono.data._rewrite import shuffle_seeds
 
 
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:
-    """Return what to give to Keras instead of a data set, together with `shuffle=False`.
+    """Return the adapter to pass to Keras instead of a data set, together with `shuffle=False`.
 
-    A data set can be given to Keras as it is, because it is a `grain.IterDataset`. But then Keras does not
-    know the number of batches, takes no `class_weight`, and begins an iteration only to look at two batches.
+    Keras also accepts a data set itself, because it is a `grain.IterDataset`. But then Keras does not know
+    the number of batches, rejects `class_weight`, and starts an extra iteration to inspect two batches.
 
     Args:
-        dataset: Its elements are batches.
-        keep_states: For how many of the last batches the state after them is kept.
+        dataset: A data set of batches.
+        keep_states: Number of last batches after which the state is kept.
 
     Returns:
-        A `keras.utils.PyDataset`, which must know its size; else a `grain.IterDataset`.
+        A `keras.utils.PyDataset`; for a data set of unknown size, a `grain.IterDataset`.
     """
     if dataset.cardinality() == UNKNOWN:
         return KerasStream(dataset, keep_states)
@@ -38,17 +41,17 @@ def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Keras
 
 
 class Position:
-    """The batches of a data set, one iteration after the other, and where each iteration can be resumed.
+    """The position in a data set over several iterations, and the states from which they can be resumed.
 
     Args:
-        dataset: Its elements are batches.
-        keep_states: For how many of the last batches the state after them is kept.
+        dataset: A data set of batches.
+        keep_states: Number of last batches after which the state is kept.
     """
 
     def __init__(self, dataset: Dataset, keep_states: int) -> None:
         self._dataset = dataset
         self._iterator: PipelineIterator | None = None
-        # A state, and how many batches before it are given again.
+        # A state, and the number of batches before it that are replaced by placeholders.
         self._start: tuple[dict[str, Any], int] | None = None
         self._restored: tuple[dict[str, Any], int] | None = None
         self._ended = False
@@ -62,7 +65,7 @@ class Position:
 
     @property
     def dataset(self) -> Dataset:
-        """What is iterated over."""
+        """The data set."""
         return self._dataset
 
     @property
@@ -72,7 +75,7 @@ class Position:
 
     @property
     def shuffle_seeds(self) -> list[int]:
-        """What decides the order of the batches."""
+        """The seeds of the order of the batches."""
         return shuffle_seeds(self._dataset)
 
     def keep_states(self, number: int) -> None:
@@ -83,7 +86,7 @@ class Position:
         """Begin the next iteration.
 
         Args:
-            looked_only: Whether the one before was begun only to look at its first batches.
+            looked_only: Whether Keras started the previous iteration only to inspect its first batches.
         """
         if looked_only and not self._ended:
             self.rewind()
@@ -100,18 +103,18 @@ class Position:
         # A state may be that of the end of the data.
         self._is_first = restored is None
         if self._start[1]:
-            # Batches that were used before are given again as copies of the next one, which nobody looks at:
-            # Keras counts them, and nothing has to be read.
+            # Keras counts and skips the batches that were used before the state. Return copies of the next
+            # batch for them, so that nothing is read twice.
             try:
                 self._placeholder = self._next()
                 self._held = [self._placeholder]
             except StopIteration:
-                # All were used. Where nobody knows the size, Keras still has to find out.
+                # All batches were used. Keras still has to find the end if the size is unknown.
                 self._placeholder = _zeros(self._dataset.element_spec)
                 self._ended = False
 
     def rewind(self) -> None:
-        """Make the next iteration begin where this one did: it was begun only to look at a batch."""
+        """Make the next iteration start where this one did, which Keras started only to inspect a batch."""
         if self._restored is None:
             self._restored = self._start
 
@@ -126,7 +129,7 @@ class Position:
         except StopIteration:
             self._ended = True
             if self._is_first and self._start is not None and not self._start[1]:
-                raise empty(f"{self._dataset!r}, which gave no batch") from None
+                raise empty(f"{self._dataset!r}, which has no batch") from None
             raise
         if self._is_first:
             self._is_first = False
@@ -146,16 +149,16 @@ class Position:
         return batch
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Return the state after a batch of this iteration, however far Keras has read ahead since.
+        """Return the state after a batch of this iteration, even if Keras has read ahead since.
 
         Args:
-            batches: How many batches were used.
+            batches: Number of batches that were used.
 
         Returns:
-            What `resume_from` takes.
+            A state for `resume_from`.
 
         Raises:
-            InvalidArgumentError: That state was not kept.
+            InvalidArgumentError: The state was not kept.
         """
         if self._start is not None and batches == self._start[1]:
             return self._start[0]
@@ -163,18 +166,18 @@ class Position:
             if given == batches:
                 return state
         raise InvalidArgumentError(
-            f"A state can be had for the last {self._states.maxlen} batches. "
-            f"Received: batches={batches}, after {self.given} were given. "
+            f"The state must be that after one of the last {self._states.maxlen} batches. "
+            f"Received: batches={batches}, after {self.given} were read. "
             "Write as_keras_input(dataset, keep_states=64)."
         )
 
     def resume_from(self, state: dict[str, Any], used: int = 0) -> None:
-        """Make the next iteration go on from a state; those after it are complete again.
+        """Make the next iteration resume from a state; later iterations are complete again.
 
         Args:
-            state: From `state_after`, in this process or another.
-            used: How many batches of the iteration were used before; so many are given again without being
-                read, for a caller that counts and skips them.
+            state: The result of `state_after`, in this process or another.
+            used: Number of batches of the iteration before the state. Placeholders are returned for them, for
+                a caller that counts and skips them.
         """
         self._restored = state, used
 
@@ -182,7 +185,7 @@ class Position:
         """Make the next iteration the one after the iteration that a state belongs to.
 
         Args:
-            state: From `state_after`, in this process or another.
+            state: The result of `state_after`, in this process or another.
         """
         iterator = iter(self._dataset)
         iterator.set_state(state)
@@ -190,18 +193,18 @@ class Position:
 
 
 def _zeros(spec: Element) -> Element:
-    """Return a batch of one row that has a spec."""
+    """Return a batch of zeros for a spec, with one row where the number of rows varies."""
     return map_leaves(lambda s: np.zeros([size or 1 for size in s.shape], s.dtype), spec)
 
 
 class KerasInput(keras.utils.PyDataset):
     """The batches of a data set of known size.
 
-    Keras asks for batch 0, 1, ... of each iteration; batch 0 begins the next one.
+    Keras requests batch 0, 1, ... of each iteration; batch 0 starts the next one.
 
     Args:
-        dataset: Its cardinality is known or infinite.
-        keep_states: For how many of the last batches the state after them is kept.
+        dataset: A data set of known or infinite cardinality.
+        keep_states: Number of last batches after which the state is kept.
     """
 
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
@@ -218,7 +221,7 @@ class KerasInput(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> Element:
         position = self.position
         if index == 0:
-            # Keras looks at the first batch to build a model: that was no iteration.
+            # Keras requests the first batch once to build a model. That was not an iteration.
             position.begin(looked_only=position.given == 1 and self.num_batches != 1)
         if index != position.given:
             raise InvalidArgumentError(
@@ -229,11 +232,11 @@ class KerasInput(keras.utils.PyDataset):
 
 
 class KerasStream(grain.IterDataset):
-    """The batches of a data set whose size nobody knows before it was read.
+    """The batches of a data set of unknown size.
 
     Args:
         dataset: The data set.
-        keep_states: For how many of the last batches the state after them is kept.
+        keep_states: Number of last batches after which the state is kept.
     """
 
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
@@ -241,7 +244,7 @@ class KerasStream(grain.IterDataset):
         self.position = Position(dataset, keep_states)
 
     def __iter__(self) -> grain.DatasetIterator:
-        # Keras' adapter looks at two batches, then `fit` at one to build the model.
+        # Keras' adapter inspects two batches, and then `fit` one to build the model.
         self.position.begin(looked_only=self.position.given <= 2)
         return _StreamIterator(self.position)
 

@@ -1,14 +1,18 @@
-"""Further transformations of `tf.data.Dataset`: windows, groups, other batches, samples, files."""
+"""Further transformations of `tf.data.Dataset`: windows, groups, other batches, samples, files.
+
+Tests: tests/unit/data/test_dataset_further.py.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._types import ArrayLike, UserValue
 from unisono.data import _build
 from unisono.data._pipeline import _functions, _structure
 from unisono.data._pipeline._indexed import Held
@@ -34,7 +38,10 @@ SAVED = "elements"
 
 
 class FurtherTransforms(Transforms):
-    """The less common transformations; `Dataset` is the only subclass."""
+    """The less common transformations; `Dataset` is the only subclass.
+
+    Apart from `Transforms` only because of their number.
+    """
 
     def window(
         self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
@@ -42,10 +49,10 @@ class FurtherTransforms(Transforms):
         """Return windows of successive elements, in which each component is a data set.
 
         Args:
-            size: Elements of a window.
-            shift: How far the next window begins after this one; None for `size`.
+            size: Number of elements of a window.
+            shift: Distance between the starts of successive windows; None means `size`.
             stride: Distance between the elements of a window.
-            drop_remainder: Whether to leave out windows with fewer elements.
+            drop_remainder: Whether to drop windows with fewer elements.
 
         Returns:
             A new data set.
@@ -70,15 +77,15 @@ class FurtherTransforms(Transforms):
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Collects elements with equal keys, and gives what a function makes of each group.
+        """Group elements with equal keys, and map each group to a data set.
 
         Args:
-            key_func: Gets the components as `map`'s function does; returns a whole number.
-            reduce_func: Gets the key and a data set of up to `window_size` elements; returns a data set,
+            key_func: Receives the components as `map`'s function does; returns a whole number.
+            reduce_func: Receives the key and a data set of up to `window_size` elements; returns a data set,
                 often `elements.batch(...)`.
-            window_size: Elements of a group. Groups that are smaller at the end are given in the order of
+            window_size: Number of elements of a group. Incomplete groups follow at the end, in the order of
                 their keys.
-            window_size_func: Gives the number for a key, instead.
+            window_size_func: Returns the number of elements for a key, instead of `window_size`.
 
         Returns:
             A new data set, whose cardinality is unknown.
@@ -120,10 +127,10 @@ class FurtherTransforms(Transforms):
         no_padding: bool = False,
         drop_remainder: bool = False,
     ) -> Self:
-        """Batches elements of similar length together, padded.
+        """Batch elements of similar length together, padded.
 
         Args:
-            element_length_func: Gets the components as `map`'s function does; returns the length.
+            element_length_func: Receives the components as `map`'s function does; returns the length.
             bucket_boundaries: Increasing lengths; an element as long as one belongs to the next bucket.
             bucket_batch_sizes: Batch size of each bucket: one more number than boundaries.
             padded_shapes: As in `padded_batch`.
@@ -137,7 +144,7 @@ class FurtherTransforms(Transforms):
             A new data set, whose cardinality is unknown.
 
         Raises:
-            InvalidArgumentError: Boundaries and sizes do not fit; while iterating, an element is too long.
+            InvalidArgumentError: Boundaries and sizes do not match; while iterating, an element is too long.
 
         >>> from unisono.data import Dataset
         >>> rows = Dataset.range(1, 5).map(lambda n: np.full(n, n))
@@ -190,14 +197,16 @@ class FurtherTransforms(Transforms):
         given = np.atleast_1d(np.asarray(batch_size)).tolist()
         sizes = tuple(_functions.whole(size, "batch_size", 1, "Write rebatch(32).") for size in given)
         if not sizes:
-            raise InvalidArgumentError("rebatch needs a size. Received: batch_size=[]. Write rebatch(32).")
+            raise InvalidArgumentError(
+                "rebatch needs at least one size. Received: batch_size=[]. Write rebatch(32)."
+            )
         return self.derived(Rebatch(self.node, sizes, bool(drop_remainder)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
         """Return the elements before the first for which a function returns false.
 
         Args:
-            predicate: Gets the components as `map`'s function does; returns one truth value.
+            predicate: Receives the components as `map`'s function does; returns one truth value.
 
         Returns:
             A new data set, whose cardinality is unknown.
@@ -208,16 +217,16 @@ class FurtherTransforms(Transforms):
         """
         return self.derived(TakeWhile(self.node, _functions.predicate(predicate)))
 
-    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> Self:
-        """Apply a function that remembers something from element to element.
+    def scan(self, initial_state: UserValue, scan_func: Callable[[Any, Any], Any]) -> Self:
+        """Apply a function with a state to each element.
 
         Args:
-            initial_state: What it remembers at the beginning of each iteration.
-            scan_func: Gets what it remembered and an element (a tuple as one argument); returns a pair of
-                what it will remember, and an element.
+            initial_state: The state at the start of each iteration.
+            scan_func: Receives the state and an element (a tuple as one argument); returns a pair of the new
+                state and an element.
 
         Returns:
-            A new data set. To restore a state of its iterator, the elements before it are made again.
+            A new data set. To resume its iterator, the elements before are computed again.
 
         >>> from unisono.data import Dataset
         >>> [int(x) for x in Dataset.range(1, 5).scan(0, lambda total, x: (total + x, total + x))]
@@ -225,7 +234,7 @@ class FurtherTransforms(Transforms):
         """
         _functions.checked(scan_func, "scan")
 
-        def scanned(state: Any, element: Element) -> tuple[Any, Element]:
+        def scanned(state: UserValue, element: Element) -> tuple[UserValue, Element]:
             result = scan_func(state, element)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise InvalidTypeError(
@@ -249,13 +258,13 @@ class FurtherTransforms(Transforms):
         return self.derived(Unique(self.node))
 
     def ignore_errors(self, log_warning: bool = False) -> Self:
-        """Leave out elements whose making raises an error.
+        """Skip elements whose computation raises an error.
 
         Args:
             log_warning: Whether to log each error as a warning.
 
         Returns:
-            A new data set, whose cardinality is unknown. An error after which its source cannot go on, as
+            A new data set, whose cardinality is unknown. An error after which the source cannot continue, as
             that of a generator, is raised.
 
         >>> from unisono.data import Dataset
@@ -267,17 +276,17 @@ class FurtherTransforms(Transforms):
     def rejection_resample(
         self,
         class_func: Callable[..., Any],
-        target_dist: Any,
-        initial_dist: Any = None,
+        target_dist: ArrayLike,
+        initial_dist: ArrayLike = None,
         seed: int | None = None,
     ) -> Self:
-        """Leave out elements at random, so that their classes are distributed as wanted.
+        """Drop elements at random, so that their classes have the wanted distribution.
 
         Args:
-            class_func: Gets the components as `map`'s function does; returns the class, from 0.
+            class_func: Receives the components as `map`'s function does; returns the class, from 0.
             target_dist: Share of each class in the result.
-            initial_dist: Share of each class in the data; None to estimate it while the data are read.
-            seed: Decides what is left out.
+            initial_dist: Share of each class in the data; None estimates it while the data are read.
+            seed: The seed of the random choices.
 
         Returns:
             A new data set of pairs of class and element, whose cardinality is unknown.
@@ -300,13 +309,13 @@ class FurtherTransforms(Transforms):
         return self.derived(Resample(self.node, class_of, target, initial, drawn, seed is not None))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
-        """Says how many elements there are, where that is not known.
+        """Declare the number of elements, where it is unknown.
 
         Args:
-            expected_cardinality: How many, or `INFINITE_CARDINALITY`.
+            expected_cardinality: The number of elements, or `INFINITE_CARDINALITY`.
 
         Returns:
-            A new data set, which raises while it is iterated if there are more or fewer.
+            A new data set, which raises an error during the iteration if there are more or fewer.
 
         >>> from unisono.data import Dataset
         >>> len(Dataset.range(9).filter(lambda x: x < 5).assert_cardinality(5))
@@ -322,13 +331,13 @@ class FurtherTransforms(Transforms):
         reader_func: Callable[..., Any] | None = None,
         shard_func: Callable[..., Any] | None = None,
     ) -> Self:
-        """Keep what the first iteration gives in a directory, from which all others read: `cache` there.
+        """Store the elements of the first iteration in a directory, as `cache` does in a file.
 
         Args:
             path: The directory.
             compression: Accepted for compatibility; nothing is compressed.
-            reader_func: Must be None: shuffle after the snapshot.
-            shard_func: Must be None: there is one shard.
+            reader_func: Must be None; shuffle after the snapshot instead.
+            shard_func: Must be None, because there is one shard.
 
         Returns:
             A new data set.
@@ -342,22 +351,23 @@ class FurtherTransforms(Transforms):
         path: str,
         compression: str | None = None,
         shard_func: Callable[..., Any] | None = None,
-        checkpoint_args: Any = None,
+        checkpoint_args: None = None,
     ) -> None:
         """Write all elements into a directory, from which `Dataset.load` reads them.
 
-        The file is written aside and appears when it is complete; one that exists is replaced then.
+        The file appears, and replaces an existing one, when it is complete.
 
         Args:
             path: The directory.
             compression: Accepted for compatibility; nothing is compressed.
-            shard_func: Must be None: there is one shard.
+            shard_func: Must be None, because there is one shard.
             checkpoint_args: Must be None.
         """
         _not_supported("save", shard_func=shard_func, checkpoint_args=checkpoint_args)
         del compression
 
-        def elements() -> Any:
+        def elements() -> Iterator[Element]:
+            # The spec first: `load` then knows it without reading an element, also of an empty data set.
             yield _structure.map_leaves(_structure.spec_as_bytes, self.node.spec)
             yield from self
 
@@ -367,7 +377,7 @@ class FurtherTransforms(Transforms):
         """Return the only element.
 
         Raises:
-            InvalidArgumentError: There is none, or more than one.
+            InvalidArgumentError: There is no element, or more than one.
 
         >>> from unisono.data import Dataset
         >>> Dataset.range(3).batch(3).get_single_element().tolist()
@@ -386,7 +396,7 @@ class FurtherTransforms(Transforms):
 
 
 def _numbering(fn: Callable[..., Any], name: str) -> Callable[[Element], int]:
-    """The user's function from an element to a whole number."""
+    """Return the user's function from an element to a whole number, with a check of its result."""
     _functions.checked(fn, name)
 
     def number(element: Element) -> int:
@@ -405,6 +415,6 @@ def _not_supported(method: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise UnsupportedError(
-                f"{method}() has no {name}. Received: {name}={value!r:.100}. "
-                "Leave it out; shuffle, shard and interleave with the methods of their names."
+                f"{method}() does not support {name}. Received: {name}={value!r:.100}. "
+                "Leave it out, and use the methods `shuffle`, `shard` and `interleave`."
             )

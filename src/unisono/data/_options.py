@@ -1,4 +1,7 @@
-"""`Options` of a data set: how a distribution splits it."""
+"""`Options` of a data set: how a distribution splits it.
+
+Tests: tests/unit/data/test_sharding.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class DistributeOptions:
     """How a data set is split over workers.
 
     Args:
-        auto_shard_policy: What is split: files, elements, or nothing.
+        auto_shard_policy: The unit that is split: files, elements, or nothing.
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
@@ -36,10 +39,10 @@ class Options:
     deterministic: bool | None = None
 
     def merged(self, later: Options) -> Options:
-        """Return these options, except where `later` sets others.
+        """Return these options, overridden by those that `later` sets.
 
         Args:
-            later: Options that win.
+            later: The options that take precedence.
 
         Returns:
             New options.

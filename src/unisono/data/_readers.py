@@ -1,4 +1,7 @@
-"""Data sets of the records of files."""
+"""Data sets of the records of files.
+
+Tests: tests/unit/data/test_dataset_sources.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import grain
 
@@ -20,7 +23,8 @@ from unisono.data._pipeline._streams import Generator
 from unisono.data._pipeline._structure import Element, TensorSpec
 from unisono.data._transforms import node_of
 
-Filenames = Any
+#: A name, several, or a data set of names.
+Filenames: TypeAlias = Any
 
 
 def TextLineDataset(filenames: Filenames, num_parallel_reads: int | None = None) -> Dataset:  # noqa: N802

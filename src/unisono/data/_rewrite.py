@@ -1,4 +1,7 @@
-"""Changes to a finished pipeline that a distribution needs: each returns a new data set for one worker."""
+"""Rewrite a finished pipeline for a distribution: each function returns a new data set for one worker.
+
+Tests: tests/unit/data/test_sharding.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _SEEDED = (Shuffle, StreamShuffle, Random, Resample)
 
 
 def reads_files(dataset: Dataset) -> bool:
-    """Return whether the pipeline begins with names of files.
+    """Return whether the source of the pipeline is names of files.
 
     >>> reads_files(Dataset.range(3))
     False
@@ -95,7 +98,7 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
 
     Args:
         dataset: Any pipeline; shuffles with a seed of their own keep it.
-        seed: The same on all workers.
+        seed: A seed that is equal on all workers.
 
     Returns:
         A new data set.
@@ -167,7 +170,7 @@ def with_batches_divided(
 
 
 def _pieces(batch: Element, parts: int) -> Node:
-    """A batch as a data set of at most `parts` smaller ones, of sizes that differ by one at most."""
+    """Return a batch as a data set of at most `parts` smaller ones, whose sizes differ by at most one."""
     rows = leading_size(batch)
     whole = Slices(batch)
     points = split_points(rows, min(parts, max(1, rows)))
@@ -179,7 +182,7 @@ def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Datase
     made: dict[Node, Node] = {}
 
     def visit(node: Node) -> Node:
-        # A node that is used twice stays one node: its passes are counted together.
+        # A node that is used twice must remain one node, because its passes are counted together.
         if node not in made:
             inputs = {below: visit(below) for below in node.inputs}
             alike = all(before is after for before, after in inputs.items())

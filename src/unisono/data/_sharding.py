@@ -1,4 +1,4 @@
-"""Who gets which rows: index arithmetic without arrays, and the options of distributed input."""
+"""The division of rows among replicas, as index arithmetic, and the options of distributed input; pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from unisono._errors import InvalidArgumentError
 
 
 def balanced_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Return sizes that differ by one at most and add up to `total`; the first get more.
+    """Return sizes that differ by at most one and add up to `total`; larger ones come first.
 
-    TensorFlow cuts chunks of the rounded-up size, which starves the last replicas (6 rows on 4
-    replicas: 2, 2, 2, 0); this rule never does.
+    TensorFlow uses chunks of the rounded-up size, which can leave the last replicas without rows
+    (6 rows on 4 replicas: 2, 2, 2, 0).
 
     Args:
-        total: how many rows.
-        parts: how many replicas.
+        total: the number of rows.
+        parts: the number of replicas.
 
     >>> balanced_sizes(5, 2), balanced_sizes(1, 2)
     ((3, 2), (1, 0))
@@ -61,12 +61,12 @@ class AutoShardPolicy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What an input function must know to make its part of the input.
+    """The context of an input function: which part of the input it must create.
 
     Args:
-        num_input_pipelines: how many inputs there are.
-        input_pipeline_id: which of them this is, from 0.
-        num_replicas_in_sync: how many replicas share them.
+        num_input_pipelines: the number of input pipelines.
+        input_pipeline_id: the number of this pipeline, from 0.
+        num_replicas_in_sync: the number of replicas that share them.
     """
 
     num_input_pipelines: int = 1
@@ -74,7 +74,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the rows of one replica.
+        """Return the number of rows of one replica.
 
         Raises:
             InvalidArgumentError: when the global batch size does not divide.
@@ -94,13 +94,13 @@ class InputContext:
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """How input is distributed; the names are tf.distribute's.
+    """The options of distributed input, under tf.distribute's names.
 
     Args:
         experimental_fetch_to_device: whether batches are put onto the devices ahead of time.
         experimental_replication_mode: one input function call per worker or per replica.
-        experimental_place_dataset_on_device: refused: pipelines run on the host.
-        experimental_per_replica_buffer_size: how many batches are put ahead.
+        experimental_place_dataset_on_device: must be False, because pipelines run on the host.
+        experimental_per_replica_buffer_size: the number of batches that are put ahead.
 
     Raises:
         InvalidArgumentError: for `experimental_place_dataset_on_device=True`, or a negative size.
@@ -114,7 +114,7 @@ class InputOptions:
     def __post_init__(self) -> None:
         if self.experimental_place_dataset_on_device:
             raise InvalidArgumentError(
-                "Input pipelines run on the host. Received: experimental_place_dataset_on_device=True. "
+                "Input pipelines must run on the host. Received: experimental_place_dataset_on_device=True. "
                 "Leave it out; batches are put onto the devices one step ahead."
             )
         if self.experimental_per_replica_buffer_size < 0:
@@ -126,11 +126,11 @@ class InputOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """For which replica a value is made.
+    """The replica for which a value is created.
 
     Args:
         replica_id_in_sync_group: its number, from 0.
-        num_replicas_in_sync: how many there are.
+        num_replicas_in_sync: the number of replicas.
     """
 
     replica_id_in_sync_group: int = 0

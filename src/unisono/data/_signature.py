@@ -1,13 +1,18 @@
-"""What a Python generator promises to give: a structure of shapes and dtypes."""
+"""The signature of a Python generator: a structure of shapes and dtypes.
+
+Tests: tests/unit/data/test_dataset_sources.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
 from unisono.data._pipeline._structure import (
     Element,
     Path,
@@ -21,13 +26,13 @@ from unisono.data._pipeline._structure import (
 
 @runtime_checkable
 class SpecLike(Protocol):
-    """Anything with a shape and a dtype: `TensorSpec`, `jax.ShapeDtypeStruct`, an array."""
+    """An object with a shape and a dtype: `TensorSpec`, `jax.ShapeDtypeStruct`, an array."""
 
     @property
-    def shape(self) -> Any: ...
+    def shape(self) -> Sequence[int | None] | None: ...
 
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> npt.DTypeLike: ...
 
 
 def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
@@ -42,7 +47,7 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
         A structure of `TensorSpec`, or None where nothing was given.
 
     Raises:
-        InvalidArgumentError: Both ways were used at once.
+        InvalidArgumentError: A signature was passed together with types or shapes.
         InvalidTypeError: A spec has no shape or no dtype.
 
     >>> as_signature(None, ("float32", "int32"), None)[1]
@@ -52,14 +57,14 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
         raise InvalidArgumentError(
             "A generator must be described in one way. "
             "Received: output_signature together with output_types or output_shapes. "
-            "Write output_signature=TensorSpec(shape, dtype) alone."
+            "Write output_signature=TensorSpec(shape, dtype) only."
         )
     if output_signature is not None:
         return map_leaves(_as_spec, output_signature)
     return None if output_types is None else _from_types(output_types, output_shapes)
 
 
-def _as_spec(spec: Any) -> TensorSpec:
+def _as_spec(spec: UserValue) -> TensorSpec:
     if not isinstance(spec, SpecLike):
         raise InvalidTypeError(
             "output_signature must be made of specs with a shape and a dtype, in tuples and dicts. "
@@ -77,20 +82,20 @@ def _from_types(types: Element, shapes: Element) -> Element:
     return TensorSpec(shapes, types)
 
 
-def conform(value: Any, signature: Element, path: Path = ()) -> Element:
+def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
     """Return `value` with the dtypes of a signature.
 
     Args:
-        value: What a generator gave.
+        value: The value that a generator yielded.
         signature: A structure of `TensorSpec`.
-        path: Where `value` lies in a larger structure.
+        path: The path of `value` in a larger structure.
 
     Returns:
         The structure of the signature, of numpy arrays, scalars and bytes.
 
     Raises:
-        InvalidTypeError: The structure is another one.
-        InvalidArgumentError: A shape is another one.
+        InvalidTypeError: The structure differs.
+        InvalidArgumentError: A shape differs.
 
     >>> conform((1, [2, 3]), (TensorSpec((), "float64"), TensorSpec((None,), "int64")))
     (np.float64(1.0), array([2, 3]))
@@ -112,8 +117,8 @@ def conform(value: Any, signature: Element, path: Path = ()) -> Element:
     leaf = as_element(value, path) if is_text else np.asarray(value, signature.dtype)[()]
     if not _fits(np.shape(leaf), signature.shape):
         raise InvalidArgumentError(
-            "A generator must keep to its signature. "
-            f"Received: {name_of(path)} of shape {np.shape(leaf)}, where {signature.shape} was promised. "
+            "A generator must yield elements of its signature. "
+            f"Received: {name_of(path)} of shape {np.shape(leaf)}, instead of {signature.shape}. "
             "Write None in the signature for a dimension that varies."
         )
     return leaf
@@ -127,10 +132,10 @@ def _fits(shape: Sequence[int], promised: Sequence[int | None] | None) -> bool:
     return all(wanted in (None, size) for size, wanted in zip(shape, promised, strict=True))
 
 
-def _check(holds: bool, value: Any, signature: Element, path: Path) -> None:
+def _check(holds: bool, value: UserValue, signature: Element, path: Path) -> None:
     if not holds:
         raise InvalidTypeError(
-            "A generator must give the structure that its signature promises. "
-            f"Received: {value!r:.200} at {name_of(path)}, where {signature!r:.200} was promised. "
+            "A generator must yield the structure of its signature. "
+            f"Received: {value!r:.200} at {name_of(path)}, instead of {signature!r:.200}. "
             "Yield a tuple or dict of that form."
         )

@@ -1,4 +1,7 @@
-"""The transformations of `tf.data.Dataset`: each returns a new data set and reads nothing."""
+"""The transformations of `tf.data.Dataset`: each returns a new data set, without reading any element.
+
+Tests: tests/unit/data/test_dataset_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ from unisono.data._pipeline._plan import Node
 from unisono.data._pipeline._streams import Filter
 from unisono.data._pipeline._structure import Element
 
+#: The default number of data sets that `interleave` reads in turn. tf.data takes the number of cores, which
+#: would make the order of elements depend on the machine.
 _CYCLE_LENGTH = 4
 
 
 class Transforms(grain.IterDataset):
-    """What can be done with a data set; `Dataset` is the only subclass."""
+    """The transformations of a data set; `Dataset` is the only subclass."""
 
     @property
     @abc.abstractmethod
     def node(self) -> Node:
-        """The plan that this data set stands for."""
+        """The plan of this data set."""
 
     @abc.abstractmethod
     def derived(self, node: Node, *others: Transforms) -> Self:
@@ -43,8 +48,8 @@ class Transforms(grain.IterDataset):
         """Apply a function to each element.
 
         Args:
-            map_func: Gets the components as numpy arrays, those of a tuple as separate arguments; returns an
-                element: numbers, strings, arrays (JAX's too), tuples and dicts.
+            map_func: Receives the components as numpy arrays, those of a tuple as separate arguments; returns
+                an element: numbers, strings, arrays (also JAX's), tuples and dicts.
             num_parallel_calls: Number of threads, or AUTOTUNE; None for none.
             deterministic: Accepted for compatibility; the order is always that of the elements.
 
@@ -52,7 +57,7 @@ class Transforms(grain.IterDataset):
             A new data set.
 
         Raises:
-            InvalidTypeError: `map_func` cannot be called; while iterating, where it returns no element.
+            InvalidTypeError: `map_func` is not callable; while iterating, when it does not return an element.
 
         >>> from unisono.data import Dataset
         >>> [int(x) for x in Dataset.range(3).map(lambda x: x * 10)]
@@ -67,7 +72,7 @@ class Transforms(grain.IterDataset):
         """Keep the elements for which a function returns true.
 
         Args:
-            predicate: Gets the components as `map`'s function does; returns one truth value.
+            predicate: Receives the components as `map`'s function does; returns one truth value.
 
         Returns:
             A new data set, whose cardinality is unknown.
@@ -84,12 +89,12 @@ class Transforms(grain.IterDataset):
         """Return the elements in random order, drawn from a buffer that slides over them.
 
         Args:
-            buffer_size: Elements to draw from. From the size of the data on, or with `UNKNOWN_CARDINALITY`
-                where that size is known, every order is equally likely.
-            seed: Decides the orders. None draws one from Python's random state when this is called, so that
+            buffer_size: Number of elements to draw from. If it is at least the size of the data, or
+                `UNKNOWN_CARDINALITY` and that size is known, every order is equally likely.
+            seed: The seed of the orders. None draws one from Python's random state at this call, so that
                 `keras.utils.set_random_seed` makes it reproducible.
             reshuffle_each_iteration: Whether each iteration and each repetition has an order of its own;
-                that of the n-th depends on `seed` and n alone.
+                the n-th order depends only on `seed` and n.
 
         Returns:
             A new data set.
@@ -104,7 +109,7 @@ class Transforms(grain.IterDataset):
         if buffer_size == UNKNOWN and self.node.cardinality >= 0:
             buffer_size = max(1, self.node.cardinality)
         size = _functions.whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
-        # The picks are 32-bit numbers.
+        # The shuffle draws 32-bit numbers.
         size = min(size, 2**32 - 1)
         drawn = _functions.seed_or_drawn(seed)
         reshuffle = reshuffle_each_iteration is not False
@@ -114,7 +119,7 @@ class Transforms(grain.IterDataset):
         """Return all elements several times.
 
         Args:
-            count: How many times; None or -1 for ever.
+            count: The number of repetitions; None or -1 repeats without end.
 
         Returns:
             A new data set.
@@ -126,7 +131,7 @@ class Transforms(grain.IterDataset):
         times = (
             -1
             if count is None
-            else _functions.whole(count, "count", -1, "Write repeat() to repeat for ever.")
+            else _functions.whole(count, "count", -1, "Write repeat() to repeat without end.")
         )
         return self.derived(_build.repeated(self.node, times))
 
@@ -140,16 +145,16 @@ class Transforms(grain.IterDataset):
         """Stack successive elements.
 
         Args:
-            batch_size: Elements in a batch.
+            batch_size: Number of elements in a batch.
             drop_remainder: Whether to drop a last batch that is smaller.
-            num_parallel_calls: Number of threads that make batches ahead, or AUTOTUNE; None for none.
+            num_parallel_calls: Number of threads that compute batches ahead, or AUTOTUNE; None for none.
             deterministic: Accepted for compatibility; the order is always that of the elements.
 
         Returns:
             A new data set, whose components have a new first dimension.
 
         Raises:
-            InvalidArgumentError: `batch_size` is less than 1; while iterating, where shapes differ.
+            InvalidArgumentError: `batch_size` is less than 1; while iterating, when shapes differ.
 
         >>> from unisono.data import Dataset
         >>> [x.tolist() for x in Dataset.range(5).batch(2)]
@@ -170,11 +175,11 @@ class Transforms(grain.IterDataset):
         """Stack successive elements, padded at their ends to one shape.
 
         Args:
-            batch_size: Elements in a batch.
-            padded_shapes: Shape of each component, in the structure of the elements; None in a shape for a
-                dimension that the longest element of a batch decides; None for all of them.
-            padding_values: What to pad with, one for all or in the structure of the elements; None for 0 and
-                b"".
+            batch_size: Number of elements in a batch.
+            padded_shapes: Shape of each component, in the structure of the elements, with None for the size
+                of the longest element in a batch; None for all dimensions.
+            padding_values: Values to pad with, one for all or in the structure of the elements; None means 0
+                and b"".
             drop_remainder: Whether to drop a last batch that is smaller.
 
         Returns:
@@ -206,7 +211,7 @@ class Transforms(grain.IterDataset):
         """Return the first elements.
 
         Args:
-            count: How many; -1 for all.
+            count: The number of elements; -1 for all.
 
         Returns:
             A new data set.
@@ -221,7 +226,7 @@ class Transforms(grain.IterDataset):
         """Leave out the first elements.
 
         Args:
-            count: How many; -1 for all.
+            count: The number of elements; -1 for all.
 
         Returns:
             A new data set.
@@ -240,7 +245,7 @@ class Transforms(grain.IterDataset):
         Args:
             num_shards: Number of shards. SHARD_HINT for both arguments leaves them to a distribution whose
                 auto-shard policy is HINT.
-            index: Which shard, from 0.
+            index: Number of this shard, from 0.
 
         Returns:
             A new data set.
@@ -267,7 +272,7 @@ class Transforms(grain.IterDataset):
         """Append the elements of another data set.
 
         Args:
-            dataset: The other one; its elements have the same structure.
+            dataset: The other data set; its elements must have the same structure.
 
         Returns:
             A new data set.
@@ -286,13 +291,13 @@ class Transforms(grain.IterDataset):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Self:
-        """Make a data set of each element, and gives the elements of several of them in turn.
+        """Map each element to a data set, and return the elements of several of these in turn.
 
         Args:
-            map_func: Returns a data set; gets the components as `map`'s function does.
-            cycle_length: How many data sets are read at the same time; 4 if None or AUTOTUNE.
-            block_length: How many elements in a row come from one; 1 if None.
-            num_parallel_calls: Any number makes a thread read ahead from each open data set.
+            map_func: Receives the components as `map`'s function does; returns a data set.
+            cycle_length: Number of data sets that are open at the same time; None or AUTOTUNE means 4.
+            block_length: Number of successive elements from one data set; None means 1.
+            num_parallel_calls: With any number, a thread reads ahead from each open data set.
             deterministic: Accepted for compatibility; the order is always the same.
 
         Returns:
@@ -312,10 +317,10 @@ class Transforms(grain.IterDataset):
         return self.derived(Interleave(self.node, _making(map_func, "interleave"), cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transforms]) -> Self:
-        """Make a data set of each element, and gives the elements of one after the other.
+        """Map each element to a data set, and return the concatenation of these.
 
         Args:
-            map_func: Returns a data set; gets the components as `map`'s function does.
+            map_func: Receives the components as `map`'s function does; returns a data set.
 
         Returns:
             A new data set, whose cardinality is unknown.
@@ -344,11 +349,11 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.zipped([numbers, self.node], tuple))
 
     def cache(self, filename: str = "") -> Self:
-        """Keep what the first iteration gives, for all others; shuffles before it keep their first order.
+        """Store the elements of the first iteration for all others, which have the same shuffled order.
 
         Args:
-            filename: A file to keep it in, which is written aside and appears when it is complete; where it
-                exists, it is read instead of the pipeline. Empty to keep it in memory.
+            filename: The file to store them in, which appears when it is complete; if it exists, it is read
+                instead of the pipeline. An empty name stores them in memory.
 
         Returns:
             A new data set.
@@ -360,10 +365,10 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.cached(self.node, str(filename)))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
-        """Make elements ahead, in a thread.
+        """Compute elements ahead, in a thread.
 
         Args:
-            buffer_size: How many; None or AUTOTUNE for 4, 0 for none.
+            buffer_size: The number of elements; None or AUTOTUNE means 4, 0 disables it.
 
         Returns:
             A new data set of the same elements.
@@ -379,13 +384,13 @@ class Transforms(grain.IterDataset):
         return self.derived(_build.read_ahead(self.node, buffer_size))
 
     def apply(self, transformation_func: Callable[[Self], Transforms]) -> Transforms:
-        """Return what a function makes of this data set.
+        """Return the result of a function of this data set.
 
         Args:
-            transformation_func: Gets the data set and returns one.
+            transformation_func: Receives the data set and returns one.
 
         Returns:
-            That data set.
+            The data set that the function returns.
 
         >>> from unisono.data import Dataset
         >>> [int(x) for x in Dataset.range(5).apply(lambda ds: ds.skip(3))]
@@ -400,8 +405,8 @@ class Transforms(grain.IterDataset):
 
         Args:
             initial_state: The first value.
-            reduce_func: Gets the value so far and an element (a tuple as one argument), and returns the next
-                value.
+            reduce_func: Receives the value so far and an element (a tuple as one argument), and returns the
+                next value.
 
         Returns:
             The last value.
@@ -425,18 +430,18 @@ class Transforms(grain.IterDataset):
         return iter(self)
 
 
-def node_of(dataset: Any, taker: str) -> Node:
+def node_of(dataset: object, taker: str) -> Node:
     """Return the plan of a data set.
 
     Args:
-        dataset: Must be a `Dataset`.
-        taker: What needs it, for the error.
+        dataset: The data set.
+        taker: The name of the function that needs it, for the error.
 
     Returns:
         Its last node.
 
     Raises:
-        InvalidTypeError: It is something else.
+        InvalidTypeError: `dataset` is not a `Dataset`.
     """
     if not isinstance(dataset, Transforms):
         raise InvalidTypeError(

@@ -1,8 +1,10 @@
-"""Names that tf.data keeps under `experimental`: functions for `Dataset.apply`, and aliases.
+"""Names that tf.data has under `experimental`: functions for `Dataset.apply`, and aliases.
 
 >>> from unisono.data import Dataset
 >>> [int(x) for x in Dataset.range(9).apply(take_while(lambda x: x < 2))]
 [0, 1]
+
+Tests: tests/unit/data/test_dataset_further.py.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from unisono._types import UserValue
 from unisono.data._dataset import Dataset
+from unisono.data._iterator import DistributedIterator, OptionalBatch
 from unisono.data._options import DistributeOptions
 from unisono.data._pipeline._cardinality import (
     AUTOTUNE,
@@ -18,6 +22,7 @@ from unisono.data._pipeline._cardinality import (
     SHARD_HINT,
     UNKNOWN_CARDINALITY,
 )
+from unisono.data._pipeline._structure import Element
 from unisono.data._sharding import AutoShardPolicy
 
 Counter = Dataset.counter
@@ -32,7 +37,7 @@ def cardinality(dataset: Dataset) -> int:
     """Return the number of elements; see `Dataset.cardinality`.
 
     Args:
-        dataset: Any.
+        dataset: The data set.
     """
     return dataset.cardinality()
 
@@ -41,24 +46,24 @@ def save(dataset: Dataset, path: str, **options: Any) -> None:
     """Write all elements into a directory; see `Dataset.save`.
 
     Args:
-        dataset: Any.
+        dataset: The data set.
         path: The directory.
-        **options: Of `Dataset.save`.
+        **options: The options of `Dataset.save`.
     """
     dataset.save(path, **options)
 
 
-def get_single_element(dataset: Dataset) -> Any:
+def get_single_element(dataset: Dataset) -> Element:
     """Return the only element; see `Dataset.get_single_element`.
 
     Args:
-        dataset: Of one element.
+        dataset: A data set of one element.
     """
     return dataset.get_single_element()
 
 
 def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
-    """The function for `apply` that calls a method of `Dataset`."""
+    """Return the function for `apply` that calls a method of `Dataset`."""
     method = getattr(Dataset, name)
 
     def transformation(*args: Any, **kwargs: Any) -> Callable[[Dataset], Dataset]:
@@ -72,8 +77,8 @@ def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
     transformation.__doc__ = f"""Return a function for `Dataset.apply` that does what `Dataset.{name}` does.
 
     Args:
-        *args: Of `Dataset.{name}`.
-        **kwargs: Likewise.
+        *args: Positional arguments of `Dataset.{name}`.
+        **kwargs: Keyword arguments of `Dataset.{name}`.
     """
     return transformation
 
@@ -128,7 +133,7 @@ def shuffle_and_repeat(
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
-def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
+def prefetch_to_device(device: UserValue, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
     """Return a function for `Dataset.apply` that reads ahead; the strategy puts batches onto its devices.
 
     Args:
@@ -139,7 +144,7 @@ def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Callable[
     return lambda dataset: dataset.prefetch(buffer_size)
 
 
-def get_next_as_optional(iterator: Any) -> Any:
+def get_next_as_optional(iterator: DistributedIterator) -> OptionalBatch:
     """Return the next batch of a distributed iterator, if there is one.
 
     Args:

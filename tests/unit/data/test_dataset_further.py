@@ -236,7 +236,7 @@ def test_save_and_load(tmp_path):
     assert sorted(x["name"] for x in shuffled) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     with pytest.raises(ValueError, match="a directory that save wrote"):
         Dataset.load(str(tmp_path))
-    with pytest.raises(NotImplementedError, match="has no shard_func"):
+    with pytest.raises(NotImplementedError, match="does not support shard_func"):
         data.save(path, shard_func=lambda x: 0)
 
 

@@ -145,7 +145,7 @@ def test_an_iterator_begins_again():
     iterator.initialize()
     assert [values(b) for b in iterator] == [[[0.0], [0.0]], [[1.0], [1.0]]]
     once = iter(SplitDataset((x for x in [np.zeros(2)]), TWO))
-    with pytest.raises(ValueError, match="can be read again"):
+    with pytest.raises(ValueError, match="must be readable again"):
         once.initialize()
 
 

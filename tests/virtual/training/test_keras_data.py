@@ -83,7 +83,7 @@ EMPTY = {
     "py_dataset": lambda: (NoBatches(), "without a batch"),
     "generator": lambda: (nothing(), "empty generator"),  # Keras' own error
     "dropped": lambda: (Dataset.range(3).batch(4, drop_remainder=True), "without a batch"),
-    "filtered": lambda: (rows(8).filter(lambda x, y: False), "gave no batch"),
+    "filtered": lambda: (rows(8).filter(lambda x, y: False), "has no batch"),
 }
 
 
