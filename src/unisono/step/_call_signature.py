@@ -1,4 +1,7 @@
-"""The arguments of a step: what is split over the replicas, what is the same, what is static."""
+"""The arguments of a step: what is split over the replicas, what is the same, what is static.
+
+Tests: tests/virtual/step/test_compiler.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The computation is traced to a jaxpr; where a source is computed inside it, the jaxpr is cut
 there and the source becomes an argument. Sources that the target does not depend on get None.
+
+Tests: tests/virtual/step/test_tape.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""From a pure step to a running one: jit with donation, and a bound on how far the host runs ahead."""
+"""From a pure step to a running one: jit with donation, and a bound on how far the host runs ahead.
+
+Tests: tests/virtual/step/test_run_ahead.py, tests/virtual/step/test_compiler.py.
+"""
 
 from __future__ import annotations
 

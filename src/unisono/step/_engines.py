@@ -1,4 +1,7 @@
-"""How a replica speaks with the others: one program on all devices, or replicas traced in turn."""
+"""How a replica speaks with the others: one program on all devices, or replicas traced in turn.
+
+Tests: tests/virtual/step/test_uneven.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 `discover` runs a step once without computing, to learn which variables it reads and writes.
 `Replicated` is then the pure function: one `jax.shard_map` body where the replicas have equal
 shapes, and the replicas traced in turn where they have not.
+
+Tests: tests/virtual/step/test_compiler.py, tests/virtual/step/test_uneven.py.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class Replicated:
     Args:
         strategy: whose replicas.
         fn: the step of one replica.
-        call: its arguments; their arrays are given anew at each call.
+        call: its arguments; their arrays are passed at each call.
         plan: its variables; without one, values are those that the variables hold.
         parent: the state of the function around the step, if it is called inside one.
         scopes: filled with each replica's state when traced.

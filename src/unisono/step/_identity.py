@@ -1,4 +1,7 @@
-"""When two functions are the same step: a function that is defined anew for each step is compiled once."""
+"""When two functions are the same step: a function that is defined again for each step is compiled once.
+
+Tests: tests/virtual/step/test_compiler.py.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A step donates its state: from its start until the new state is stored, neither exists under a name.
 Python raises `KeyboardInterrupt` between any two instructions, so also there. And where it is raised in
 the callback of a weak reference, in a `__del__`, or where Keras reads logs, it is discarded, so that
-training went on.
+training continued.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Per-replica values outside the replicas: reducing, joining, taking apart."""
+"""Per-replica values outside the replicas: reducing, joining, taking apart.
+
+Tests: tests/virtual/strategies/test_contract.py.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ tapes, and steps whose replicas have unequal batches. Both become functions by r
 while a step is traced, everything up to a *meeting point* (a `tape.gradient`, or a collective
 of replicas that are traced one by one) is run once more, with other values or for another
 replica, and stopped there. XLA's common-subexpression pass removes what was repeated.
+
+Tests: tests/virtual/step/test_tape.py, tests/virtual/step/test_uneven.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The state of one execution of a step: which variables it reads and writes, and their values."""
+"""The state of one execution of a step: which variables it reads and writes, and their values.
+
+Tests: tests/virtual/step/test_variable.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False
 
 @contextlib.contextmanager
 def discovering() -> Iterator[None]:
-    """Give code stand-ins for the values of variables that nobody holds."""
+    """Give code stand-ins for the values of variables outside of every step."""
     token = _DISCOVERING.set(True)
     try:
         yield

@@ -1,4 +1,7 @@
-"""`MirroredStrategy`: synchronous training on the devices of one machine."""
+"""`MirroredStrategy`: synchronous training on the devices of one machine.
+
+Tests: tests/virtual/strategies/test_contract.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`OneDeviceStrategy` and the default strategy: one replica, the specification of all others."""
+"""`OneDeviceStrategy` and the default strategy: one replica, the specification of all others.
+
+Tests: tests/virtual/strategies/test_contract.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`MultiStepContext`: what steps of `experimental_run_steps_on_iterator` leave behind."""
+"""`MultiStepContext`: what steps of `experimental_run_steps_on_iterator` leave behind.
+
+Tests: tests/virtual/strategies/test_extended.py.
+"""
 
 from __future__ import annotations
 

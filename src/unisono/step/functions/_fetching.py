@@ -3,6 +3,8 @@
 Batches that a function takes with `next` from iterators among its arguments become arguments of its
 program. Whatever else reads data (a loop over a data set, an iterator of a closure, a call of `next`
 in a loop) cannot be a part of one program: the function's body then runs as plain Python.
+
+Tests: tests/virtual/step/test_function_data.py.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class EndOfData(enum.Enum):
 
 
 class Interrupted(BaseException):
-    """Ends a trace that cannot go on; not an `Exception`, so that the function does not catch it."""
+    """Ends a trace that cannot continue; not an `Exception`, so that the function does not catch it."""
 
 
 class DataFailed(Interrupted):

@@ -1,4 +1,7 @@
-"""`unisono.function`: a whole training step, with `strategy.run` and `reduce` inside, as one program."""
+"""`unisono.function`: a whole training step, with `strategy.run` and `reduce` inside, as one program.
+
+Tests: tests/virtual/step/test_function_data.py, tests/virtual/step/test_function_arguments.py.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,7 @@ class _Trace:
 
     def __init__(self, fn: Callable[..., Any], call: Call, sources: Sources | None) -> None:
         self._fn, self._call = fn, call
-        #: Given anew for each call, so that the iterators of a past epoch are not kept.
+        #: Set for each call, so that the iterators of a past epoch are not kept.
         self.sources = sources
         self.fetched = Fetched(None, [])
         self.scope = StateScope()
@@ -309,7 +312,7 @@ def function(
 
     Like `tf.function`: a program is made for each signature (shapes and types of arrays, values
     of Python objects), variables may be created in the first call, and Python side effects
-    happen while tracing only. Data are read anew at each call; see `Function`.
+    happen while tracing only. Data are read again at each call; see `Function`.
 
     Args:
         func: the function; without it, a decorator is returned.

@@ -1,4 +1,7 @@
-"""`input_signature` of `unisono.function`: what its arguments must be, checked before anything is traced."""
+"""`input_signature` of `unisono.function`: what its arguments must be, checked before anything is traced.
+
+Tests: tests/virtual/step/test_function_arguments.py.
+"""
 
 from __future__ import annotations
 

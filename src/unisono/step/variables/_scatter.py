@@ -1,4 +1,7 @@
-"""Writing some rows of a variable: the operations behind `Variable.scatter_add` and the like. Pure."""
+"""Writing some rows of a variable: the operations behind `Variable.scatter_add` and the like. Pure.
+
+Tests: tests/virtual/step/test_variable.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a call of `fit`, `evaluate` or `predict` must have in common on all workers: pure."""
+"""What a call of `fit`, `evaluate` or `predict` must have in common on all workers: pure.
+
+Tests: tests/virtual/strategies/test_call_description.py.
+"""
 
 from __future__ import annotations
 

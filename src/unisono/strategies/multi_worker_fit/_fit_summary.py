@@ -1,4 +1,7 @@
-"""What the first of several workers says before `fit` begins: who computes what, and where it is saved."""
+"""What the first of several workers says before `fit` begins: who computes what, and where it is saved.
+
+Tests: tests/cluster/test_chief.py.
+"""
 
 from __future__ import annotations
 
