@@ -18,7 +18,7 @@ import jax
 
 _LOG = logging.getLogger("unisono")
 
-#: What `jax._src.compiler._cache_write` takes, the last until JAX 0.10. There is no public name for it.
+#: The parameters of `jax._src.compiler._cache_write`; the last one until JAX 0.10. It has no public name.
 _ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks"]
 #: Seconds of compilation below which nothing is written.
 _SHORTEST = "jax_persistent_cache_min_compile_time_secs"

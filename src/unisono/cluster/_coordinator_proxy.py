@@ -3,8 +3,6 @@
 The service runs in process 0. When a connection to it breaks, JAX aborts the process in C++, without an
 exception. Behind the proxy the connection never breaks: the next collective fails instead, with an exception
 from which the lost process can be found. It copies bytes and does not read them: gRPC is JAX's affair.
-
-Tests: tests/unit/cluster/test_peer_monitor.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The cost of a collective between processes is that all wake up for it, whatever its size. So a message is one
 collective when its bytes fit beside their number, and two otherwise. JAX's `multihost_utils` takes arrays of
 equal sizes only, so that bytes always need two collectives, and traces its program again in each call.
+
+Tests: tests/cluster/test_chief.py.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class KubernetesClusterResolver(ClusterResolver):
     def __init__(
         self,
         job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
-        tf_server_port: int = 8470,
+        tf_server_port: int = 8470,  # TensorFlow's default
         rpc_layer: str | None = "grpc",
         override_client: Client | None = None,
         executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.WITHIN_CLUSTER,

@@ -8,8 +8,8 @@ Tests: tests/unit/cluster_resolver/test_detect.py.
 
 from __future__ import annotations
 
-#: Those that `resolve()` asks, in this order. What a user writes comes before what a scheduler sets, and the
-#: launcher of a single job before what a cluster may set for all its jobs.
+#: Those that `resolve()` asks, in this order: what a user writes, what a scheduler sets, and last the
+#: variables that may be left over from an outer job.
 DETECTED = {
     "TFConfigClusterResolver": "_base",
     "SlurmClusterResolver": "_slurm",
@@ -17,7 +17,7 @@ DETECTED = {
     "JaxClusterResolver": "_jax",
 }
 
-#: Those that a program makes itself: nothing in the environment tells that they apply.
+#: Those that a program makes itself: nothing in the environment shows that they apply.
 ON_REQUEST = {
     "GCEClusterResolver": "_gce",
     "KubernetesClusterResolver": "_kubernetes",

@@ -194,7 +194,7 @@ class SlurmClusterResolver(ClusterResolver):
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,
-        port_base: int = 8888,
+        port_base: int = 8888,  # TensorFlow's default
         gpus_per_node: int | None = None,
         gpus_per_task: int | None = None,
         tasks_per_node: int | Mapping[str, int] | None = None,

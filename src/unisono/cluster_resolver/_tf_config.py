@@ -101,7 +101,7 @@ def _kind(value: object) -> str:
 def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
     if "cluster" in config and "sparseCluster" in config:
         return ClusterSpec({}), ["it must have one of 'cluster' and 'sparseCluster', not both"]
-    # Kubeflow's elastic TFJob tells a worker only of itself and the parameter servers:
+    # Kubeflow's elastic TFJob lists only the worker itself and the parameter servers:
     # {"sparseCluster": {"worker": {"3": "host:port"}, "ps": [...]}}.
     key = "sparseCluster" if "sparseCluster" in config else "cluster"
     jobs = config.get(key, {})

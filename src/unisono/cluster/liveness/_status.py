@@ -1,7 +1,4 @@
-"""What a process reports of itself, also while its main thread is blocked in a collective: pure.
-
-Tests: tests/unit/cluster/test_peer_monitor.py.
-"""
+"""What a process reports of itself, also while its main thread is blocked in a collective: pure."""
 
 from __future__ import annotations
 

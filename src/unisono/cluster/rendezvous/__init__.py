@@ -1,1 +1,1 @@
-"""Meet before JAX starts: who is in the cluster, and whether all run the same program."""
+"""The rendezvous before JAX starts: are all processes there, and do all run the same program?"""

@@ -80,7 +80,7 @@ def rendezvous(
         num_processes: how many there are.
         address_of: `"host:port"` of the processes; of process 0 at least.
         config: what must be equal everywhere: names -> strings and numbers. With a `"generation"`, processes
-            of older ones are told to end, and the others keep waiting.
+            of older ones are rejected, and the others keep waiting.
         timeouts: `start_up` is for all to connect, in seconds.
         host_service: whether JAX's coordination service will run in process 0, which then finds a
             free port for it.
