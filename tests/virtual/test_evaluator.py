@@ -180,7 +180,7 @@ def test_nothing_is_evaluated_twice(saved, tmp_path, capsys):
 def test_the_mark_of_an_earlier_run_ends_nothing(saved):
     folder = saved[0]("manager")
     assert len(evaluator(folder).start()) == 1
-    with pytest.raises(CheckpointError, match=r"must come within 0.1 s. Received: none in .*manager"):
+    with pytest.raises(CheckpointError, match=r"must appear within 0.1 s. Received: none in .*manager"):
         evaluator(folder, timeout=0.1).start()
 
 
@@ -314,7 +314,7 @@ def test_the_last_backup_stays_for_the_evaluator_and_the_next_fit_begins_anew(tm
 
     backup, model = BackupAndRestore(folder, "epoch"), tiny("ones")
     watching = SidecarEvaluator(tiny("zeros"), data, folder, timeout=0.1, poll_interval=0.02)
-    with pytest.raises(CheckpointError, match="must come within"):
+    with pytest.raises(CheckpointError, match="must appear within"):
         watching.start()
     model.fit(*data, epochs=2, callbacks=[backup], verbose=0)
     left = sorted(p.name for p in folder.iterdir())

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a killed `fit` goes on at the exact next batch.
+"""`BackupAndRestore`: a killed `fit` resumes at the exact next batch.
 
 Keras' own callback of this name keeps weights and the number of the epoch. This one keeps what decides
 every later number: weights, optimizer, metrics, random state, the position in the data, what the
@@ -39,7 +39,7 @@ _SUPERVISED = "UNISONO_FENCE"
 
 
 class BackupAndRestore(FitExtension):
-    """Saves all that training needs to go on, and goes on from there when the same program starts again.
+    """Saves all that training needs, and resumes from there when the same program starts again.
 
     After a kill at any moment, even while saving, the same command continues at the exact next batch
     after the last backup; on the same devices the final weights are bit for bit those of a run that
@@ -47,7 +47,7 @@ class BackupAndRestore(FitExtension):
     passed over with a warning, and the one before it is used.
 
     The data must be the same: arrays, a `unisono.data.Dataset` (whose position is restored without
-    reading what was used), a `PyDataset`, or a generator made anew (which is read up to the position).
+    reading what was used), a `PyDataset`, or a new generator (which is read up to the position).
     Other callbacks continue where they were: attributes that are numbers, strings and arrays are kept,
     or what `get_state()` returns.
 
@@ -63,7 +63,7 @@ class BackupAndRestore(FitExtension):
         save_before_preemption: whether SIGTERM makes `fit` save after the running batch and end the
             program with code 42, for a supervisor that starts it again.
         max_to_keep: how many backups are kept, at least 2.
-        asynchronous: whether training goes on while a backup is written; if one is still being written
+        asynchronous: whether training continues while a backup is written; if one is still being written
             when the next is due, the next is made as soon as it is done.
         max_overhead: with `"auto"`, the share of training that backups may take, such as 0.01: the time
             for which they stop it, and by which they slow the steps beside them.
@@ -169,16 +169,16 @@ class BackupAndRestore(FitExtension):
         return BackupInterval(*self._limits, max(1, call.model.steps_per_execution), say)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Keras has just reset the metrics; this callback hears of it first."""
+        """Runs before every other `on_epoch_begin`; Keras has just reset the metrics."""
         if self._run is not None:
             self._run.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """All callbacks have heard of the batch before; this one hears first of the next."""
+        """Runs before every other `on_train_batch_begin`, after all hooks of the batch before."""
         self._batches += 1
-        # Where steps run ahead of Keras' loop: when it has come to the last of them.
+        # Steps may run ahead of Keras' loop: the state is that of this batch only after the last of them.
         if self._run is not None and self._backups is not None and self._run.is_between:
-            # On all workers at the same batch: nobody waits for one that has ended.
+            # All workers agree at the same batch, so that none waits in a collective for one that has ended.
             if self._agree_on_preemption():
                 self._backups.wait()
                 self._wanted = True
@@ -201,17 +201,23 @@ class BackupAndRestore(FitExtension):
             raise SystemExit(RESTART)
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Validation is no step."""
+        """Pause step timing while validation runs."""
         if self._run is not None:
             self._run.pause()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """No more steps; the epoch is saved when all others have heard of its end."""
+        """Pause step timing; the epoch is saved after all other `on_epoch_end`."""
         if self._run is not None:
             self._run.pause()
 
     def _is_due(self, batches: int, epoch_ended: bool, is_last: bool) -> bool:
-        """Whether to save after so many batches since the last backup."""
+        """Return whether to save.
+
+        Args:
+            batches: since the last backup.
+            epoch_ended: whether the batch was the last of its epoch.
+            is_last: whether it was the last of all.
+        """
         backups = self._backups
         if backups is None:
             return False

@@ -75,7 +75,7 @@ class Backups:
             raise
         except CheckpointError as error:
             # Training is worth more than one backup: the next may find room again.
-            _LOG.warning("A backup could not be written, and training goes on without it. %s", error)
+            _LOG.warning("A backup could not be written, and training continues without it. %s", error)
         size = sum(a.nbytes for a in snapshot.arrays.values())
         self.last = Written(time.perf_counter() - began, size)
 
@@ -84,7 +84,7 @@ class Backups:
         self._writer.wait()
 
     def _begin(self) -> None:
-        """Training goes on, or begins anew."""
+        """Remove the mark of an earlier end of training, with the backups that it says to discard."""
         mark = _markers.read_mark(self.directory)
         if mark is not None and mark.discard:
             self._delete(_commits.commits(self.directory, _NAME))

@@ -1,7 +1,7 @@
 """The state of callbacks, as far as it can be kept in a checkpoint.
 
 Only state is restored. What a constructor was given is the program's: a program that is started again with
-`EarlyStopping(patience=50)` instead of 3 goes on with 50.
+`EarlyStopping(patience=50)` instead of 3 continues with 50.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def check_same(saved: Sequence[str], found: Sequence[str]) -> None:
         if a != b:
             raise CheckpointMismatchError(
                 "The callbacks must be those whose state was saved, in the same order. Received: "
-                f"{b} at position {i}, where the checkpoint has {a}. Pass the same callbacks, or begin anew "
-                "in another directory."
+                f"{b} at position {i}, where the checkpoint has {a}. Pass the same callbacks, or start "
+                "from scratch in another directory."
             )
 
 

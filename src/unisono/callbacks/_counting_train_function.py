@@ -111,7 +111,7 @@ class CountingTrainFunction:
 
     @property
     def is_between(self) -> bool:
-        """Whether the state is that after the last batch of which callbacks have heard."""
+        """Whether the state is that after the last batch whose end the callbacks have seen."""
         return self.lookahead is None or self.lookahead.is_between
 
     def _num_held(self) -> int:
@@ -144,10 +144,10 @@ class CountingTrainFunction:
 
 
 def mute(callbacks: list[keras.callbacks.Callback]) -> Callable[[], None]:
-    """Keep callbacks from hearing of an epoch's beginning and of batches until the result is called."""
+    """Disable the hooks of batches and of an epoch's beginning until the returned function is called."""
     for callback in callbacks:
         for hook in _HOOKS:
-            # On the object, where it hides the method of the class.
+            # On the object: this hides the method of the class, and deleting it restores the method.
             vars(callback)[hook] = _silent
 
     def unmute() -> None:
@@ -159,4 +159,4 @@ def mute(callbacks: list[keras.callbacks.Callback]) -> Callable[[], None]:
 
 
 def _silent(*args: Any, **kwargs: Any) -> None:
-    """Take the place of a hook of a batch that was heard of before."""
+    """Take the place of a hook for a batch that the callback has already seen."""

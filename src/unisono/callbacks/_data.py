@@ -81,7 +81,7 @@ def other_data(received: str, directory: object) -> CheckpointMismatchError:
     """Return the error for other data than before."""
     return CheckpointMismatchError(
         "`fit` must get the same data as when the backup was made, or batches would be left out or used "
-        f"twice. Received: {received}. Pass the same, or delete {directory} to begin anew."
+        f"twice. Received: {received}. Pass the same, or delete {directory} to start from scratch."
     )
 
 
@@ -151,9 +151,9 @@ def warn_of_other_batch(kind: str) -> None:
     """Say that data which may draw random numbers of their own are others than before."""
     _LOG.warning(
         "A batch of the %s is not the one that was trained before the backup was made. If the data are "
-        "others, batches are left out or used twice: pass the same, or begin anew in another directory. If "
-        "they draw random numbers of their own, this is expected; draw them from `random` or `numpy.random`, "
-        "whose state a backup holds, to continue exactly.",
+        "others, batches are left out or used twice: pass the same, or start from scratch in another "
+        "directory. If they draw random numbers of their own, this is expected; draw them from `random` or "
+        "`numpy.random`, whose state a backup holds, to continue exactly.",
         kind,
     )
 

@@ -122,7 +122,7 @@ class FitBackup:
         if not any(isinstance(c, keras.callbacks.History) for c in self._others):
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, LastCallback(self)]
-        # What several workers need is no state: another number of them, or one, may go on.
+        # These two are not saved, so that a run can resume with another number of workers, or one.
         self._remembering = [c for c in self._others if not isinstance(c, (SameState, SharedDecisions))]
         self._made = [Made.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
@@ -130,7 +130,7 @@ class FitBackup:
     # --- before fit -------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Find a backup and change the arguments of `fit` so that it goes on from there."""
+        """Find a backup and change the arguments of `fit` so that it resumes from there."""
         self._progress.data_facts = facts = self._data.facts()
         found = self._newest()
         if found is None:
@@ -148,12 +148,12 @@ class FitBackup:
         arguments["initial_epoch"] = arguments["epochs"] if progress.stopped else progress.epoch
         self._data.resume(progress)
         _LOG.info(
-            "Going on from %s: epoch %d, %d of its batches are done, %d in all.",
+            "Resuming from %s: epoch %d, %d of its batches are done, %d in all.",
             path, progress.epoch + 1, progress.batch, progress.batches,
         )  # fmt: skip
 
     def _newest(self) -> tuple[Path, Snapshot] | None:
-        """The newest backup: of several workers the first reads, and tells the others."""
+        """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
         if strategy is None or not strategy.mesh.is_spread:
             return self._backups.newest()
@@ -199,7 +199,7 @@ class FitBackup:
         return self._watched
 
     def restore(self) -> None:
-        """Put the backup into the model and into the other callbacks, which have begun by now."""
+        """Put the backup into the model and the other callbacks, whose `on_train_begin` has run."""
         self._data.rewind()
         if self._restored is None:
             return
@@ -208,7 +208,7 @@ class FitBackup:
         for callback, state, made in zip(self._remembering, progress.callbacks, self._made, strict=True):
             for text in set_state_of(callback, state, made):
                 name = type(callback).__name__
-                _LOG.warning("%s goes on with the argument of the program: %s.", name, text)
+                _LOG.warning("%s continues with the argument of the program: %s.", name, text)
         self._watching.batches = self._saved_at = progress.batches
         self._watching.first_of_run = progress.first_of_run
         # What an epoch ends with if all its batches were done before.
@@ -225,7 +225,7 @@ class FitBackup:
         progress = restored[1]
         for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
             variable.assign(value)
-        # The others heard of the beginning of this epoch, and of its first batches, before.
+        # For the other callbacks, the begin of this epoch and its first batches are in the past.
         self._unmute = mute(self._others)
         self._random.set_state(progress.epoch_random)
         self._random_now = progress.random
@@ -233,7 +233,7 @@ class FitBackup:
         self._watching.expected = [] if self._data.position is not None else progress.first_of_epoch
 
     def unmute(self) -> None:
-        """Let the other callbacks hear of batches again."""
+        """Call the other callbacks' hooks again."""
         if self._unmute is not None:
             self._unmute()
             self._unmute = None

@@ -26,7 +26,7 @@ class Progress:
     """Where a run of `fit` stands.
 
     Args:
-        epoch: the epoch that goes on, from 0.
+        epoch: the running epoch, from 0.
         batch: how many of its batches are done; 0 before its first.
         batches: how many batches were trained in all.
         stopped: whether a callback has ended training.
@@ -37,7 +37,7 @@ class Progress:
         callback_names: their classes.
         data_facts: what the data looks like, to notice other data.
         first_of_run: the fingerprint of the first batch of all.
-        first_of_epoch: the fingerprint of the first batch of the epoch that goes on, or has just ended.
+        first_of_epoch: the fingerprint of the first batch of the running epoch, or of the one just ended.
     """
 
     epoch: int = 0
@@ -105,7 +105,7 @@ def restore_model(
         raise CheckpointMismatchError(
             "The model must have the metrics that were saved. Received: "
             f"{len(names)} metric variables, in the backup {len(metrics)}. Compile with the same ones, "
-            f"or delete {directory} to begin anew."
+            f"or delete {directory} to start from scratch."
         )
     logs = {n: a for n, a in snapshot.arrays.items() if n.startswith("logs/")}
     weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}

@@ -2,7 +2,7 @@
 
 Young (1974, https://doi.org/10.1145/361147.361115) and Daly (2006,
 https://doi.org/10.1016/j.future.2004.11.016) lose the least time with an interval of
-`sqrt(2 * cost * MTBF)`. Nobody knows the mean time between failures of a run beforehand; what a backup
+`sqrt(2 * cost * MTBF)`. The mean time between failures of a run is not known beforehand; what a backup
 costs can be measured. So the share of training that backups may take decides: `cost / share` seconds.
 That is Young's interval for a failure every `cost / (2 * share ** 2)` seconds. Where failures are rarer,
 fewer backups would cost less, but at most the share can be gained.
@@ -24,7 +24,7 @@ _COMPILING = 2
 _QUIET_FIRST, _QUIET = 2, 8
 #: Of how many backups the median counts, and how many must have been measured for a choice.
 _RECENT, _ENOUGH = 5, 3
-#: Executions that tell how long a step takes; of these one in so many may have compiled.
+#: Executions that tell how long a step takes; of these, one in `_STRANGE` may have compiled.
 _STEPS, _STRANGE = 256, 64
 
 
@@ -45,7 +45,7 @@ class Costs:
     written: float
 
     def share(self, steps: int) -> float:
-        """The share of training that backups take, with one every so many steps."""
+        """The share of training that backups take, with one every `steps` steps."""
         return (self.blocked + self.slowed) / (steps * self.step)
 
 
@@ -123,13 +123,13 @@ class _Running:
 
 
 class BackupInterval:
-    """Measures steps and the first backups, then says when a backup is due; it goes on measuring.
+    """Measures steps and the first backups, then says when a backup is due; continues to measure.
 
     Args:
         max_overhead: the share of training that backups may take.
         max_seconds: what a failure may cost at most.
         together: steps that run at once.
-        say: is told what was chosen, and again when that has changed by more than a factor of 2.
+        say: called with what was chosen, and again when that has changed by more than a factor of 2.
         clock: seconds.
     """
 
@@ -156,7 +156,7 @@ class BackupInterval:
         self._costs: collections.deque[Costs] = collections.deque(maxlen=_RECENT)
 
     def begin_batch(self, batches: int, is_busy: bool, written: Written | None) -> None:
-        """Hear that an execution begins.
+        """Note that an execution begins.
 
         Args:
             batches: how many were trained so far.
@@ -171,7 +171,7 @@ class BackupInterval:
             self._end_backup(self._running, written)
 
     def pause(self, batches: int) -> None:
-        """Hear that an epoch is over: what comes until the next batch is no step."""
+        """Pause step timing: what happens until the next batch is not a step."""
         self._end_execution(self._clock(), batches)
         self._mark = None
 

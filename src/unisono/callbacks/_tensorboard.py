@@ -156,7 +156,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._write_scalars("train", "batch_{}", values, step)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Write the epoch's numbers, and what belongs to every so many epochs."""
+        """Write the epoch's numbers, and histograms and embeddings in the epochs that are due."""
         logs = dict(logs or {})
         train = {k: v for k, v in logs.items() if not k.startswith("val_")}
         validation = {k.removeprefix("val_"): v for k, v in logs.items() if k.startswith("val_")}
@@ -250,8 +250,8 @@ class TensorBoard(keras.callbacks.Callback):
 class _Recording:
     """The default writer that a callback sets for summaries in the model, while `fit` runs.
 
-    One for the process, as the default is: the callback that came last has it, and one whose
-    `fit` failed, so that Keras never told it the end, loses it to the next.
+    One for the process, as the default is: the callback that started last has it, and one whose
+    `fit` failed, so that Keras never called its `on_train_end`, loses it to the next.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ def split_of(steps: HostTimes, seconds: float) -> dict[str, float]:
     {'data_ms': 5.0, 'step_ms': 20.0, 'examples_per_s': 1600.0}
     """
     if not steps.batches or seconds <= 0:
-        # An epoch whose batches were all done before, in the run that this one goes on with.
+        # An epoch whose batches were all done before, in the run that this one resumes.
         return {"data_ms": 0.0, "step_ms": 0.0, "examples_per_s": 0.0}
     return {
         "data_ms": 1000 * steps.data / steps.batches,
@@ -45,7 +45,7 @@ class StepTimer(keras.callbacks.Callback):
 
     Keras' progress bar, its `History` and callbacks listed after this one get the three numbers.
     Validation does not count; the first epoch includes compiling. Nothing is done for single
-    batches, so Keras goes on reading logs in a thread of its own.
+    batches, so Keras continues to read logs in a thread of its own.
 
     Raises:
         InvalidArgumentError: when training begins, if no strategy holds the model.
@@ -69,7 +69,7 @@ class StepTimer(keras.callbacks.Callback):
         self._ended: float | None = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Look for the clock, and begin the first epoch, of which a resumed run is not told."""
+        """Find the clock, and begin the first epoch, whose hook a resumed run does not call."""
         if timer_of(self.model.train_function) is None:
             raise InvalidArgumentError(
                 "StepTimer needs a model that a strategy trains. Received: "
@@ -83,7 +83,7 @@ class StepTimer(keras.callbacks.Callback):
         self._begin()
 
     def _begin(self) -> None:
-        # Not the hook itself, which `BackupAndRestore` takes away for an epoch that it goes on with.
+        # Not the hook itself, which `BackupAndRestore` disables in an epoch that it resumes.
         self._before = self._reading()
         self._began, self._ended = perf_counter(), None
 
@@ -106,7 +106,7 @@ class StepTimer(keras.callbacks.Callback):
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint with the times of this process.
+        """Do nothing: the times are those of this process.
 
         Args:
             state: from `get_state`.

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that training needs to go on, together, atomically and checked."""
+"""Checkpoints: everything that training needs to resume, written together, atomically, and verified."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class Checkpoint(Holder):
 
 
 def _tracked(value: Trackable) -> Trackable:
-    """A list or dict that says when it grows, where it holds objects or may come to hold them."""
+    """Return a list or dict as one that reports when it grows, if it holds objects or may hold them later."""
     for kind, tracked in ((list, TrackedList), (dict, TrackedDict)):
         if type(value) is kind and (not value or holds_objects(value)):
             return tracked(value)

@@ -163,7 +163,7 @@ def check_place(directory: Path, *, writes: bool) -> None:
         writes: whether this process writes there; else it may be missing.
 
     Raises:
-        CheckpointError: when it is no directory, or cannot be made, read or written.
+        CheckpointError: when it is not a directory, or cannot be made, read or written.
     """
     try:
         if writes:
@@ -227,7 +227,7 @@ def newest_good(directory: Path, prefix: str) -> tuple[int, Path] | None:
     if first is not None:
         raise CheckpointError(
             f"One of the checkpoints in {directory} must be as it was written. Received: {len(every)}, all "
-            f"damaged; the newest: {first} Move them away to begin anew."
+            f"damaged; the newest: {first} Move them away to start from scratch."
         )
     return None
 

@@ -298,7 +298,7 @@ def require_no(problems: Sequence[str]) -> None:
 def plain_values(
     snapshot: Snapshot, arrays: Mapping[str, np.ndarray], parts: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The values in a snapshot that are no objects, by name."""
+    """Return the plain values of a snapshot, by name."""
     values = snapshot.facts["values"]
     return {n: decode(values[n], arrays) for n in values if n in wanted_names(values, parts)}
 

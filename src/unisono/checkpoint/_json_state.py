@@ -1,7 +1,7 @@
 """What a checkpoint holds beside arrays: positions, numbers, the state of callbacks; as JSON.
 
-Arrays inside are taken out and kept with the other arrays of the checkpoint, so that a best
-model kept by `EarlyStopping` is no text.
+Arrays inside are taken out and stored with the other arrays of the checkpoint: `EarlyStopping` may hold the
+best weights of a large model, which would be slow as JSON.
 """
 
 from __future__ import annotations

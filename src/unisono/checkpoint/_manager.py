@@ -35,7 +35,7 @@ class CheckpointManager:
 
     Raises:
         InvalidArgumentError: when `max_to_keep` is below 1.
-        CheckpointError: when `directory` is no directory, or cannot be read.
+        CheckpointError: when `directory` is not a directory or cannot be read.
     """
 
     def __init__(
@@ -178,6 +178,6 @@ class CheckpointManager:
         try:
             self.close()
         except CheckpointError:
-            # What the block raised is the first cause, and tells more.
+            # The block's own error is the cause; that of closing is mostly a consequence.
             if error is None:
                 raise

@@ -1,6 +1,6 @@
-"""Two small files beside checkpoints: that training is over, and that somebody watches.
+"""Two small files beside checkpoints: one says that training is over, one that an evaluator reads them.
 
-Whoever evaluates beside training must know when no further checkpoint comes, and whoever deletes
+An evaluator must know when there will be no further checkpoint, and training, when it deletes
 checkpoints at the end must know that the last one is still to be read.
 """
 
@@ -24,7 +24,7 @@ class Mark:
 
     Args:
         name: of this end, different for each.
-        discard: whether the next training deletes what lies beside the mark, and begins anew.
+        discard: whether the next training deletes the checkpoints beside the mark and starts from scratch.
         time_ns: when it was made, by the file system's clock, in nanoseconds.
     """
 
@@ -34,10 +34,10 @@ class Mark:
 
 
 def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -> None:
-    """Say that no further checkpoint comes into a directory, so that an evaluator need not wait for one.
+    """Mark a directory as complete, so that an evaluator does not wait for another checkpoint.
 
     Call it after the last checkpoint is complete; of several workers, on the chief. `BackupAndRestore`
-    does so itself. A checkpoint that comes later makes the mark void.
+    does so itself. A later checkpoint makes the mark void.
 
     Args:
         directory: where checkpoints lie; created.
@@ -58,7 +58,7 @@ def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """Return the mark of a directory, None where training may go on."""
+    """Return the mark of a directory; None where training may continue."""
     found = _read(directory / FINISHED)
     if found is None or not isinstance(found[0].get("name"), str):
         return None
@@ -76,7 +76,7 @@ def record_path(directory: Path, name: str) -> Path:
 
 
 def is_watched(directory: Path) -> bool:
-    """Whether an evaluator is at work in a directory, or was and is to go on."""
+    """Return whether an evaluator watches a directory, or is to resume when it starts again."""
     records = (_read(path) for path in directory.glob(_RECORD.format("*")))
     return any(record is not None and record[0].get("watching") is True for record in records)
 

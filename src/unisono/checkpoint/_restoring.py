@@ -138,7 +138,7 @@ class Restoration:
         self._follow(found)
 
     def _follow(self, found: Parts) -> None:
-        """Hear of what is created from now on."""
+        """Restore what is created from now on."""
         for unit in found.units:
             if not unit.is_built and unit.prefix not in self._unbuilt:
                 self._unbuilt.add(unit.prefix)

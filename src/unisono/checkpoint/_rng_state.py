@@ -24,7 +24,7 @@ class RandomState:
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Set the generators to a state.
 
         Args:
             state: from `get_state`, in this process or another.

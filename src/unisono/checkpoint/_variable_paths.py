@@ -1,8 +1,8 @@
 """Names of variables that are the same in every process that builds the same model. Pure.
 
 Keras numbers the objects of a process: the second `Dense` is `dense_1`, in a second model
-`dense_2`. A checkpoint needs names that depend on the model alone, so siblings are numbered anew
-in the order of their variables.
+`dense_2`. A checkpoint needs names that depend on the model alone, so siblings are numbered
+again, in the order of their variables.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class FinishReason(enum.Enum):
     ASKED = "it was asked to (SIGTERM)"
     ENOUGH = "`max_evaluations` are done"
     FINISHED = "training is over"
-    TIMEOUT = "no new checkpoint came in time"
+    TIMEOUT = "no new checkpoint in time"
 
 
 @dataclasses.dataclass(frozen=True)

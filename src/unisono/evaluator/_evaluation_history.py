@@ -39,7 +39,7 @@ class EvaluationHistory:
         evaluations: in their order.
         known: name -> signature of the checkpoints that are done with.
         mark: the last end of training that was obeyed.
-        watching: whether the evaluator is at work, or is to go on when it starts again.
+        watching: whether the evaluator runs, or is to resume when it starts again.
     """
 
     evaluations: list[Evaluation] = dataclasses.field(default_factory=list)
@@ -79,7 +79,7 @@ def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
     except FileNotFoundError:
         return EvaluationHistory()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        _LOG.warning("%s cannot be read (%s), and is begun anew.", path, error)
+        _LOG.warning("%s cannot be read (%s): a new one is started.", path, error)
         return EvaluationHistory()
     if not (record.watching or goes_on):
         record.evaluations = []

@@ -47,7 +47,7 @@ from unisono.training._fit_extension import flat_callbacks
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds without a new checkpoint, where no launcher says whether training goes on.
+#: Seconds without a new checkpoint, where no launcher says whether training continues.
 _TIMEOUT = 4 * 3600.0
 #: How long a signal may go unheard while the evaluator waits, in seconds.
 _SLICE = 0.1
@@ -56,8 +56,8 @@ _SLICE = 0.1
 class SidecarEvaluator:
     """Evaluates each new checkpoint of a directory, until training is over.
 
-    For the task `evaluator` of a cluster, or any process of its own. The newest checkpoint comes first;
-    those that it overtakes are left out, and none is evaluated twice, also after a restart. Of a
+    For the task `evaluator` of a cluster, or any process of its own. The newest checkpoint is evaluated
+    first, older ones are skipped, and none is evaluated twice, also after a restart. Of a
     checkpoint only the model's variables are restored; the optimizer's counter is set to the step, so
     that callbacks such as `TensorBoard` write at it.
 
@@ -174,12 +174,12 @@ class SidecarEvaluator:
     # --- looking ------------------------------------------------------------------------------
 
     def _look(self, record: EvaluationHistory, idle: float) -> Wait | Evaluate | Finish:
-        # First whether it is over, then what there is: nothing comes in between that would be missed.
-        told = self._finished is not None and self._finished.exists()
+        # In this order: a checkpoint that appears between the two looks is listed, and so evaluated.
+        finished = self._finished is not None and self._finished.exists()
         self._mark = read_mark(self.checkpoint_dir)
         found = list_checkpoints(self.checkpoint_dir)
         record.forget(f.name for f in found)
-        over = told or (self._finished is None and _is_last(self._mark, found, record.mark))
+        over = finished or (self._finished is None and _is_last(self._mark, found, record.mark))
         self._now = signatures(found)
         done = len(record.evaluations)
         view = View(found, record.known, self._before, over, self._asked, done, idle)
@@ -190,19 +190,19 @@ class SidecarEvaluator:
         self._before = self._now
         until = time.monotonic() + self._poll
         while not self._asked and (left := until - time.monotonic()) > 0:
-            # The launcher sees that the evaluator lives.
+            # Otherwise the launcher would take the evaluator for stalled.
             self._heart.beat()
             time.sleep(min(left, _SLICE))
 
     def _end(self, reason: FinishReason, record: EvaluationHistory) -> None:
-        # One that was asked to end is to go on when it starts again.
+        # Ended by SIGTERM, it resumes when it starts again: until then `BackupAndRestore` keeps a backup.
         record.watching = reason is FinishReason.ASKED
         if reason is FinishReason.FINISHED and self._mark is not None:
             record.mark = self._mark.name
         missing = reason in (FinishReason.FINISHED, FinishReason.TIMEOUT) and not record.evaluations
         if missing and reason is FinishReason.TIMEOUT:
             raise CheckpointError(
-                f"A checkpoint must come within {self._timeout:g} s. Received: none in "
+                f"A checkpoint must appear within {self._timeout:g} s. Received: none in "
                 f"{self.checkpoint_dir}. Pass the directory into which training saves, or a longer `timeout`."
             )
         level = logging.WARNING if missing or reason is FinishReason.TIMEOUT else logging.INFO

@@ -36,11 +36,11 @@ def test_what_is_gone_is_forgotten():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"evaluations": [{}]}'])
-def test_a_damaged_record_is_begun_anew(tmp_path, caplog, text):
+def test_a_damaged_record_is_replaced(tmp_path, caplog, text):
     (tmp_path / "r").write_text(text)
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert read_record(tmp_path / "r") == EvaluationHistory()
-    assert "is begun anew" in caplog.text
+    assert "a new one is started" in caplog.text
 
 
 def test_a_directory_that_cannot_be_written_costs_the_memory_alone(tmp_path, caplog):

@@ -79,7 +79,7 @@ def test_backups_in_memory_and_the_last_that_is_kept(caplog, expected):
         trained(BackupAndRestore(folder, 1000, delete_checkpoint=False), epochs=1)
         with caplog.at_level("INFO", "unisono"):
             assert trained(BackupAndRestore(folder)) == expected
-        assert f"Going on from {folder / 'backup-1'}: epoch 2" in caplog.text
+        assert f"Resuming from {folder / 'backup-1'}: epoch 2" in caplog.text
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -132,5 +132,6 @@ def test_arguments_of_callbacks_are_the_programs(tmp_path, caplog):
     fit(tmp_path, arrays(ROWS), [callback, Stop(99)])
     assert callback.patience == 50
     assert (
-        "EarlyStopping goes on with the argument of the program: patience=50, in the backup 3." in caplog.text
+        "EarlyStopping continues with the argument of the program: patience=50, in the backup 3."
+        in caplog.text
     )

@@ -1,4 +1,4 @@
-"""`PreemptionCheckpointHandler`: a custom loop saves before it is ended, and goes on later.
+"""`PreemptionCheckpointHandler`: a custom loop saves before its process is ended, and resumes later.
 
 Source of the names:
 https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/PreemptionCheckpointHandler
@@ -59,18 +59,18 @@ make_consensus: Callable[[ClusterResolver | None], SaveConsensus] = agreement_of
 
 @dataclasses.dataclass(frozen=True)
 class TerminationConfig:
-    """How a handler hears of the end, and what it does then.
+    """How a handler notices that the process is about to be ended, and what it does then.
 
     Args:
-        termination_watcher_fn: asked each second by a thread whether the end is near; without it,
-            SIGTERM says so.
+        termination_watcher_fn: called each second by a thread; returns True when the process is about to be
+            ended. Without it, the handler watches SIGTERM.
         exit_fn: called when all is saved; `sys.exit(42)` by default.
-        grace_period: seconds from the word to the end. With more than 0, training is saved at once, goes
-            on, and is saved again before they are over.
+        grace_period: seconds from the notice to the end. With more than 0, the handler saves at once,
+            training continues, and it saves again before they are over.
         save_fn: saves instead of the manager; gets the arguments of `save_checkpoint_if_preempted`.
 
     Raises:
-        InvalidArgumentError: when `grace_period` is no number of seconds.
+        InvalidArgumentError: when `grace_period` is negative or not finite.
         InvalidTypeError: when one of the others cannot be called.
 
     >>> TerminationConfig(grace_period=30.0).grace_period
@@ -122,7 +122,7 @@ class PreemptionCheckpointHandler:
         checkpoint_or_checkpoint_manager: what to save, and with a manager also where. It must save and
             restore everything that the loop needs; the number of steps is added to it.
         checkpoint_dir: where, for a `Checkpoint`.
-        termination_config: how the end is heard of, and what is done then.
+        termination_config: how the notice arrives, and what is done then.
 
     Raises:
         InvalidArgumentError: when it is not said where to save, or the cluster has parameter servers.
@@ -210,7 +210,7 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """A block around a loop, at whose end a word is heard that came after its last step.
+        """Wrap a training loop; on exit, handle a preemption notice that arrived after the last step.
 
         Raises:
             SystemExit: all is saved, and the program should be started again.
@@ -283,7 +283,7 @@ def _watch_sigterm(notice: PreemptionNotice) -> SignalWatch:
             f"{threading.current_thread().name!r}. Make it there, or pass "
             "`TerminationConfig(termination_watcher_fn=...)`, which needs no signal."
         )
-    return SignalWatch(notice.give, signal.SIGTERM)
+    return SignalWatch(notice.record, signal.SIGTERM)
 
 
 def _exit() -> None:

@@ -11,11 +11,11 @@ _POLL_SECONDS = 1.0
 
 @dataclasses.dataclass
 class PreemptionNotice:
-    """Word of the end, as a signal handler or a thread leaves it.
+    """Whether the process is about to be ended: set by a signal handler or a thread, read between two steps.
 
     Args:
         clock: seconds.
-        at: when it came, None before.
+        at: when the notice arrived, None before.
         error: what the thread failed with.
     """
 
@@ -23,17 +23,17 @@ class PreemptionNotice:
     at: float | None = None
     error: BaseException | None = None
 
-    def give(self) -> None:
-        """The end is near; the first word counts."""
+    def record(self) -> None:
+        """Note that the process is about to be ended; the first notice sets the time."""
         if self.at is None:
             self.at = self.clock()
 
 
 class PollWatch:
-    """Asks a function each second in a thread, until it says yes or is stopped.
+    """Call a function each second in a thread, until it returns True or is stopped.
 
     Args:
-        notice: where to leave the word.
+        notice: is set when the function returns True.
         is_ending: the function.
     """
 
@@ -46,12 +46,12 @@ class PollWatch:
         try:
             while not self._stopped.is_set():
                 if self._is_ending():
-                    self._notice.give()
+                    self._notice.record()
                     return
                 self._stopped.wait(_POLL_SECONDS)
         except Exception as error:
             self._notice.error = error
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop calling the function."""
         self._stopped.set()

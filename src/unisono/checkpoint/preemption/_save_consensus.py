@@ -1,4 +1,4 @@
-"""How processes come to save after the same step, without a message in every step."""
+"""How all processes choose the same step to save after, without a message in every step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Protocol
 
 from unisono._errors import ClusterError
 
-#: Seconds between two questions whether a process is to end, where the steps are short. A question
-#: costs about as much as a short step; whoever ends processes gives them tens of seconds.
+#: Seconds between two exchanges. An exchange costs about as much as a short step, and the platforms that send
+#: SIGTERM leave tens of seconds until SIGKILL (Kubernetes and Slurm 30 by default).
 PERIOD = 1.0
 
 
 class SaveConsensus(Protocol):
-    """How all processes come to save after the same step."""
+    """Chooses a step after which all processes save."""
 
     @property
     def delay(self) -> float:
-        """How many seconds it takes until the wish of one is heard by all, besides the running step."""
+        """Seconds, besides the running step, until all processes know that one wants to save."""
 
     def begin(self, step: int) -> None:
-        """Hear which steps were done before; called once by every process.
+        """Compare how many steps were done before; called once by every process.
 
         Raises:
-            ClusterError: not the same in all processes.
+            ClusterError: the numbers differ between processes.
         """
 
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
@@ -38,7 +38,7 @@ class SaveConsensus(Protocol):
             is_last: whether no step follows.
 
         Returns:
-            `step` or a later one, the same in all processes, until it has come; None while none wants.
+            `step` or a later one, equal in all processes, until it is reached; None while none wants to save.
         """
 
     def finish(self) -> None:
@@ -46,30 +46,30 @@ class SaveConsensus(Protocol):
 
 
 class LocalConsensus:
-    """The agreement of one process with itself."""
+    """The consensus of a single process."""
 
     delay = 0.0
 
     def begin(self, step: int) -> None:
-        """Nobody can differ."""
+        """Do nothing: there is no other process to differ from."""
 
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
-        """At once."""
+        """Return this step at once if this process wants to save."""
         return step if wanted else None
 
     def finish(self) -> None:
-        """There is nobody to wait for."""
+        """Do nothing: there is no other process to wait for."""
 
 
 class PeriodicConsensus:
-    """All processes ask each other about once a second, at steps that follow from their answers.
+    """The processes exchange messages about once a second, at steps that all compute from the same answers.
 
-    An answer is whether its process wants to save, and how long its steps take: all compute the step
-    of the next question from the same answers.
+    Each sends whether it wants to save and how long its steps take; from these, all compute the step of the
+    next exchange.
 
     Args:
         gather: from this process' bytes to those of all; called by all at the same step.
-        period: seconds between two questions; a step that takes longer has a question of its own.
+        period: seconds between two exchanges; with longer steps, there is one in each step.
         clock: seconds.
     """
 
@@ -86,21 +86,21 @@ class PeriodicConsensus:
 
     @property
     def delay(self) -> float:
-        """The steps may take longer than they did when the question was planned."""
+        """Twice the period: steps may take longer than they did when the exchange was planned."""
         return 2 * self._period
 
     def begin(self, step: int) -> None:
-        """Ask once who has done how many steps."""
+        """Compare how many steps each worker has done."""
         every = [int(data) for data in self._gather(str(step).encode())]
         if len(set(every)) > 1:
             found = ", ".join(f"{count} on worker {i}" for i, count in enumerate(every))
             raise ClusterError(
-                "All workers must go on after the same step. Received: checkpoints after so many steps: "
-                f"{found}. Pass a directory that all of them see."
+                "All workers must resume after the same step. Received: checkpoints after these numbers of "
+                f"steps: {found}. Pass a directory that all of them see."
             )
 
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
-        """The step at which somebody's wish was heard by all."""
+        """Return this step if one of the workers wants to save, at the steps where they exchange messages."""
         if self._next is not None and step < self._next and not is_last:
             return None
         taken = self._clock() - self._asked[1] if self._asked is not None else math.inf
@@ -112,12 +112,12 @@ class PeriodicConsensus:
         return step if any(wish for wish, _ in answers) else None
 
     def finish(self) -> None:
-        """One more question; a large state may take the one who writes it minutes."""
+        """Wait for all in one more exchange: writing a large state may take the chief minutes."""
         self._gather(b"")
 
 
 def _steps_until(seconds: float, period: float, before: int) -> int:
-    """How many steps of so many seconds come before the next question.
+    """Return how many steps there are before the next exchange.
 
     Not more than twice as many as before the last one: the first steps compile, or return before the
     devices have done them.

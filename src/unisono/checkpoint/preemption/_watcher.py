@@ -1,4 +1,4 @@
-"""`PreemptionWatcher`: whether this process was told that its machine is taken away.
+"""`PreemptionWatcher`: whether this process received SIGTERM.
 
 Source of the name:
 https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/PreemptionWatcher
@@ -18,9 +18,9 @@ from unisono.cluster._distributed import joined_group
 class PreemptionWatcher:
     """Notes SIGTERM from its creation on, for a program that decides itself what to do then.
 
-    The process goes on after SIGTERM, and should save and end soon. It notes the signal of this process; of a
-    worker that has ended, the others receive a `ClusterError`. To save and to end after the same step on all
-    workers, use `PreemptionCheckpointHandler` or `BackupAndRestore(save_before_preemption=True)`.
+    The process continues after SIGTERM, and should save and end soon. Signals to other workers are not
+    noted: when such a worker ends, this one receives a `ClusterError`. To save and end after the same step
+    on all workers, use `PreemptionCheckpointHandler` or `BackupAndRestore(save_before_preemption=True)`.
 
     Raises:
         ContextError: outside of the main thread.
@@ -33,7 +33,7 @@ class PreemptionWatcher:
 
     def __init__(self) -> None:
         self._notice = PreemptionNotice(time.monotonic)
-        self._watch = SignalWatch(self._notice.give, signal.SIGTERM)
+        self._watch = SignalWatch(self._notice.record, signal.SIGTERM)
         # The watch does not refer to this object, which can so be collected.
         self._restore = weakref.finalize(self, self._watch.restore)
 
