@@ -52,8 +52,8 @@ from unisono.training._keras_data import data_needed, keras_arguments
 from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
-from unisono.training.trainer._batch_policy import sequential_built
-from unisono.training.trainer._lookahead import batch_ended, can_run_ahead, with_lookahead
+from unisono.training.trainer._batch_policy import build_sequential
+from unisono.training.trainer._lookahead import call_batch_end, can_run_ahead, with_lookahead
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -82,7 +82,7 @@ def install() -> None:
     _wrap(keras.Variable, "assign", _assign)
     _read_on_devices()
     _mark_new_models()
-    _wrap(keras.Sequential, "build", sequential_built)
+    _wrap(keras.Sequential, "build", build_sequential)
     _wrap(keras.Model, "compile", _compile)
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _wrap(keras.Model, name, _guarded(name))
@@ -97,7 +97,7 @@ def install() -> None:
     ):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "_get_jax_state", _take_state)
-    _wrap(keras.callbacks.CallbackList, "on_train_batch_end", batch_ended)
+    _wrap(keras.callbacks.CallbackList, "on_train_batch_end", call_batch_end)
     for owner, name, wrapper in replica_patches():
         _wrap(owner, name, wrapper)
 

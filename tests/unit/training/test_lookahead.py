@@ -1,70 +1,18 @@
-"""What `fit` takes from its data ahead of time, and how many steps run together."""
+"""What `fit` takes from its data ahead of time."""
 
 import keras
 import numpy as np
 import pytest
 
-from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.trainer import _lookahead
 from unisono.training.trainer._lookahead import StepLookahead, can_run_ahead
-from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
-
-
-class Token:
-    """What a program returns; it is done when somebody waits for it, `seconds` later."""
-
-    def __init__(self, clock, seconds):
-        self._clock, self._seconds = clock, seconds
-
-    def block_until_ready(self):
-        self._clock[0] += self._seconds
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    for module in (_lookahead, _multi_step):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_lookahead, "perf_counter", lambda: now[0])
     return now
-
-
-def run(pace, clock, seconds_of_step, programs, **options):
-    sizes = []
-    for _ in range(programs):
-        sizes.append(pace.size)
-        pace.wait_for_capacity(Token(clock, seconds_of_step * pace.size), pace.size, **options)
-    return sizes
-
-
-def test_quick_steps_run_together_and_slow_ones_alone(clock):
-    assert (
-        run(AdaptiveGroupSize(), clock, 0.001, 20)[-1] == 16
-    )  # 32 would take 32 ms, and 16 take 15 at least
-    assert run(AdaptiveGroupSize(), clock, 0.0001, 30)[-1] == 32
-    assert run(AdaptiveGroupSize(), clock, 0.5, 20) == [1] * 20
-
-
-def test_steps_that_become_slow(clock):
-    pace = AdaptiveGroupSize()
-    run(pace, clock, 0.0001, 30)
-    assert run(pace, clock, 0.1, 40)[-1] == 1
-
-
-def test_slow_data_count(clock):
-    assert run(AdaptiveGroupSize(), clock, 0.0, 20, collecting=0.1) == [1] * 20
-
-
-def test_all_processes_take_the_smallest_wish(clock):
-    pace = AdaptiveGroupSize()
-    assert run(pace, clock, 0.0001, 30, agreed=np.int32(2))[-1] == 2
-    assert pace.wish == 4  # what it has seen no slow program of
-
-
-def test_slots_depend_on_shapes_alone():
-    batch = {"x": np.zeros((8, 4), "f4"), "y": np.zeros(8, "i4")}
-    assert slots_for(batch) == slots_for({k: v + 1 for k, v in batch.items()}) == 32
-    assert slots_for(np.zeros((512, 1024), "f4")) == 4
-    assert slots_for(np.zeros((4096, 4096), "f4")) == 1
-    assert slots_for(None) == slots_for(np.array(["a"])) == slots_for([1.0]) == 1
 
 
 def test_batches_are_taken_up_to_the_end_of_the_epoch():

@@ -1,17 +1,22 @@
-"""Host batches onto the devices, fast where the devices are the host's own cores."""
+"""Place host batches on the devices, fast where the devices are the host's own cores.
+
+Tests: tests/virtual/training/test_overlap.py.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Hashable
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from unisono._mesh import ReplicaMesh
+from unisono._types import PyTree
 from unisono.step._dispatch import RUN_AHEAD
 
-#: XLA takes a NumPy buffer over without a copy when it is aligned to this many bytes.
+#: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64
 
 #: Larger arrays are copied by JAX; keeping buffers for every step in flight would cost too much.
@@ -24,8 +29,12 @@ _SLOTS = RUN_AHEAD + 2
 _GROUPS = 3
 
 
+#: Which part of an array a device holds: a slice for each dimension.
+Index: TypeAlias = tuple[slice, ...] | None
+
+
 class BatchPlacer:
-    """Puts batches onto the devices of a sharding.
+    """Places batches on the devices of a sharding.
 
     On CPU devices each array is copied into one of a ring of aligned buffers, which XLA reads in
     place: a third of the time of `jax.device_put`, and a generator that writes into its last
@@ -44,10 +53,10 @@ class BatchPlacer:
         self._mesh = mesh
         self._sharding = sharding
         self._is_cpu = mesh.platform == "cpu"
-        self._rings: dict[Any, itertools.cycle[np.ndarray]] = {}
+        self._rings: dict[tuple[int, tuple[int, ...], np.dtype], itertools.cycle[np.ndarray]] = {}
 
-    def __call__(self, batch: Any) -> Any:
-        """Return `batch` on the devices; None leaves pass.
+    def __call__(self, batch: PyTree) -> PyTree:
+        """Return `batch` on the devices; leave None as it is.
 
         Args:
             batch: pytree of arrays.
@@ -59,9 +68,10 @@ class BatchPlacer:
         leaves, structure = jax.tree.flatten(batch)
         return jax.tree.unflatten(structure, [self._place(i, x) for i, x in enumerate(leaves)])
 
-    def _place(self, position: int, array: Any) -> Any:
+    def _place(self, position: int, array: np.ndarray | jax.Array) -> jax.Array:
         if isinstance(array, jax.Array) or not 0 < array.nbytes <= _LARGEST:
-            return self._mesh.put(array, self._sharding)
+            placed: jax.Array = self._mesh.put(array, self._sharding)
+            return placed
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         key = (position, array.shape, dtype)
         if key not in self._rings:
@@ -73,11 +83,11 @@ class BatchPlacer:
 
 
 class BatchStager:
-    """Puts several batches onto the devices as one array, split along its second dimension.
+    """Places several batches on the devices as one array, split along its second dimension.
 
-    Each batch is copied when it comes, into buffers that lie on their device as they lie in the
-    host's memory. They are written again two programs later: whoever starts programs must wait for
-    the last but one.
+    Each batch is copied when it is taken, so that the source may reuse its own buffer, into buffers
+    that XLA reads in place. They are written again two programs later: who starts a program must wait
+    for the last but one first, as `AdaptiveGroupSize.wait_for_capacity` does.
 
     Args:
         mesh: the devices.
@@ -85,10 +95,10 @@ class BatchStager:
         slots: how many batches there is room for.
     """
 
-    def __init__(self, mesh: ReplicaMesh, batch: Any, slots: int) -> None:
+    def __init__(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> None:
         self._mesh = mesh
         leaves, structure = jax.tree.flatten(batch)
-        self._structure: Any = structure
+        self._structure: Hashable = structure
         self.slots = slots
         self.rows = leaves[0].shape[0]
         shapes = [(slots, -(-self.rows // mesh.num_replicas), *x.shape[1:]) for x in leaves]
@@ -103,7 +113,7 @@ class BatchStager:
         ]
         self._rings = itertools.cycle(rings)
         self._buffers = rings[0]
-        self._counts: dict[int, Any] = {}
+        self._counts: dict[int, jax.Array] = {}
         self.count = 0
 
     def begin(self) -> None:
@@ -111,19 +121,19 @@ class BatchStager:
         self._buffers = next(self._rings)
         self.count = 0
 
-    def fits(self, batch: Any) -> bool:
-        """Whether a batch has the structure, shapes and types of the first one.
+    def fits(self, batch: PyTree) -> bool:
+        """Return whether a batch has the structure, shapes and types of the first one.
 
         Args:
             batch: any.
         """
         leaves, structure = jax.tree.flatten(batch)
-        return bool(structure == self._structure) and all(
+        return bool(self._structure == structure) and all(
             isinstance(x, (np.ndarray, jax.Array)) and (x.shape, x.dtype) == like
             for x, like in zip(leaves, self._like, strict=True)
         )
 
-    def append(self, batch: Any) -> None:
+    def append(self, batch: PyTree) -> None:
         """Copy a batch behind the others, filled up where it does not divide.
 
         Args:
@@ -134,11 +144,11 @@ class BatchStager:
                 rows = buffer.shape[1]
                 part = array[replica * rows : (replica + 1) * rows]
                 buffer[self.count, : len(part)] = part
-                # True rows, as `pad_rows` does it.
+                # Copies of a true row, as in `pad_rows`.
                 buffer[self.count, len(part) :] = array[-1]
         self.count += 1
 
-    def place(self) -> tuple[Any, Any]:
+    def place(self) -> tuple[jax.Array, PyTree]:
         """Return how many batches there are, and the batches on the devices."""
         if self.count not in self._counts:
             self._counts[self.count] = self._mesh.put(np.int32(self.count), self._mesh.replicated)
@@ -146,19 +156,20 @@ class BatchStager:
             self._structure, [self._place(b) for b in self._buffers]
         )
 
-    def _place(self, buffers: dict[int, np.ndarray]) -> Any:
+    def _place(self, buffers: dict[int, np.ndarray]) -> jax.Array:
         first = next(iter(buffers.values()))
         rows, replicas = first.shape[1], self._mesh.num_replicas
         shape = (self.slots, rows * replicas, *first.shape[2:])
 
-        def part(index: Any) -> np.ndarray:
-            return buffers[(index[1].start or 0) // rows]
+        def part(index: Index) -> np.ndarray:
+            start = index[1].start if index else 0
+            return buffers[(start or 0) // rows]
 
         return jax.make_array_from_callback(shape, self._mesh.scanned, part)
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialized array whose memory begins at a multiple of `_ALIGNMENT` bytes."""
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an uninitialized array whose memory begins at a multiple of `_ALIGNMENT` bytes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT

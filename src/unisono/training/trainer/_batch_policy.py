@@ -4,6 +4,8 @@ A batch that divides is split over the replicas. The ragged last batch of an epo
 every replica: exact for every layer, loss and metric. A batch size that never divides is padded
 and split where every layer treats rows apart; then losses and metrics see the true rows of all
 replicas, so that they too are exact.
+
+Tests: tests/unit/training/test_row_wise_layers.py, tests/virtual/training/test_exact.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree, UserValue
 from unisono.data._batches import unbatched
 from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
 
@@ -59,6 +62,9 @@ _PARTS = ("ConvLSTMCell", "DropoutRNNCell")
 _FROM_DATA = "_unisono_from_data"
 
 
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+
 class Mode(enum.Enum):
     """How a batch reaches the replicas."""
 
@@ -82,6 +88,11 @@ class BatchPolicy:
         self._is_fixed = False
 
     def mode(self, rows: int) -> Mode:
+        """Return how a batch with this number of rows reaches the replicas.
+
+        Args:
+            rows: of the batch. That of the first batch is taken for the usual one.
+        """
         replicas = self._replicas
         if self._usual_rows is None:
             self._usual_rows, self._is_fixed = rows, replicas > 1 and self._has_one_size()
@@ -89,6 +100,7 @@ class BatchPolicy:
             return Mode.WHOLE
         if rows % replicas == 0 and rows > 0:
             return Mode.SPLIT
+        # A ragged last batch: to pad it would be a program of its own too, and only some models allow it.
         if rows != self._usual_rows or rows < replicas:
             return Mode.WHOLE
         if self._can_pad is None:
@@ -122,35 +134,44 @@ class BatchPolicy:
         return reason is None
 
 
-def rows_in(batch: Any) -> int:
-    """The number of rows of a batch.
+def rows_in(batch: PyTree) -> int:
+    """Return the number of rows of a batch.
+
+    Args:
+        batch: pytree of arrays.
 
     Raises:
         InvalidArgumentError: when its arrays have none, or not the same number.
+
+    >>> rows_in((np.zeros((4, 2)), np.zeros(4), None))
+    4
     """
     numbers = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
-    if len(numbers) == 1 and (rows := numbers.pop()):
-        return int(rows[0])
+    if len(numbers) != 1 or not (rows := numbers.pop()):
+        raise _without_rows(batch)
+    return int(rows[0])
+
+
+def _without_rows(batch: PyTree) -> InvalidArgumentError:
+    """Return the error for a batch without rows, or with arrays of different numbers of rows."""
     sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
     if not sizes:
-        raise InvalidArgumentError(
+        return InvalidArgumentError(
             "A batch must hold at least one array. Received: an empty batch. Yield `(x, y)` from the data."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if not np.ndim(leaf):
-            raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
+            return unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
     path, first = sizes[0]
-    for other, shape in sizes:
-        if shape[0] != first[0]:
-            raise InvalidArgumentError(
-                "All arrays of a batch must have the same number of rows. Received: shape "
-                f"{shape} at batch{jax.tree_util.keystr(other)}, and {first} at "
-                f"batch{jax.tree_util.keystr(path)}. Give every array one row for each example."
-            )
-    return int(first[0])
+    other, shape = next(size for size in sizes if size[1][0] != first[0])
+    return InvalidArgumentError(
+        f"All arrays of a batch must have the same number of rows. Received: shape {shape} at "
+        f"batch{jax.tree_util.keystr(other)}, and {first} at batch{jax.tree_util.keystr(path)}. Give every "
+        "array one row for each example."
+    )
 
 
-def pad_rows(array: Any, parts: int) -> Any:
+def pad_rows(array: Array, parts: int) -> Array:
     """Repeat the last row until the number of rows divides by `parts`.
 
     True rows, and not zeros, because a row of zeros may give NaN where a true one does not.
@@ -161,11 +182,12 @@ def pad_rows(array: Any, parts: int) -> Any:
     missing = -len(array) % parts
     if missing == 0:
         return array
-    library = np if isinstance(array, np.ndarray) else jnp
-    return library.concatenate([array, library.repeat(array[-1:], missing, axis=0)])
+    if isinstance(array, np.ndarray):
+        return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+    return jnp.concatenate([array, jnp.repeat(array[-1:], missing, axis=0)])
 
 
-def depends_on_batch(model: Any) -> str | None:
+def depends_on_batch(model: keras.Model) -> str | None:
     """Return why a model may not see padded rows, or None when every layer treats rows apart.
 
     Args:
@@ -185,7 +207,7 @@ def depends_on_batch(model: Any) -> str | None:
     return None
 
 
-def one_batch_size(model: Any) -> str | None:
+def one_batch_size(model: keras.Model) -> str | None:
     """Return why a model takes batches of one size only, or None when it takes any.
 
     Args:
@@ -202,28 +224,29 @@ def one_batch_size(model: Any) -> str | None:
     return None
 
 
-def sequential_built(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def build_sequential(
+    original: Callable[..., None], self: keras.Sequential, *args: UserValue, **kwargs: UserValue
+) -> None:
     """Build a `keras.Sequential`, and note whether its input's shape is only that of the first batch.
 
     Keras makes the input of a model without one from the first data, with their number of rows, and
     accepts any other number afterwards. A user who writes `Input(batch_shape=...)` asks for that number.
     """
     declared = any(isinstance(layer, keras.layers.InputLayer) for layer in layers_with_input(self)[:1])
-    result = original(self, *args, **kwargs)
+    original(self, *args, **kwargs)
     first = next(iter(layers_with_input(self)), None)
     if not declared and isinstance(first, keras.layers.InputLayer):
         object.__setattr__(first, _FROM_DATA, True)
-    return result
 
 
-def _is_keras_own(layer: Any) -> bool:
-    """Whether a layer's code is Keras' and not a user's."""
+def _is_keras_own(layer: keras.Layer) -> bool:
+    """Return whether a layer's code is Keras' and not a user's."""
     return type(layer).__module__.startswith("keras.")
 
 
-def _layer_mixes_rows(layer: Any) -> str | None:
+def _layer_mixes_rows(layer: keras.Layer) -> str | None:
     if isinstance(layer, keras.Model) and _is_keras_own(layer):
-        return None  # its own layers are asked one by one
+        return None  # its own layers are checked one by one
     name = f"the layer {layer.name!r} ({type(layer).__name__})"
     if type(layer) not in ROW_WISE and not _is_part(layer):
         return f"{name} may mix rows"
@@ -238,12 +261,12 @@ def _layer_mixes_rows(layer: Any) -> str | None:
     return None
 
 
-def _is_part(layer: Any) -> bool:
-    """Whether a layer is one that Keras makes inside of those that are listed, and does not name."""
+def _is_part(layer: keras.Layer) -> bool:
+    """Return whether a layer is one that Keras makes inside of those that are listed, and does not name."""
     return _is_keras_own(layer) and type(layer).__name__ in _PARTS
 
 
-def _crosses_batch(layer: Any) -> bool:
+def _crosses_batch(layer: keras.Layer) -> bool:
     if any(axis == 0 or axis < -1 for axis in named_axes(layer)):
         return True
     equation = getattr(layer, "equation", None)

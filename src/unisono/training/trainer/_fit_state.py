@@ -2,23 +2,30 @@
 
 Between two steps Keras and callbacks see arrays of this process; the step itself wants them on all its
 devices, as it returned them. `FitState` keeps both, and puts the newest state back when a step fails.
+
+Tests: tests/virtual/training/test_interrupts.py, tests/virtual/training/test_failures.py.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import jax
+import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._sharded_layout import Shards
 from unisono.training._model_state import hold_state, release_state
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
 
 #: Stands for a value in parts where workers compare what they begin with.
 _IN_PARTS = np.zeros((), np.int8)
@@ -27,34 +34,44 @@ _IN_PARTS = np.zeros((), np.int8)
 _NUMBERS = itertools.count()
 
 
-class StatePart(Sequence[Any]):
+#: From `(state, batch)` to `(logs, state)`; traced.
+PureStep = Callable[[State, PyTree], tuple[PyTree, State]]
+
+
+class StatePart(Sequence[jax.Array]):
     """One list of a step's state, as Keras' loop carries it from step to step.
 
-    Not a list, because Keras looks into every list that it stores on a model: 0.2 ms a step.
+    Not a list: Keras tracks every list that is stored on a model, which takes 0.2 ms a step.
 
     Args:
         values: arrays, where the next step wants them.
         layouts: of their variables; they give what Keras and callbacks see.
     """
 
-    def __init__(self, values: list[Any], layouts: Sequence[VariableLayout]) -> None:
+    def __init__(self, values: list[jax.Array], layouts: Sequence[VariableLayout]) -> None:
         self.values = values
         self._layouts = layouts
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, jax.Array] = {}
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> jax.Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[jax.Array]: ...
+
+    def __getitem__(self, index: int | slice) -> jax.Array | list[jax.Array]:
         numbers = range(len(self.values))[index]
         return [self._at(i) for i in numbers] if isinstance(numbers, range) else self._at(numbers)
 
-    def _at(self, number: int) -> Any:
+    def _at(self, number: int) -> jax.Array:
         if number not in self._seen:
             self._seen[number] = self._layouts[number].hold(self.values[number])
         return self._seen[number]
 
-    def behind(self, number: int, seen: Any) -> Any | None:
+    def behind(self, number: int, seen: jax.Array) -> jax.Array | None:
         """Return the array of which `seen` was given to Keras and callbacks; None for any other.
 
         Args:
@@ -73,7 +90,7 @@ class FitState:
         task: names the variables.
     """
 
-    def __init__(self, model: Any, strategy: Any, task: TrainerTask) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._layout: StateLayout = strategy.state_layout
         self._layouts: tuple[list[VariableLayout], ...] = ()
@@ -82,8 +99,8 @@ class FitState:
         self._names = tuple(f"{name}_variables" for name in task.value)
         self._returned: tuple[StatePart, ...] | None = None
         self._number, self._count = next(_NUMBERS), 0
-        #: What the last program of a call gives; nothing else holds the state until the call ends.
-        self.done: list[Any] = []
+        #: `[(outputs, state, token)]` of a call's last program: until `keep`, nothing else holds the state.
+        self.done: list[tuple[PyTree, State, jax.Array]] = []
 
     @property
     def specs(self) -> tuple[list[jax.sharding.PartitionSpec], ...]:
@@ -96,6 +113,14 @@ class FitState:
         return tuple([layout.sharding for layout in part] for part in self._layouts)
 
     def require_unchanged(self, state: State) -> State:
+        """Return the state of the last step, which was run ahead with others.
+
+        Args:
+            state: what Keras carries.
+
+        Raises:
+            InvalidArgumentError: when it is another state: the steps that were run ahead did not see it.
+        """
         if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
             raise InvalidArgumentError(
                 "The weights may not be changed between two batches of an epoch unless a callback of `fit` "
@@ -104,21 +129,27 @@ class FitState:
         return self._returned
 
     def keep(self, state: State, steps: int) -> State:
-        """The state as Keras carries it."""
+        """Return a new state as Keras carries it.
+
+        Args:
+            state: as the last program of a call returned it.
+            steps: how many steps were started in all.
+        """
         mesh = self._strategy.mesh
         self._count += 1
         self._returned = tuple(
             StatePart(list(self._layout.rest(part)), layouts)
             for part, layouts in zip(state, self._layouts, strict=True)
         )
-        # Keras does this when the function has returned, and in between it may be interrupted.
+        # Keras stores it when the function has returned. An interrupt in between must find it, too.
         hold_state(self._model, self._names, self._returned)
         if mesh.is_spread and self._task is TrainerTask.TRAIN:
             self._strategy.note_state(self, steps, self._compared)
         return self._returned
 
-    def _compared(self) -> tuple[list[str], list[Any]]:
-        """Names and arrays of what all workers must hold alike after a step; the cause before the effect."""
+    def _compared(self) -> tuple[list[str], list[jax.Array]]:
+        """Return names and arrays of what must be equal on all workers."""
+        # The optimizer's first: a learning rate that differs is the cause, weights are the effect.
         trainable, non_trainable, optimizer, _ = zip(
             variables_of(self._model, self._task), self._returned or (), strict=True
         )
@@ -130,14 +161,20 @@ class FitState:
         ]
         return [v.path for v, _ in pairs], [x for _, x in pairs]
 
-    def place(self, state: State, batch: Any) -> State:
+    def place(self, state: State, batch: PyTree) -> State:
+        """Return a state as the next program wants it.
+
+        Args:
+            state: what Keras carries: the one that `keep` returned, or one with values that a callback set.
+            batch: the first batch of the call, which workers compare where they begin.
+        """
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
             return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
         # What lies in parts is the same for all workers: each has its own part of it.
-        given: list[Any] = [value for part in state for value in part]
+        given: list[jax.Array | Shards] = [value for part in state for value in part]
         values = [_IN_PARTS if isinstance(value, Shards) else value for value in given]
         # What the last step returned lies on the devices already.
-        last = self._last(state)
+        last: list[jax.Array | Shards | None] = [*self._last(state)]
         known = [array is not None for array in last]
         key = self._number, self._count
         found = self._strategy.same_on_all(values, self._task.name, known, key, batch)
@@ -152,7 +189,7 @@ class FitState:
         flat = iter(self._layout.place([one for part in self._layouts for one in part], last))
         return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
 
-    def in_step(self, step: Callable[[State, Any], tuple[Any, State]]) -> Callable[..., tuple[Any, State]]:
+    def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program.
 
         Args:
@@ -160,7 +197,7 @@ class FitState:
         """
         layouts, in_replica = self._layouts, self._strategy.mesh.num_replicas > 1
 
-        def program(state: State, batch: Any) -> tuple[Any, State]:
+        def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             entered = tuple(
                 [one.enter(x, in_replica) for one, x in zip(part, xs, strict=True)]
                 for part, xs in zip(layouts, state, strict=True)
@@ -179,15 +216,19 @@ class FitState:
             self._layout.prepare(self._model.optimizer)
         return tuple(list(map(self._layout.of, part)) for part in variables_of(self._model, self._task))
 
-    def _last(self, state: State) -> list[Any]:
-        """The last step's arrays; None where a state has another."""
+    def _last(self, state: State) -> list[jax.Array | None]:
+        """Return the last step's arrays; None where a state has another."""
         if self._returned is None:
             return [None for part in state for _ in part]
         pairs = zip(self._returned, state, strict=True)
         return [returned.behind(i, value) for returned, part in pairs for i, value in enumerate(part)]
 
     def give_back(self, state: State) -> None:
-        """Put the newest state of a step that failed back into the variables, which Keras has emptied."""
+        """Store the newest state in the variables, which Keras has emptied, when a call failed.
+
+        Args:
+            state: what the call was given; used where none of its programs was started.
+        """
         if self.done:
             state = tuple(
                 [layout.hold(value) for layout, value in zip(layouts, self._layout.rest(part), strict=True)]

@@ -1,7 +1,7 @@
 """Where the host's time goes in `fit`: waiting for data, placing batches, starting steps.
 
-Two kinds of time never meet here: the devices', which work on while the host does something else,
-and the host's, which this clock reads. It asks the devices nothing, so it cannot hold them up.
+Only the host's time is measured: the timer never waits for the devices, which compute meanwhile, and so
+cannot hold them up.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class HostTimer:
         self._mark = now
 
     def add(self, batches: Sequence[Any]) -> None:
-        """Note that the data have come.
+        """Note that the data have arrived.
 
         Args:
             batches: those of one call of the train function.
@@ -92,7 +92,7 @@ class HostTimer:
         self._batches += len(batches)
         for batch in batches:
             leaves = jax.tree.leaves(batch)
-            # What is no batch is named by the step itself, in its own words.
+            # What is not a batch is rejected by the step itself, whose error names it.
             shape = getattr(leaves[0], "shape", ()) if leaves else ()
             self._rows += shape[0] if shape else 0
 

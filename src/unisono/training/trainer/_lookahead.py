@@ -1,10 +1,9 @@
-"""Steps of `fit` that run ahead of Keras' loop, several in one program, where nobody looks between them.
+"""Steps of `fit` that run ahead of Keras' loop, several in one program, where no callback sees single ones.
 
 Starting a program costs the host and the devices' threads as much time as a small model's step
 takes. Where no callback sees single batches, `fit` takes the next few batches at once, runs their
-steps in one program, and then hands out their results one by one: Keras' loop, its logs and its
-counts are what they were. The program holds one body, repeated as often as there are batches: the
-numbers do not depend on how many steps run together.
+steps in one program, and then hands out their logs one by one: Keras' loop, its logs and its
+counts are what they were.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any
 
 import jax
 import keras
 
-from unisono._types import PyTree
+from unisono._types import PyTree, UserValue
 from unisono.training._fit_extension import flat_callbacks, overrides
 from unisono.training.trainer._multi_step import StepLog
 from unisono.training.trainer._protocol import set_lookahead
 
-#: Seconds after which the host no longer waits for one more batch.
+#: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
+#: idle devices.
 _PATIENCE = 0.01
 
 #: The methods of a callback that see single batches, before and after the step.
@@ -57,7 +56,7 @@ class BatchSource:
     def take_more(
         self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
     ) -> Iterator[PyTree]:
-        """Give further batches for the program of the first one, as long as it is worth while.
+        """Give further batches for the program of the first one.
 
         Args:
             iterator: the data.
@@ -71,7 +70,8 @@ class BatchSource:
                 return
             try:
                 batch = next(iterator)
-            except Exception as error:  # it is raised where Keras asks for this batch
+            except Exception as error:
+                # Raised by `take_first`, when Keras asks for this batch: the steps before it count.
                 self._raised = error
                 return
             if not fits(batch):
@@ -85,11 +85,11 @@ class StepLookahead(BatchSource):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Steps that Keras will still ask for in this epoch; None when only the data know.
+        #: Steps that Keras will still ask for in this epoch; None where the length of the data is unknown.
         self.left: int | None = None
-        #: Gives how many steps may run before somebody looks; None where nobody does.
+        #: Gives how many steps may run before one whose state a callback reads; None without such a callback.
         self.until: Callable[[], int] | None = None
-        self._logs: collections.deque[Any] = collections.deque()
+        self._logs: collections.deque[PyTree] = collections.deque()
 
     @property
     def is_between(self) -> bool:
@@ -98,22 +98,22 @@ class StepLookahead(BatchSource):
 
     @property
     def num_held(self) -> int:
-        """How many batches were taken from the data, and wait for their step."""
+        """How many batches were taken from the data, and not used yet."""
         return len(self._held)
 
     def begin_epoch(self, steps: int | None) -> None:
-        """Note that an epoch begins; forget what an epoch that was broken off has left.
+        """Note that an epoch begins; discard what is left of one that was interrupted.
 
         Args:
-            steps: how many it has, if anybody knows.
+            steps: how many it has, if that is known.
         """
         self.left = steps
         self._held.clear()
         self._logs.clear()
         self._raised = None
 
-    def next_logs(self) -> Any | None:
-        """Note that Keras asks for a step; return its logs, if it is done."""
+    def next_logs(self) -> PyTree | None:
+        """Note that Keras asks for a step; return its logs where it was run ahead, else None."""
         self.skip(1)
         return self._logs.popleft() if self._logs else None
 
@@ -136,8 +136,8 @@ class StepLookahead(BatchSource):
             most = min(most, self.until() - 1)
         return super().take_more(iterator, most, fits, waits)
 
-    def queue_logs(self, logs: Any, count: int) -> Any:
-        """Keep the logs of several steps, and return the first one's.
+    def queue_logs(self, logs: PyTree, count: int) -> PyTree:
+        """Queue the logs of several steps, and return the first one's.
 
         Args:
             logs: pytree of arrays with one value for each step.
@@ -149,38 +149,38 @@ class StepLookahead(BatchSource):
 
 
 class _EpochMarks(keras.callbacks.Callback):
-    """Tells the train function where `fit` and its epochs begin."""
+    """Gives the train function its lookahead, and the lookahead the length of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ahead = StepLookahead()
+        self._lookahead = StepLookahead()
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        _tell(self.model, self._ahead)
+    def on_train_begin(self, logs: PyTree = None) -> None:
+        # Keras makes the train function within `fit`, before this hook.
+        set_lookahead(self.model.train_function, self._lookahead)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._ahead.begin_epoch(self.params["steps"])
-
-
-def _tell(model: Any, ahead: StepLookahead | None) -> None:
-    set_lookahead(model.train_function, ahead)
+    def on_epoch_begin(self, epoch: int, logs: PyTree = None) -> None:
+        self._lookahead.begin_epoch(self.params["steps"])
 
 
-def _sees_batches(callback: Any) -> bool:
-    """Whether a callback does anything at single batches that has to happen between two steps."""
+def _sees_batches(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback does anything at single batches that must happen between two steps."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
     if hasattr(callback, "sees_batches"):
         return bool(callback.sees_batches)
-    # Who is safe to be called beside the next step, in another thread, looks at the logs alone.
+    # Keras calls the end hooks of `async_safe` callbacks in another thread, beside the next step: they can
+    # read the logs alone.
     hooks = _BEFORE if getattr(callback, "async_safe", False) else _BEFORE + _AFTER
     return overrides(callback, *hooks)
 
 
-def batch_ended(original: Callable[..., None], self: Any, batch: int, logs: Any = None) -> None:
-    """`CallbackList.on_train_batch_end`, where some callback does anything there.
+def call_batch_end(
+    original: Callable[..., None], self: keras.callbacks.CallbackList, batch: int, logs: PyTree = None
+) -> None:
+    """Call `CallbackList.on_train_batch_end` where some callback has such a hook.
 
-    Keras hands it to another thread, which waits for the step and reads its logs, also for nobody.
+    Keras' own method starts a thread that waits for the step and reads its logs, also for no hook at all.
 
     Args:
         original: Keras' method.
@@ -188,13 +188,13 @@ def batch_ended(original: Callable[..., None], self: Any, batch: int, logs: Any 
         batch: the step's number.
         logs: its logs.
     """
-    looking = any(isinstance(c, _EpochMarks) for c in self.callbacks)
-    if not looking or any(overrides(c, *_AFTER) for c in self.callbacks):
+    runs_ahead = any(isinstance(c, _EpochMarks) for c in self.callbacks)
+    if not runs_ahead or any(overrides(c, *_AFTER) for c in self.callbacks):
         original(self, batch, logs)
 
 
-def can_run_ahead(model: Any, callbacks: Any) -> bool:
-    """Whether nothing can tell how many steps are done between two batches of `fit`.
+def can_run_ahead(model: keras.Model, callbacks: UserValue) -> bool:
+    """Return whether no callback can observe how many steps are done between two batches of `fit`.
 
     Args:
         model: bound to a strategy.
@@ -204,20 +204,22 @@ def can_run_ahead(model: Any, callbacks: Any) -> bool:
         return False
     if any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs")):
         return False
-    # In a list of Keras' own kind there may be anything, and nothing can be added to it.
+    # A user's `CallbackList` cannot be extended by `_EpochMarks`, and may hide hooks of batches.
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return False
     return not any(_sees_batches(c) for c in flat_callbacks(callbacks))
 
 
 @contextlib.contextmanager
-def with_lookahead(model: Any, arguments: dict[str, Any], allowed: bool) -> Iterator[dict[str, Any]]:
+def with_lookahead(
+    model: keras.Model, arguments: dict[str, UserValue], allowed: bool
+) -> Iterator[dict[str, UserValue]]:
     """Let the train function run ahead during a call of `fit`.
 
     Args:
         model: bound to a strategy.
         arguments: of `fit`, by name.
-        allowed: whether `can_run_ahead` on any worker.
+        allowed: whether `can_run_ahead` on all workers.
 
     Yields:
         The arguments for Keras' own `fit`.
@@ -229,4 +231,4 @@ def with_lookahead(model: Any, arguments: dict[str, Any], allowed: bool) -> Iter
     try:
         yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks()]}
     finally:
-        _tell(model, None)
+        set_lookahead(model.train_function, None)

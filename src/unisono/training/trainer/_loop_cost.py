@@ -5,18 +5,22 @@ the entry computation of a program only. In the body of a loop, a convolution in
 its slow form: the derivative by the kernel takes 5 to 40 times as long as alone. Matrix products,
 attention, reductions, pooling, sorting, scatters, random numbers and Fourier transforms were measured
 likewise, and take the same time in both places.
+
+Tests: tests/virtual/training/test_counts.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeAlias, TypeGuard
 
 import jax
 from jax.extend import core
 
+Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
 
-def is_slow_in_loop(jaxpr: Any, platform: str) -> bool:
+
+def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
     """Return whether a program's steps should run one by one instead of in a loop.
 
     The answer depends on the program and the platform alone, so that all workers get the same.
@@ -39,7 +43,7 @@ def is_slow_in_loop(jaxpr: Any, platform: str) -> bool:
     return any(not _is_canonical(e.params["dimension_numbers"]) for e in equations)
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _equations(jaxpr: Jaxpr) -> Iterator[core.JaxprEqn]:
     """All equations of a program, those of inner programs included."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
@@ -48,11 +52,11 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                 yield from _equations(value)
 
 
-def _is_program(value: Any) -> bool:
+def _is_program(value: object) -> TypeGuard[Jaxpr]:
     return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
 
 
-def _is_canonical(numbers: Any) -> bool:
+def _is_canonical(numbers: jax.lax.ConvDimensionNumbers) -> bool:
     """Whether a convolution has the layout of the fast kernels: batch, space, features."""
     rank = len(numbers.lhs_spec)
     space = tuple(range(1, rank - 1))

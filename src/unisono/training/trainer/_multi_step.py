@@ -2,6 +2,8 @@
 
 The program holds one body, repeated as often as there are batches: the numbers do not depend on how
 many steps run together.
+
+Tests: tests/unit/training/test_multi_step.py, tests/virtual/training/test_lookahead.py.
 """
 
 from __future__ import annotations
@@ -10,22 +12,22 @@ import collections
 import dataclasses
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._types import PyTree
+from unisono._types import ArrayLike, PyTree
 
-#: At most so many steps, and so many bytes of batches, in one program.
+#: The most steps, and the most bytes of batches, in one program. Three buffers of that many bytes are kept.
 _STEPS, _BYTES = 32, 8 << 20
 
-#: Steps of the first program.
+#: Steps of the first program: its time says how many the next ones should have.
 _FIRST = 1
 
-#: Seconds that one program's steps should take: long against starting it (0.3 ms; between processes
-#: 2 ms, which must agree), short for a person who watches the progress bar or interrupts.
+#: Seconds that one program's steps should take: long against starting it (0.3 ms; 2 ms between processes,
+#: which must agree), short for a person who watches the progress bar or presses Ctrl-C.
 _SECONDS = (0.015, 0.04)
 _SECONDS_SPREAD = (0.04, 0.1)
 
@@ -33,9 +35,11 @@ _SECONDS_SPREAD = (0.04, 0.1)
 IN_FLIGHT = 2
 
 
-def multi_step_program(
-    step: Callable[[Any, Any], tuple[Any, Any]], slots: int
-) -> Callable[..., tuple[Any, Any]]:
+#: From `(state, data)` to `(logs, state)`; traced.
+Program = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
+def multi_step_program(step: Program, slots: int) -> Program:
     """Return the program that repeats a step over the first batches of several.
 
     Args:
@@ -52,20 +56,20 @@ def multi_step_program(
     (31, [10, 20, 0])
     """
 
-    def program(state: Any, several: tuple[Any, Any]) -> tuple[Any, Any]:
+    def program(state: PyTree, several: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         count, batches = several
 
         # Traced once: for its shapes first, and from jit's cache in the loop.
         @jax.jit
-        def one(state: Any, batch: Any) -> tuple[Any, Any]:
+        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             logs, new = step(state, batch)
             # A loop carries fixed types: a weak type from a Python number must not change one.
             return jax.tree.map(jnp.asarray, logs), jax.tree.map(_as_before, state, new)
 
-        def at(i: Any, stacked: Any) -> Any:
+        def at(i: jax.Array, stacked: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
 
-        def body(i: Any, carried: tuple[Any, Any]) -> tuple[Any, Any]:
+        def body(i: jax.Array, carried: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             every, state = carried
             logs, state = one(state, at(i, batches))
             put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
@@ -79,14 +83,12 @@ def multi_step_program(
     return program
 
 
-def _as_before(old: Any, new: Any) -> Any:
+def _as_before(old: jax.Array, new: ArrayLike) -> jax.Array:
     return jnp.asarray(new, old.dtype)
 
 
-def with_agreed_size(
-    program: Callable[..., tuple[Any, Any]], axis_name: str
-) -> Callable[..., tuple[Any, Any]]:
-    """Return a program that also tells the smallest of what the processes wish for.
+def with_agreed_size(program: Program, axis_name: str) -> Program:
+    """Return a program that also returns the smallest group size that the processes propose.
 
     Args:
         program: from `(state, data)` to `(logs, state)`, run on every device of `axis_name`.
@@ -97,19 +99,28 @@ def with_agreed_size(
         `wish` has one element.
     """
 
-    def with_wish(state: Any, data: tuple[Any, Any]) -> tuple[Any, Any]:
+    def with_wish(state: PyTree, data: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         logs, state = program(state, data[1])
         return (logs, jax.lax.pmin(data[0][0], axis_name)), state
 
     return with_wish
 
 
-class AdaptiveGroupSize:
-    """How many steps to run together: as many as take a moment; bounds the programs in flight.
+class _InFlight(NamedTuple):
+    """A program that was started; see `AdaptiveGroupSize.wait_for_capacity`."""
 
-    Several processes must all run the same number. Each program carries what every process wishes
-    for, and gives the smallest; all read it when they have waited for that program, and so from the
-    same program on.
+    token: PyTree
+    steps: int
+    collecting: float
+    began: float
+    agreed: jax.Array | None
+
+
+class AdaptiveGroupSize:
+    """How many steps to run together: as many as take a few hundredths of a second.
+
+    Several processes must all run the same number. Each program takes the minimum (`pmin`) of the sizes
+    that the processes propose. All apply it after waiting for that program, hence at the same point.
 
     Args:
         spread: whether the steps are those of several processes.
@@ -124,9 +135,9 @@ class AdaptiveGroupSize:
     def __init__(self, spread: bool = False) -> None:
         self._shortest, self._longest = _SECONDS_SPREAD if spread else _SECONDS
         self.size = _FIRST
-        #: What this process would like it to be.
+        #: What this process proposes.
         self.wish = _FIRST
-        self._flying: collections.deque[tuple[Any, int, float, float, Any]] = collections.deque()
+        self._flying: collections.deque[_InFlight] = collections.deque()
         self._done = 0.0
 
     def wait_for_capacity(
@@ -140,14 +151,15 @@ class AdaptiveGroupSize:
             collecting: seconds that it took to get their batches.
             agreed: array of the smallest wish of all processes; None where there is one process.
         """
-        self._flying.append((token, count, collecting, perf_counter(), agreed))
+        self._flying.append(_InFlight(token, count, collecting, perf_counter(), agreed))
         while len(self._flying) > IN_FLIGHT:
-            oldest, steps, waited, began, smallest = self._flying.popleft()
-            jax.block_until_ready(oldest)
+            oldest = self._flying.popleft()
+            jax.block_until_ready(oldest.token)
             done = perf_counter()
-            self._adjust(steps, max(waited, done - max(began, self._done)))
+            # The devices began when the program before had ended; slow data count as slow steps.
+            self._adjust(oldest.steps, max(oldest.collecting, done - max(oldest.began, self._done)))
             self._done = done
-            self.size = self.wish if smallest is None else int(smallest)
+            self.size = self.wish if oldest.agreed is None else int(oldest.agreed)
 
     def _adjust(self, steps: int, seconds: float) -> None:
         if seconds > self._longest:
@@ -158,7 +170,7 @@ class AdaptiveGroupSize:
 
 @dataclasses.dataclass(frozen=True)
 class StepLog:
-    """One step's value in a log of several, read from the devices when somebody asks for it.
+    """One step's value in a log of several, read from the devices when it is used.
 
     Args:
         every: array of all steps' values.
@@ -168,15 +180,15 @@ class StepLog:
     2.0
     """
 
-    every: Any
+    every: jax.Array
     step: int
 
     @property
-    def value(self) -> Any:
+    def value(self) -> jax.Array:
         """The value alone, as an array of its devices."""
         return self.every[self.step]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(np.asarray(self.every)[self.step], dtype)
 
     def __float__(self) -> float:
@@ -190,7 +202,7 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
 
     Args:
         batch: pytree of arrays.
-        wanted: the number that the user asks for; None for as many as are worth while.
+        wanted: the number that the user asks for; None for as many as pay.
 
     >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
     32
@@ -200,7 +212,7 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
     if wanted == 1:
         return 1
     leaves = jax.tree.leaves(batch)
-    # An array of a device would have to be read back; that is done only for who asks for it.
+    # Arrays of a device would be read back, which holds the host up: only where the user asks for groups.
     kinds = np.ndarray if wanted is None else (np.ndarray, jax.Array)
     numbers = (isinstance(x, kinds) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
     if not leaves or not all(numbers):

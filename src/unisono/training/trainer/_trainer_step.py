@@ -1,4 +1,7 @@
-"""A Keras step on one replica or on all, as a pure function of `(state, batch)`."""
+"""A Keras step on one replica or on all, as a pure function of `(state, batch)`.
+
+Tests: tests/virtual/training/test_exact.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, entered
+from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.step._engines import SpmdEngine
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
@@ -25,6 +29,9 @@ from unisono.training.replica._fused_metrics import (
 )
 from unisono.training.replica._rows import first_rows, gather_rows
 from unisono.training.trainer._protocol import State
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
 
 
 class TrainerTask(enum.Enum):
@@ -45,12 +52,12 @@ class TrainerStep:
         task: which of the model's steps.
     """
 
-    model: Any
-    strategy: Any
+    model: keras.Model
+    strategy: Strategy
     task: TrainerTask
 
-    def one_device(self, state: State, batch: Any) -> tuple[Any, State]:
-        """Keras' own step, on all rows."""
+    def one_device(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run Keras' own step on all rows."""
         if self.task is TrainerTask.TRAIN:
             logs, new = self.model.train_step(state, batch)
         elif self.task is TrainerTask.TEST:
@@ -60,13 +67,13 @@ class TrainerStep:
             new = (state[0], non_trainable)
         return logs, new
 
-    def whole(self, state: State, batch: Any) -> tuple[Any, State]:
-        """The step as one replica of one: every device computes the same."""
+    def whole(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run the step as one replica of one: every device computes the same."""
         with entered(Context(self.strategy, ReplicaContext(self.strategy, OneReplica()), means=True)):
             return self.one_device(state, batch)
 
-    def split(self, state: State, batch: Any) -> tuple[Any, State]:
-        """The step of one replica on its part of the rows."""
+    def split(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run the step of one replica on its part of the rows."""
         engine = self._engine()
         if engine.num_replicas == 1:
             return self.whole(state, batch)
@@ -83,22 +90,22 @@ class TrainerStep:
         return self._merged_logs(logs, merged, engine), merged
 
     def _one_replica(
-        self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: Any
-    ) -> tuple[Any, State, tuple[list[Merge], ...]]:
-        """One replica's step, and by which rules the rest of its state is merged."""
-        passengers: list[Any] | None = None
+        self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: PyTree
+    ) -> tuple[PyTree, State, tuple[list[Merge], ...]]:
+        """Run one replica's step; return by which rules the rest of its state is merged, too."""
+        fused: list[jax.Array] | None = None
         if self.task is TrainerTask.TRAIN and self.strategy.mesh.is_spread and can_fuse(self.model):
-            passengers = self._passengers(DryRunEngine(engine), rules[-1], local, batch)
-        if passengers is None:
+            fused = self._metrics_to_fuse(DryRunEngine(engine), rules[-1], local, batch)
+        if fused is None:
             return *self._inside(engine, local, batch), rules
-        joining = FusingEngine(engine, passengers)
+        joining = FusingEngine(engine, fused)
         logs, new = self._inside(joining, local, batch)
-        return logs, (*new[:-1], joining.sums), (*rules[:-1], [Merge.KEEP] * len(passengers))
+        return logs, (*new[:-1], joining.sums), (*rules[:-1], [Merge.KEEP] * len(fused))
 
-    def _passengers(
-        self, engine: DryRunEngine, rules: list[Merge], local: State, batch: Any
-    ) -> list[Any] | None:
-        """The metrics after the step, if they can travel with the gradients; else None."""
+    def _metrics_to_fuse(
+        self, engine: DryRunEngine, rules: list[Merge], local: State, batch: PyTree
+    ) -> list[jax.Array] | None:
+        """Return the metrics after the step, if they can be reduced with the gradients; else None."""
         if any(rule is not Merge.SUM for rule in rules):
             return None
         try:
@@ -108,12 +115,12 @@ class TrainerStep:
         metrics = list(new[-1])
         return metrics if engine.calls == 1 and are_sums(metrics) else None
 
-    def _inside(self, engine: ReplicaEngine, local: State, batch: Any) -> tuple[Any, State]:
+    def _inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
         with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
             return self.one_device(local, batch)
 
-    def padded(self, true_rows: int, state: State, batch: Any) -> tuple[Any, State]:
-        """The step of one replica on its part of a padded batch of `true_rows` true rows."""
+    def padded(self, true_rows: int, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run the step of one replica on its part of a padded batch of `true_rows` true rows."""
         engine = self._engine()
         rules = self._rules()
         # Metrics see all true rows on every replica: their copies are equal, not parts of a sum.
@@ -139,7 +146,7 @@ class TrainerStep:
         return OneReplica() if replicas == 1 else SpmdEngine(replicas, self.strategy.cross_device_ops)
 
     def _rules(self) -> tuple[list[Merge], ...]:
-        """The rule of every variable, in the order of the state."""
+        """Return the rule of every variable, in the order of the state."""
         return tuple(
             # Trainable and optimizer variables change by aggregated gradients: copies are equal.
             [Merge.KEEP] * len(variables)
@@ -148,8 +155,8 @@ class TrainerStep:
             for name, variables in zip(self.task.value, variables_of(self.model, self.task), strict=True)
         )
 
-    def _merged_logs(self, logs: Any, state: State, engine: ReplicaEngine) -> Any:
-        """The logs of all replicas: from the merged metrics, or the replicas' mean for others."""
+    def _merged_logs(self, logs: PyTree, state: State, engine: ReplicaEngine) -> PyTree:
+        """Return the logs of all replicas: from the merged metrics, or the replicas' mean for others."""
         if self.task is TrainerTask.PREDICT:
             return logs
         with keras.StatelessScope(zip(self.model.metrics_variables, state[-1], strict=True)):
@@ -168,7 +175,7 @@ class TrainerStep:
         return (*new[:-1], metrics)
 
 
-def _fit_rule(variable: Any) -> Merge:
+def _fit_rule(variable: keras.Variable) -> Merge:
     rule = merge_rule(kind_of(variable))
     if rule is not Merge.STACK:
         return rule
@@ -176,13 +183,13 @@ def _fit_rule(variable: Any) -> Merge:
     return merge_rule(dataclasses.replace(kind_of(variable), owns_copies=False))
 
 
-def _as_float(value: Any) -> Any:
-    value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
+def _as_float(value: ArrayLike) -> jax.Array:
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
 def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: ReplicaEngine) -> State:
-    """Merge what the step changed; what it did not is the same object, and stays untouched."""
+    """Merge what the step changed; what it did not is the same object, and stays."""
     old_flat, new_flat = list(itertools.chain(*old)), list(itertools.chain(*new))
     rules_flat = list(itertools.chain(*rules))
     offsets = (Merge.SUM, Merge.SEED)
@@ -198,8 +205,8 @@ def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: R
     return tuple([next(values) for _ in part] for part in new)
 
 
-def variables_of(model: Any, task: TrainerTask) -> tuple[list[Any], ...]:
-    """The variables behind a step's state."""
+def variables_of(model: keras.Model, task: TrainerTask) -> tuple[list[keras.Variable], ...]:
+    """Return the variables behind a step's state."""
     every = {
         "trainable": lambda: model.trainable_variables,
         "non_trainable": lambda: model.non_trainable_variables,
