@@ -106,7 +106,7 @@ def with_agreed_size(program: Program, axis_name: str) -> Program:
     return with_wish
 
 
-class _InFlight(NamedTuple):
+class _StartedProgram(NamedTuple):
     """A program that was started; see `AdaptiveGroupSize.wait_for_capacity`."""
 
     token: PyTree
@@ -137,7 +137,7 @@ class AdaptiveGroupSize:
         self.size = _FIRST
         #: What this process proposes.
         self.wish = _FIRST
-        self._flying: collections.deque[_InFlight] = collections.deque()
+        self._flying: collections.deque[_StartedProgram] = collections.deque()
         self._done = 0.0
 
     def wait_for_capacity(
@@ -151,7 +151,7 @@ class AdaptiveGroupSize:
             collecting: seconds that it took to get their batches.
             agreed: array of the smallest wish of all processes; None where there is one process.
         """
-        self._flying.append(_InFlight(token, count, collecting, perf_counter(), agreed))
+        self._flying.append(_StartedProgram(token, count, collecting, perf_counter(), agreed))
         while len(self._flying) > IN_FLIGHT:
             oldest = self._flying.popleft()
             jax.block_until_ready(oldest.token)
