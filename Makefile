@@ -14,9 +14,12 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed  ## train a CNN on handwritten digits over two virtual devices
 	$(BIN)/python examples/demo_digits.py
 
+# Their tasks are small scripts without JAX, and mostly wait: they run beside tests that compute.
+LAUNCHER := tests/cluster/test_launch.py tests/cluster/test_launch_restarts.py
+
 test: $(VENV)/installed  ## clusters alone, as they start processes of their own; the others two at a time
-	$(BIN)/python -m pytest tests/cluster
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/virtual src
+	$(BIN)/python -m pytest tests/cluster $(LAUNCHER:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(LAUNCHER) tests/unit tests/virtual src
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
