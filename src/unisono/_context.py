@@ -1,9 +1,11 @@
-"""Which strategy and which replica is running this code: one context variable.
+"""The strategy and the replica of the running code: one context variable.
 
-The three contexts of `tf.distribute`: *default* (no scope: one replica), *cross-replica*
+The three contexts are those of `tf.distribute`: *default* (no scope: one replica), *cross-replica*
 (inside `scope()` or `merge_call`) and *replica* (inside the function given to `run`). The
 context belongs to a thread, so a thread started inside a scope is outside of it.
 Source: https://www.tensorflow.org/api_docs/python/tf/distribute
+
+Tests: tests/unit/test_context.py.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono._errors import ContextError, MixedStrategyError
+from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
@@ -25,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class ReplicaEngine(Protocol):
-    """What a replica can do together with the others; one implementation per way to execute."""
+    """The collective operations of a replica; one implementation for each way to execute a step."""
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas run the step together."""
+        """The number of replicas that run the step."""
 
     @property
     def replica_id(self) -> int | jax.Array:
@@ -37,36 +40,36 @@ class ReplicaEngine(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether this replica has no rows, and others have: what it computes counts for nothing."""
+        """Whether this replica has no rows while others have: its results must be ignored."""
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
         """Combine `tree` over the replicas; every replica gets the result."""
 
     def total(self, size: int) -> int:
-        """The sum of a size that is known while tracing, without communication where it can be."""
+        """Return the sum over the replicas of a size that is known while tracing."""
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
         """Concatenate `tree` over the replicas along `axis`."""
 
-    def exchange(self, tree: Any) -> Any:
+    def exchange(self, tree: PyTree) -> PyTree:
         """Return `tree` with each array replaced by the `PerReplica` of all replicas' arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Where the running code stands: its strategy, and its replica when it is inside one.
+    """The strategy of the running code, and its replica if it is inside one.
 
     Args:
         strategy: the current strategy.
-        replica: the replica that runs the code, if one does.
+        replica: the replica that runs the code, if any.
         is_update: whether the code runs inside `strategy.extended.update`.
-        means: whether gradients and losses of replicas are averaged (Keras' `fit`) and not
-            summed (custom loops, as tf.distribute has it).
-        true_rows: for a batch that was padded to divide, how many of the replicas' rows are true.
-        is_of_method: whether a method of a model entered the scope, such as `fit`, and not the user.
+        means: whether gradients and losses of replicas are averaged (as in Keras' `fit`) or
+            summed (in custom loops, as in tf.distribute).
+        true_rows: for a batch that was padded to divide, the number of the replicas' rows that are data.
+        is_of_method: whether a method of a model, such as `fit`, entered the scope, and not the user.
     """
 
-    strategy: Any
+    strategy: Strategy
     replica: ReplicaContext | None = None
     is_update: bool = False
     means: bool = False
@@ -75,17 +78,18 @@ class Context:
 
 
 _CURRENT: ContextVar[Context | None] = ContextVar("unisono_context", default=None)
-_default_strategy: Callable[[], Any] | None = None
+#: Registered by the strategies' module, which this one must not import: it is in a lower layer.
+_default_strategy: Callable[[], Strategy] | None = None
 
 
-def register_default_strategy(factory: Callable[[], Any]) -> None:
-    """Say how the default strategy, that of code outside every scope, is made."""
+def register_default_strategy(factory: Callable[[], Strategy]) -> None:
+    """Register the function that returns the default strategy, which is current outside of every scope."""
     global _default_strategy
     _default_strategy = factory
 
 
 def current() -> Context | None:
-    """The context of this thread, or None in the default context."""
+    """Return the context of this thread, or None in the default context."""
     return _CURRENT.get()
 
 
@@ -99,7 +103,7 @@ def entered(context: Context | None) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def get_strategy() -> Any:
+def get_strategy() -> Strategy:
     """Return the innermost strategy of this thread; the default strategy outside any scope.
 
     >>> get_strategy().num_replicas_in_sync
@@ -128,7 +132,7 @@ def has_strategy() -> bool:
 def get_replica_context() -> ReplicaContext | None:
     """Return the `ReplicaContext` inside a replica, and None in cross-replica context.
 
-    Outside every scope it is the default strategy's, with one replica.
+    Outside of every scope it belongs to the default strategy, with one replica.
     """
     context = _CURRENT.get()
     if context is None:
@@ -146,8 +150,8 @@ def in_cross_replica_context() -> bool:
     return context is not None and context.replica is None and not context.is_update
 
 
-def experimental_set_strategy(strategy: Any | None) -> None:
-    """Make `strategy` current without a `with` block; None ends it. For notebooks.
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Make `strategy` current without a `with` block, for notebooks; None ends that.
 
     Raises:
         ContextError: when called inside a `with strategy.scope()` block or a replica.
@@ -176,7 +180,7 @@ def require_cross_replica(what: str) -> None:
         )
 
 
-def check_same_strategy(entering: Any) -> None:
+def check_same_strategy(entering: Strategy) -> None:
     """Raise when `entering.scope()` cannot be entered from here."""
     context = _CURRENT.get()
     if context is None:
@@ -221,7 +225,7 @@ def check_holder(variable: Any) -> None:
     if context is None or context.strategy.is_default:
         return
     holder = creator_of(variable)
-    # Keras' global generator is created in the first scope that draws, and serves all.
+    # Keras' global seed generator is created in the first scope that draws, but all strategies use it.
     if holder is None or holder is context.strategy or variable.name == "seed_generator_state":
         return
     raise MixedStrategyError(
@@ -232,35 +236,35 @@ def check_holder(variable: Any) -> None:
 
 
 class ReplicaContext:
-    """What code inside a replica knows of the others, and how it speaks with them.
+    """The replica that runs the code, and its collective operations.
 
     Returned by `get_replica_context()` inside the function given to `strategy.run`.
     """
 
-    def __init__(self, strategy: Any, engine: ReplicaEngine) -> None:
+    def __init__(self, strategy: Strategy, engine: ReplicaEngine) -> None:
         self._strategy = strategy
         self._engine = engine
-        #: In `fit`: whether the loss was divided by the replicas, so that gradients are summed.
+        #: In `fit`: whether the loss was divided by the number of replicas, so that gradients are summed.
         self.is_part = False
 
     @property
     def engine(self) -> ReplicaEngine:
-        """How this replica is executed."""
+        """The engine that executes this replica."""
         return self._engine
 
     @property
-    def strategy(self) -> Any:
-        """The strategy whose replica this is."""
+    def strategy(self) -> Strategy:
+        """The strategy of this replica."""
         return self._strategy
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
+    def replica_id_in_sync_group(self) -> int | jax.Array:
         """This replica's number, from 0 to `num_replicas_in_sync - 1`; an int32 scalar or an int."""
         return self._engine.replica_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run this step together."""
+        """The number of replicas that run this step."""
         return self._engine.num_replicas
 
     @property
@@ -268,13 +272,13 @@ class ReplicaContext:
         """The devices of the strategy, in replica order."""
         return tuple(self._strategy.worker_devices)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
-        """Combine `value` over all replicas and give each the result; differentiable.
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: UserValue = None) -> PyTree:
+        """Combine `value` over all replicas and return the result on each; differentiable.
 
         Args:
             reduce_op: sum or mean.
-            value: a pytree of arrays with the same shapes on every replica; None leaves pass.
-            options: accepted for tf.distribute's signature; the strategy's own options rule.
+            value: a pytree of arrays with the same shapes on every replica; None leaves are kept.
+            options: accepted for tf.distribute's signature; the strategy's own options apply.
 
         Returns:
             The pytree with every array reduced. The gradient of an all-reduce is the
@@ -289,18 +293,18 @@ class ReplicaContext:
         return jax.tree.unflatten(structure, every)
 
     def _rows(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
-        """The sum of sparse rows: the rows of all replicas, one after the other."""
+        """Return the sum of sparse rows: the concatenated rows of all replicas."""
         values, indices = self._engine.all_gather((slices.values, slices.indices), 0)
         if op is ReduceOp.MEAN:
             values = values / self.num_replicas_in_sync
         return IndexedSlices(values, indices, slices.dense_shape)
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: PyTree, axis: int, options: UserValue = None) -> PyTree:
         """Concatenate `value` of all replicas along `axis`, in replica order; differentiable.
 
         Args:
-            value: a pytree of arrays of rank 1 or more; sizes may differ along `axis` alone.
-            axis: the dimension to join.
+            value: a pytree of arrays of rank 1 or more; only the sizes along `axis` may differ.
+            axis: the dimension to concatenate.
             options: accepted for tf.distribute's signature.
         """
         return self._engine.all_gather(value, axis)
@@ -310,26 +314,26 @@ class ReplicaContext:
         merge_fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> UserValue:
         """Call `merge_fn(strategy, *args)` once in cross-replica context, with all replicas' args.
 
         Args:
-            merge_fn: gets the strategy and, for each array argument, its `PerReplica`.
+            merge_fn: receives the strategy and, for each array argument, the `PerReplica` of all replicas.
             args: positional arguments of this replica.
             kwargs: keyword arguments of this replica.
 
         Returns:
-            This replica's part of what `merge_fn` returns.
+            This replica's part of the result of `merge_fn`.
         """
         every_args, every_kwargs = self._engine.exchange((tuple(args), dict(kwargs or {})))
         with entered(Context(self._strategy)):
             result = merge_fn(self._strategy, *every_args, **every_kwargs)
         return self._own_part(result)
 
-    def _own_part(self, result: Any) -> Any:
+    def _own_part(self, result: UserValue) -> UserValue:
         import jax
 
-        def part(leaf: Any) -> Any:
+        def part(leaf: UserValue) -> UserValue:
             if not isinstance(leaf, PerReplica):
                 return leaf
             index = self._engine.replica_id
@@ -339,26 +343,26 @@ class ReplicaContext:
 
 
 class OneReplica:
-    """The engine of a single replica: every collective gives back what it got."""
+    """The engine of a single replica, whose collectives return their argument."""
 
     num_replicas = 1
     replica_id = 0
     is_empty = False
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
-        """The sum and the mean of one value are that value."""
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+        """Return the value, which is its own sum and mean."""
         return tree
 
     def total(self, size: int) -> int:
-        """One replica's size is the size."""
+        """Return the size."""
         return size
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
-        """One value joined with no other."""
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+        """Return the value."""
         return tree
 
-    def exchange(self, tree: Any) -> Any:
-        """One replica sees its own values as they are."""
+    def exchange(self, tree: PyTree) -> PyTree:
+        """Return the value."""
         return tree
 
 

@@ -1,7 +1,10 @@
-"""Devices as one line of replicas; the only caller of `jax.devices`.
+"""The devices of a strategy as a mesh with one axis; the only caller of `jax.devices`.
 
-Also makes virtual CPU devices, and room for their collectives: XLA's CPU backend runs steps and
-their dispatch in one thread pool of `PJRT_NPROC` threads, and hangs when all wait for each other.
+Also creates virtual CPU devices, and a thread pool large enough for their collectives: XLA's CPU backend runs
+programs and their dispatch in one pool of `PJRT_NPROC` threads, and hangs when all of these wait for each
+other.
+
+Tests: tests/unit/test_mesh.py.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._errors import BackendError, DeviceError, InvalidArgumentError
+from unisono._types import ArrayLike, PyTree
 
 #: The name of the mesh axis along which replicas lie.
 AXIS = "replica"
@@ -85,7 +89,7 @@ class ReplicaMesh:
         """An array of several steps' batches, split along its second axis."""
         return NamedSharding(self.mesh, PartitionSpec(None, AXIS))
 
-    def put(self, tree: Any, sharding: NamedSharding) -> Any:
+    def put(self, tree: PyTree, sharding: NamedSharding) -> PyTree:
         """Return host or local arrays as arrays on all the devices, without any communication.
 
         Args:
@@ -119,7 +123,7 @@ class ReplicaMesh:
             (self.num_replicas,), self.sharded, lambda index: np.full(1, value)
         )
 
-    def local(self, array: Any) -> Any:
+    def local(self, array: ArrayLike) -> ArrayLike:
         """Return this process' copy of an array that is the same on all devices.
 
         Between steps every process holds arrays of its own: an operation on an array of all
@@ -139,11 +143,11 @@ def _resharded(sharding: NamedSharding) -> Any:
     return jax.jit(lambda x: x, out_shardings=sharding)
 
 
-def on_device(value: Any) -> Any:
-    """Return an array that rests in host memory as one of its device, and anything else as it is.
+def on_device(value: ArrayLike) -> ArrayLike:
+    """Copy an array from host memory to its device; return anything else unchanged.
 
     Args:
-        value: what a variable holds; also while a function is traced.
+        value: the value of a variable, which may be traced.
     """
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return value
@@ -155,15 +159,15 @@ def on_device(value: Any) -> Any:
 def resolve_devices(
     devices: Sequence[str | jax.Device] | None, num: int | None = None
 ) -> tuple[jax.Device, ...]:
-    """Return the devices that names stand for.
+    """Return the devices of a list of names.
 
     Args:
         devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s. None or an
             empty sequence takes all accelerators, or all CPU devices where there are none.
-        num: take the first so many.
+        num: the number of devices to take, instead of names.
 
     Raises:
-        DeviceError: when a device is absent, named twice, or its name cannot be read.
+        DeviceError: when a device is absent, named twice, or its name is malformed.
         InvalidArgumentError: when both `devices` and `num` are given.
     """
     if devices and num is not None:
@@ -182,19 +186,19 @@ def resolve_devices(
     for device in found:
         if found.count(device) > 1:
             raise DeviceError(
-                f"Every device can hold one replica. Received: {device} twice in {list(devices)!r}. "
+                f"Every device must hold at most one replica. Received: {device} twice in {list(devices)!r}. "
                 f"There are: {list_devices()}."
             )
     return found
 
 
-def _check_devices(devices: Any) -> None:
+def _check_devices(devices: object) -> None:
     if isinstance(devices, (str, jax.Device)):
         raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`.")
     what = "`devices` must be a list of names or `jax.Device`s, in replica order."
     if not isinstance(devices, Sequence):
         hint = (
-            f'For so many devices write `devices=["gpu:0", …]` or `num_gpus={devices}`.'
+            f'For {devices} devices write `devices=["gpu:0", …]` or `num_gpus={devices}`.'
             if isinstance(devices, int) and devices > 0
             else 'Write `devices=["cpu:0", "cpu:1"]`, for example.'
         )
@@ -209,7 +213,7 @@ def _check_devices(devices: Any) -> None:
 
 def _first(num: int | None) -> tuple[jax.Device, ...]:
     make_cpu_devices(1)
-    # Of this process: only a multi-worker strategy computes on the others' devices.
+    # Those of this process: only a multi-worker strategy computes on the devices of others.
     available = tuple(jax.local_devices())
     if num is None:
         return available
@@ -264,7 +268,7 @@ def local_devices(platform: str) -> tuple[jax.Device, ...]:
 
 
 def list_devices() -> str:
-    """The devices of this process, for messages."""
+    """Return the names of this process' devices, for messages."""
     devices = [*jax.local_devices(backend="cpu")]
     if jax.default_backend() != "cpu":
         devices = [*jax.local_devices(), *devices]
@@ -273,9 +277,9 @@ def list_devices() -> str:
 
 
 def make_cpu_devices(count: int) -> None:
-    """Make `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
+    """Create `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
     if jax_runs():
-        return  # `_find` says what to do where a device is absent
+        return  # `_find` raises if a device is then absent
     known = max(int(_config("jax_num_cpu_devices")), _forced_by_flags())
     if count > max(1, known):
         jax.config.update("jax_num_cpu_devices", count)
@@ -284,21 +288,24 @@ def make_cpu_devices(count: int) -> None:
 
 
 def limit_collectives(seconds: float) -> None:
-    """Bound how long a collective of CPU devices waits for others; before JAX starts.
+    """Set the timeout of collectives of CPU devices; to be called before JAX starts.
 
-    Gloo alone waits for half an hour.
+    Gloo's own timeout is half an hour.
 
     Args:
         seconds: at least 1.
     """
     name = "xla_cpu_collective_timeout_seconds"
     flags = os.environ.get("XLA_FLAGS", "")
+    # A user's own flag wins. The name must be one of this jaxlib's: unknown flags abort the process.
     if name not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{name}={max(1, round(seconds))}".strip()
 
 
 def jax_runs() -> bool:
-    """Whether a backend has started: then JAX refuses to change the number of CPU devices."""
+    """Return whether a backend has started."""
+    # JAX has no public predicate that does not start one. But it refuses to change the number of CPU devices
+    # then.
     number = _config("jax_num_cpu_devices")
     try:
         jax.config.update("jax_num_cpu_devices", max(number, 0) + 1)
@@ -309,7 +316,7 @@ def jax_runs() -> bool:
 
 
 def _config(name: str) -> Any:
-    """An option of JAX, which its types do not list."""
+    """Return an option of JAX, which `jax.config` does not declare as an attribute."""
     return getattr(jax.config, name)
 
 
@@ -319,14 +326,16 @@ def _forced_by_flags() -> int:
 
 
 def _reserve_threads(devices: int) -> None:
-    """Make the thread pool of a backend that has not started yet large enough."""
-    # No larger than needed: XLA cuts each operation into as many pieces as there are threads.
+    """Make the thread pool of a backend that has not started large enough."""
+    # Two threads per device: with fewer, the default pool of 2 cores deadlocked in every attempt at 400
+    # unblocked steps of 2 or 8 devices. Not more than needed: XLA divides each operation into as many pieces
+    # as there are threads.
     if _threads() < 2 * devices:
         os.environ["PJRT_NPROC"] = str(2 * devices)
 
 
 def _threads() -> int:
-    """The size of XLA's thread pool on CPU, which it reads when the backend starts."""
+    """Return the size of XLA's thread pool on CPU, which XLA reads when the backend starts."""
     for name in ("PJRT_NPROC", "NPROC"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -334,7 +343,7 @@ def _threads() -> int:
 
 
 def ensure_collectives_can_run(devices: Sequence[jax.Device]) -> None:
-    """Raise where collectives between CPU devices of one process would hang.
+    """Check that collectives between CPU devices of one process cannot hang.
 
     Raises:
         BackendError: when several CPU devices share a thread pool that is too small. XLA aborts

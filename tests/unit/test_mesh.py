@@ -36,7 +36,7 @@ def test_order_is_kept_and_devices_pass():
         ("cpu:0", None, "must be a list"),
         (None, 9, "num_gpus=9"),
         (["cpu:0"], 1, "either"),
-        (2, None, r"Received: devices=2. For so many devices write .*num_gpus=2"),
+        (2, None, r"Received: devices=2. For 2 devices write .*num_gpus=2"),
         (0, None, "must be a list of names"),
         ({"cpu:0", "cpu:1"}, None, "in replica order"),
         (CPU[0], None, "must be a list"),
