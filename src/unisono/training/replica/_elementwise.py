@@ -11,7 +11,6 @@ Tests: tests/virtual/strategies/test_sharded_state.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -20,9 +19,14 @@ import keras
 import numpy as np
 
 from unisono._context import entered
+from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes, trained_variables
 from unisono.step._sharded_layout import is_split
 from unisono.training.replica._row_analysis import RowUse, row_uses
+from unisono.training.replica._row_states import Equation
+
+#: What JAX traces a function to, with and without the arrays that it closes over.
+Trace = jex.ClosedJaxpr | jex.Jaxpr
 
 #: Lengths of flat weights with which an update is traced.
 _FEW, _MANY = 3, 6
@@ -50,7 +54,7 @@ def why_whole(optimizer: keras.Optimizer) -> str | None:
         return f"its update cannot be traced for parts of weights ({type(error).__name__}: {error})"
 
 
-def _unchanged(grads: Any) -> Any:
+def _unchanged(grads: PyTree) -> PyTree:
     return grads
 
 
@@ -84,16 +88,16 @@ class _Update:
     ) -> None:
         self._optimizer, self._trained, self._slots = optimizer, trained, slots
 
-    def arguments(self, flat: Sequence[keras.Variable], rows: int = 1) -> tuple[Any, ...]:
-        """Stand-ins for weights, gradients and slots; flat ones are of length `rows`."""
+    def arguments(self, flat: Sequence[keras.Variable], rows: int = 1) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return stand-ins for weights, gradients and slots; flat ones are of length `rows`."""
         places = {id(v) for v in flat}
         return tuple(
             jax.ShapeDtypeStruct((rows,) if id(v) in places else tuple(v.shape), jnp.dtype(v.dtype))
             for v in [*self._trained, *self._trained, *self._slots]
         )
 
-    def flat(self, given: Sequence[Any], flat: Sequence[keras.Variable]) -> list[Any]:
-        """New weights and slots, where some variables are flat."""
+    def flat(self, given: Sequence[jax.Array], flat: Sequence[keras.Variable]) -> list[jax.Array]:
+        """Return new weights and slots, where some variables are flat."""
         count = len(self._trained)
         weights, grads, values = given[:count], given[count : 2 * count], given[2 * count :]
         places = {
@@ -103,14 +107,16 @@ class _Update:
             new, kept = self._optimizer.stateless_apply(list(values), list(grads), list(weights))
         return [jnp.asarray(x) for x in (*new, *kept)]
 
-    def traced(self, flat: Sequence[keras.Variable], rows: int) -> Any:
-        """The trace, for flat variables of length `rows`."""
+    def traced(self, flat: Sequence[keras.Variable], rows: int) -> jex.ClosedJaxpr:
+        """Return the trace, for flat variables of length `rows`."""
         return jax.make_jaxpr(lambda *given: self.flat(given, flat))(*self.arguments(flat, rows))
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    """Whether two traces are the same operations on the same numbers, whatever the shapes."""
-    if isinstance(one, jex.ClosedJaxpr):
+def _are_same(one: Trace, other: Trace) -> bool:
+    """Return whether two traces are the same operations on the same numbers, whatever the shapes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, jex.ClosedJaxpr) and isinstance(other, jex.ClosedJaxpr):
         if len(one.consts) != len(other.consts):
             return False
         if not all(_are_same_numbers(a, b) for a, b in zip(one.consts, other.consts, strict=True)):
@@ -121,7 +127,7 @@ def _are_same(one: Any, other: Any) -> bool:
     return all(_is_same_step(a, b) for a, b in zip(one.eqns, other.eqns, strict=True))
 
 
-def _is_same_step(one: Any, other: Any) -> bool:
+def _is_same_step(one: Equation, other: Equation) -> bool:
     if one.primitive is not other.primitive or len(one.invars) != len(other.invars):
         return False
     for a, b in zip(one.invars, other.invars, strict=True):
@@ -133,8 +139,8 @@ def _is_same_step(one: Any, other: Any) -> bool:
     return len(_inner(one)) == len(_inner(other)) and all(_are_same(a, b) for a, b in pairs)
 
 
-def _inner(step: Any) -> list[Any]:
-    """The traces that an operation holds, such as the branches of a condition."""
+def _inner(step: Equation) -> list[Trace]:
+    """Return the traces that an operation holds, such as the branches of a condition."""
     leaves = jax.tree.leaves(
         [step.params[name] for name in sorted(step.params)],
         is_leaf=lambda x: isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)),
@@ -142,7 +148,7 @@ def _inner(step: Any) -> list[Any]:
     return [x for x in leaves if isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr))]
 
 
-def _are_same_numbers(one: Any, other: Any) -> bool:
+def _are_same_numbers(one: ArrayLike, other: ArrayLike) -> bool:
     if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
         return one is other
     return bool(np.array_equal(np.unique(np.asarray(one)), np.unique(np.asarray(other))))
