@@ -129,7 +129,7 @@ def _introduce(
             every = [d.decode() for d in collectives.gather(with_port(host, server.port).encode())]
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
-            "All workers must stay while the cluster is started. Received: the first message of all failed: "
+            "All workers must run until the cluster has started. Received: the first collective failed: "
             f"{str(error)[:300]}. The log of the worker that ended first says why."
         ) from error
     hosts = addresses if len(set(addresses)) == len(addresses) else agreement.hosts
@@ -237,8 +237,8 @@ def _leave(seconds: float) -> None:
             return
         else:
             sys.stderr.write(
-                "All workers must come to the end of the program. Received: this one came, and not "
+                "All workers must reach the shutdown barrier. Received: this worker did; still missing: "
                 f"{missing}. The log of the worker that ended or stopped first says why.\n"
             )
-    # The others hear of it at once through their closed connections.
+    # The kernel closes this process' connections: the others' collectives fail at once.
     end_process()
