@@ -1,4 +1,7 @@
-"""The numbered backups of a run, written beside training."""
+"""The numbered backups of a run, written beside training.
+
+Tests: tests/virtual/callbacks/test_resume.py, tests/cluster/test_backup.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Around a model's train function: counts batches, keeps the state, and passes over what was done before."""
+"""Around a model's train function: counts batches, keeps the state, and passes over what was done before.
+
+Tests: tests/virtual/callbacks/test_resume.py, tests/cluster/test_backup.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Data that repeat themselves (arrays, a `unisono.data.Dataset`) must be the same. A generator or a `PyDataset`
 may draw random numbers of its own, which no backup holds; there a difference is a warning.
+
+Tests: tests/virtual/callbacks/test_resume.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Named arrays on the disk, by Orbax. The only file that imports it."""
+"""Named arrays on the disk, by Orbax. The only file that imports it.
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py.
+"""
 
 from __future__ import annotations
 

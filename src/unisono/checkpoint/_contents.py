@@ -1,4 +1,7 @@
-"""What a checkpoint holds of each object: the variables of Keras' objects, states, plain values."""
+"""What a checkpoint holds of each object: the variables of Keras' objects, states, plain values.
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py.
+"""
 
 from __future__ import annotations
 

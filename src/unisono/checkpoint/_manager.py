@@ -1,6 +1,8 @@
 """`CheckpointManager`: tf.train's class, whose checkpoints are written beside training.
 
 Source of the name: https://www.tensorflow.org/api_docs/python/tf/train/CheckpointManager
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py.
 """
 
 from __future__ import annotations

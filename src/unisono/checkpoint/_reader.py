@@ -1,4 +1,7 @@
-"""What lies in a directory of checkpoints and in one of them, without the objects."""
+"""What lies in a directory of checkpoints and in one of them, without the objects.
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py.
+"""
 
 from __future__ import annotations
 

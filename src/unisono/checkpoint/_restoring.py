@@ -4,6 +4,8 @@ As in TensorFlow: what a checkpoint holds for a model that is not built, for an 
 or for an attribute that is not set waits until they are created. What exists is restored at once.
 
 Source: https://www.tensorflow.org/guide/checkpoint#delayed_restorations
+
+Tests: tests/virtual/checkpoint/test_deferred.py.
 """
 
 from __future__ import annotations

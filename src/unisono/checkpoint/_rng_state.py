@@ -1,4 +1,7 @@
-"""The random state of the process outside of models: Python's, NumPy's, and PyTorch's where it is loaded."""
+"""The random state of the process outside of models: Python's, NumPy's, and PyTorch's where it is loaded.
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Containers that say when something is added to them, for values that wait to be restored."""
+"""Containers that say when something is added to them, for values that wait to be restored.
+
+Tests: tests/virtual/checkpoint/test_deferred.py.
+"""
 
 from __future__ import annotations
 

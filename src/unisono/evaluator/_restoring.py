@@ -2,6 +2,8 @@
 
 Commits are those of `unisono.checkpoint` and `BackupAndRestore`; files those of Keras'
 `ModelCheckpoint`, `.keras` and `.weights.h5`.
+
+Tests: tests/virtual/test_evaluator.py.
 """
 
 from __future__ import annotations

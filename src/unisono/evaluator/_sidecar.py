@@ -1,6 +1,8 @@
 """`SidecarEvaluator`: a task of its own evaluates new checkpoints beside training.
 
 Source of the name: https://www.tensorflow.org/api_docs/python/tf/keras/experimental/SidecarEvaluator
+
+Tests: tests/virtual/test_evaluator.py.
 """
 
 from __future__ import annotations
