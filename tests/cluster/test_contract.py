@@ -10,6 +10,7 @@ from tests.cluster._workers import Workers
 CONTRACT = [
     "tests/virtual/strategies/test_contract.py",
     "tests/virtual/strategies/test_multi_worker_program.py",
+    "tests/virtual/strategies/test_sharded_workers.py",
 ]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.

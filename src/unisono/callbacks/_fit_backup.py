@@ -290,6 +290,9 @@ class FitBackup:
 
     def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
         self._saved_at = self._watching.batches
+        strategy = strategy_of(self._model)
+        if strategy is not None:
+            strategy.state_layout.gather(self._model.optimizer.variables, values)
         if self._backups.read_only:
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():

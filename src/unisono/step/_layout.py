@@ -10,7 +10,7 @@ Tests: tests/virtual/strategies/test_contract.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -156,11 +156,14 @@ class StateLayout:
         """
         return arrays
 
-    def gather(self, variables: Sequence[keras.Variable]) -> None:
+    def gather(
+        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
+    ) -> None:
         """Let one of several workers alone read variables until the next step; all of them must call it.
 
         Args:
             variables: any.
+            values: by `id` of a variable, what it would hold if Keras' loop had not emptied it.
         """
 
     def splits_update(self, values: Sequence[Any]) -> bool:

@@ -19,7 +19,7 @@ import functools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,13 +29,15 @@ import keras
 import numpy as np
 from jax import lax
 
+from unisono._context import current
+from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._values import ReduceOp
 from unisono.cluster.liveness._in_flight import IN_FLIGHT
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
-from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, trained_variables
+from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
 
 _LOG = logging.getLogger("unisono")
@@ -65,6 +67,12 @@ class Shards:
     def is_deleted(self) -> bool:
         """Whether a step was given the parts."""
         return self.parts.is_deleted()
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether all workers must read the value together."""
+        is_here = self.in_replica or isinstance(self.parts, jax.core.Tracer) or self._gathered is not None
+        return self.layout.mesh.is_spread and not is_here
 
     def whole(self) -> jax.Array:
         """Return the variable's value as one array.
@@ -214,8 +222,20 @@ def as_read(value: Any) -> Any:
 
     Args:
         value: what the variable holds, or its scope.
+
+    Raises:
+        ContextError: in `fit` of several workers, where one might read alone.
     """
-    return value.whole() if isinstance(value, Shards) and not _IN_PARTS.get() else value
+    if not isinstance(value, Shards) or _IN_PARTS.get():
+        return value
+    context = current()
+    if value.needs_all and context is not None and context.is_of_method:
+        raise ContextError(
+            "Optimizer variables of several workers that lie in parts can be read where an epoch ends, or "
+            "outside of `fit`, by all workers. Received: a read within an epoch. Save at the end of epochs "
+            '(`save_freq="epoch"`), save weights only, or use `unisono.callbacks.BackupAndRestore`.'
+        )
+    return value.whole()
 
 
 class ShardedLayout(StateLayout):
@@ -274,14 +294,17 @@ class ShardedLayout(StateLayout):
             for i, (layout, value) in enumerate(zip(layouts, values, strict=True))
         ]
 
-    def gather(self, variables: Sequence[keras.Variable]) -> None:
-        """Let one worker alone read variables until the next step: all workers must call it."""
+    def gather(
+        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
+    ) -> None:
+        """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
         if not self._mesh.is_spread:
             return
-        with in_parts():
-            for variable in variables:
-                if isinstance(held := variable.value, Shards):
-                    held.gather()
+        for variable in variables:
+            held: Any = (values or {}).get(id(variable))
+            held = stored_value(variable) if held is None else held
+            if isinstance(held, Shards):
+                held.gather()
 
     def splits_update(self, values: Sequence[Any]) -> bool:
         """Return whether an optimizer's variables come in parts, as they do in a replica."""

@@ -39,6 +39,7 @@ from unisono.data._workers import (
     values_of_workers,
 )
 from unisono.step._keras_internals import is_validation, stored_value
+from unisono.step._sharded_layout import Shards
 from unisono.strategies._base import Strategy
 from unisono.strategies._state_layout import layout_named
 from unisono.strategies.multi_worker_fit._call_comparison import (
@@ -143,6 +144,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _compare(self, variables: Sequence[Any]) -> None:
         """Raise on all workers where the values of variables differ between them."""
+        # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read them after this.
+        self._state_layout.gather(variables)
+        variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
         paths = canonical_paths(v.path for v in variables)
         self._group.compare_state(self._mesh, paths, [stored_value(v) for v in variables])
 

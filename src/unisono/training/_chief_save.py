@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import keras
 
+from unisono._context import current
 from unisono._export._files import replace_atomically
 from unisono._types import UserValue
 from unisono.training._binding import holder_of
@@ -41,6 +42,10 @@ def written_once(
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     path = str(bound.arguments["filepath"])
+    context = current()
+    # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
+    if context is None or not context.is_of_method:
+        strategy.state_layout.gather(getattr(getattr(model, "optimizer", None), "variables", ()))
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.share_file(path)
     return result

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import unisono
+from unisono.checkpoint import Checkpoint
+from unisono.step._call_signature import Call
 from unisono.step._keras_internals import stored_value
 from unisono.step._sharded_layout import Shards
 
@@ -207,3 +209,75 @@ def test_each_replica_holds_its_part(replicas):
     assert len(in_shards(optimizer)) == 2 * len(sizes)
     for device in stored_value(optimizer.variables[2]).parts.sharding.device_set:
         assert bytes_on(device, optimizer) == parts + 4 + 4
+
+
+def test_files_are_those_of_the_replicated_form(tmp_path):
+    """Both ways, through Keras' files and a checkpoint; both forms train on alike."""
+    mirrored, _ = trained("mirrored", 2)
+    sharded, _ = trained("sharded", 2)
+    x, y = data(24)
+    for source, target in ((sharded, mirrored), (mirrored, sharded)):
+        source.fit(x, y, batch_size=8, verbose=0)
+        source.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        path = Checkpoint(model=source).save(tmp_path / "checkpoint")
+        Checkpoint(model=target).restore(path)
+        for restored in (loaded, target):
+            for ours, theirs in zip(values(restored), values(source), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    losses = [
+        m.fit(x, y, batch_size=8, verbose=0, shuffle=False).history["loss"] for m in (mirrored, sharded)
+    ]
+    np.testing.assert_allclose(*losses, **CLOSE)
+    assert_close(values(sharded), values(mirrored))
+
+
+def test_a_step_scatters_and_gathers():
+    """Gradients are never summed whole, and optimizer state is not gathered."""
+    strategy = strategy_with("sharded", 2)
+    with strategy.scope():
+        weights, optimizer = weights_of()[:2], K.Adam(0.01)
+
+    def step(x):
+        optimizer.apply([w * x for w in weights], weights)
+
+    scale = strategy.distribute_values_from_function(lambda _: np.float32(1))
+    strategy.run(step, (scale,))
+    call = Call.parse((scale,), {})
+    entry = strategy._compiler.entry(step, call)
+    text = entry.step.lower(*entry.arguments(call)).compile().as_text()
+    found = [len(re.findall(rf"= .*\b{name}\(", text)) for name in ("all-to-all", "all-gather", "all-reduce")]
+    assert found == [len(weights), len(weights), 0]
+
+
+def test_replicas_of_unequal_sizes_and_code_that_reads_slots():
+    """The replicas are traced in turn; a `unisono.function` around them carries the parts, too."""
+    found = []
+    for layout in ("mirrored", "sharded"):
+        strategy = strategy_with(layout, 2)
+        with strategy.scope():
+            weights, optimizer = weights_of()[:2], K.SGD(0.1, momentum=0.9)
+
+        def step(x, weights=weights, optimizer=optimizer):
+            optimizer.apply([w * keras.ops.sum(x) for w in weights], weights)
+            return keras.ops.sum(optimizer.variables[2])
+
+        @unisono.function
+        def whole(x, strategy=strategy, optimizer=optimizer, step=step):
+            return strategy.reduce("SUM", strategy.run(step, (x,)), axis=None), optimizer.variables[2] + 0.0
+
+        sums = []
+        for batch in strategy.distribute_dataset([np.arange(n, dtype="float32") for n in (4, 3, 4)]):
+            strategy.run(step, (batch,))
+            total, slot = whole(batch)
+            assert slot.shape == weights[0].shape
+            sums.append(total)
+        found.append([np.asarray(v) for v in [*sums, *weights, *optimizer.variables]])
+    assert in_shards(optimizer)
+    np.testing.assert_array_equal(optimizer.variables[2].numpy(), found[1][-2])
+    assert_close(found[1], found[0])
+
+
+def test_a_layout_has_a_name():
+    with pytest.raises(unisono.InvalidArgumentError, match="state_layout='half'"):
+        strategy_with("half", 2)

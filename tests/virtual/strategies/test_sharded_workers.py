@@ -1,0 +1,91 @@
+"""Optimizer state in parts on the replicas of several workers; runs in each process of a cluster.
+
+`tests/cluster/test_contract.py` starts the processes.
+"""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.virtual.strategies.test_sharded_state import (
+    CLOSE,
+    assert_close,
+    bytes_on,
+    compiled,
+    data,
+    in_shards,
+    values,
+)
+from unisono.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Join the cluster before the first test: it sets XLA_FLAGS, for which no test must be blamed."""
+    unisono.MultiWorkerMirroredStrategy()
+
+
+def optimizer():
+    return keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+
+
+def fitted(layout, callbacks=()):
+    strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+    model = compiled(strategy, optimizer())
+    x, y = data(37)
+    model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[*callbacks])
+    return strategy, model
+
+
+def test_spread_optimizer_state(tmp_path):
+    _, mirrored = fitted("mirrored")
+    wanted = values(mirrored)
+    path = str(tmp_path.parent.parent / "sharded")  # one folder for all workers
+    files = {name: f"{path}-{name}" for name in ("epoch.keras", "end.keras", "checkpoint", "mirrored")}
+    strategy, model = fitted("sharded", [keras.callbacks.ModelCheckpoint(files["epoch.keras"])])
+    assert len(in_shards(model.optimizer)) == 8
+    sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
+    replicas = strategy.num_replicas_in_sync
+    parts = 2 * 4 * sum(-(-size // replicas) for size in sizes)
+    for device in strategy.worker_devices:
+        # A worker's whole numbers, the iterations and the learning rate, lie on its first device.
+        assert parts <= bytes_on(device, model.optimizer) <= parts + 8
+    assert_close(values(model), wanted)
+    model.save(files["end.keras"])
+    for name in ("epoch.keras", "end.keras"):
+        loaded = keras.saving.load_model(files[name])
+        assert_close([np.asarray(v) for v in loaded.optimizer.variables], wanted[len(model.variables) :])
+    written = Checkpoint(model=model).write(files["checkpoint"])
+    Checkpoint(model=mirrored).restore(written)
+    for ours, theirs in zip(values(mirrored), values(model), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    again = Checkpoint(model=mirrored).write(files["mirrored"])
+    Checkpoint(model=model).restore(again)
+    x, y = data(37)
+    losses = [m.fit(x, y, batch_size=12, verbose=0, shuffle=False).history["loss"] for m in (model, mirrored)]
+    np.testing.assert_allclose(*losses, **CLOSE)
+    assert_close(values(model), values(mirrored))
+
+
+def test_spread_custom_loop():
+    found = []
+    for layout in ("mirrored", "sharded"):
+        strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            weights = [keras.Variable(keras.random.normal(s)) for s in ((7, 5), (5,), ())]
+            own = optimizer()
+
+        def step(x, weights=weights, own=own):
+            own.apply([w * keras.ops.mean(x) for w in weights], weights)
+
+        for batch in strategy.distribute_dataset([np.arange(n, dtype="float32") for n in (12, 12, 7)]):
+            strategy.run(step, (batch,))
+        found.append([np.asarray(v) for v in [*weights, *own.variables]])
+    assert in_shards(own)
+    assert_close(found[1], found[0])
