@@ -99,6 +99,7 @@ class DistributedIterator(DataIterator):
         if self._ready:
             batch, self._state = self._ready.popleft()
             return batch
+        # Raised once; the next call reads on, as it would from the source itself.
         error, self._error = self._error, None
         if error is None:
             raise StopIteration

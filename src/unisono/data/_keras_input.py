@@ -92,6 +92,7 @@ class Position:
             self.rewind()
         if self._iterator is not None:
             self._iterator.close()
+        # Before a state is restored: `iter` counts the pass, and `set_state` then sets its number.
         self._iterator = iter(self._dataset)
         self._held, self._ended, self.given = [], False, 0
         self._states.clear()
@@ -132,6 +133,7 @@ class Position:
                 raise empty(f"{self._dataset!r}, which has no batch") from None
             raise
         if self._is_first:
+            # Only the first batch: to check the range of integers reads all of them.
             self._is_first = False
             check_values(batch)
             check_batched(batch, strict=True)
@@ -187,6 +189,7 @@ class Position:
         Args:
             state: The result of `state_after`, in this process or another.
         """
+        # To set a state also sets the number of the pass, from which the next `iter` counts on.
         iterator = iter(self._dataset)
         iterator.set_state(state)
         iterator.close()

@@ -250,6 +250,7 @@ class Concatenate(Indexed):
         return [next(firsts if is_early else seconds) for is_early in early.tolist()]
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
+        # Batches within one part, which is nearly all, keep the fast path of that part.
         size = self.first.cardinality
         if (positions < size).all():
             return self.first.stacked(run, positions)

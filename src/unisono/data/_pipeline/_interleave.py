@@ -148,6 +148,7 @@ class _InterleaveIterator(StateIterator):
         return {"parent": self._source.get_state(), "slots": slots, "place": place}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        # The slots before the source: to reopen one, the source is set back to before its element.
         self._close_slots()
         self._cycle, self._block, self._opened, self._is_parent_done = state["place"]
         self._slots = [None if slot is None else self._reopen(slot) for slot in state["slots"]]

@@ -192,6 +192,8 @@ class _Part:
 
     def publish(self, path: str) -> None:
         _records.end(self._file, [self.offsets[position] for position in range(len(self.offsets))])
+        # Before the rename: otherwise a crash of the machine could leave the final name with incomplete
+        # content.
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._name, path)

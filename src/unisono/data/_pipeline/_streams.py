@@ -151,6 +151,7 @@ class _ParallelMapIterator(StateIterator):
         return {"parent": self._flying[0][0] if self._flying else self._source.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        # Results of calls in flight are dropped: their elements are read again after the state.
         self._flying.clear()
         self._source.set_state(state["parent"])
 

@@ -103,6 +103,8 @@ class _WindowIterator(StateIterator):
     def __next__(self) -> Element:
         node = self._node
         span = (node.size - 1) * node.stride + 1
+        # Skipped now instead of after the previous window: the state must not depend on elements not yet
+        # needed.
         while len(self._held) < span + self._to_skip and self._read():
             continue
         del self._held[: self._to_skip]
