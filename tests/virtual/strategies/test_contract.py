@@ -35,6 +35,7 @@ STRATEGIES = {
     "mirrored 1": lambda: unisono.MirroredStrategy(cpus(1)),
     "mirrored 2": lambda: unisono.MirroredStrategy(cpus(2)),
     "mirrored 3": lambda: unisono.MirroredStrategy(cpus(3)),
+    "mirrored 2, sharded": lambda: unisono.MirroredStrategy(cpus(2), state_layout="sharded"),
     "mirrored 8, ring": lambda: unisono.MirroredStrategy(cpus(8), unisono.RingAllReduce()),
     "central storage": lambda: unisono.CentralStorageStrategy(cpus(2)),
     "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
