@@ -59,9 +59,16 @@ class ReplicaMesh:
         return str(self.devices[0].platform)
 
     @functools.cached_property
-    def is_spread(self) -> bool:
-        """Whether devices of other processes are among them."""
+    def _spans_processes(self) -> bool:
         return len({d.process_index for d in self.devices}) > 1
+
+    @functools.cached_property
+    def process_devices(self) -> tuple[jax.Device, ...]:
+        """The first device of each process; all devices where they belong to one process."""
+        if not self._spans_processes:
+            return self.devices
+        first = {d.process_index: d for d in reversed(self.devices)}
+        return tuple(d for d in self.devices if d is first[d.process_index])
 
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
@@ -96,12 +103,12 @@ class ReplicaMesh:
             tree: pytree of arrays; every process holds the same *global* arrays.
             sharding: one of this mesh.
         """
-        if not self.is_spread:
+        if not self._spans_processes:
             return jax.device_put(tree, sharding)
         # `device_put` would compare the values of all processes: a collective for every array.
-        return jax.tree.map(lambda x: self._put_spread(x, sharding), tree)
+        return jax.tree.map(lambda x: self._put_on_processes(x, sharding), tree)
 
-    def _put_spread(self, value: Any, sharding: NamedSharding) -> Any:
+    def _put_on_processes(self, value: Any, sharding: NamedSharding) -> Any:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             if value.sharding.is_equivalent_to(sharding, value.ndim):
                 return value
@@ -112,6 +119,19 @@ class ReplicaMesh:
         array = np.asarray(value)
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def put_parts(self, parts: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+        """Return the parts of a batch of unequal sizes, each on the device of its replica.
+
+        On several processes they stay as they are: replicas of unequal size are traced in turn, and every
+        device computes all of them.
+
+        Args:
+            parts: one array for each replica.
+        """
+        if self._spans_processes:
+            return parts
+        return [jax.device_put(part, d) for part, d in zip(parts, self.devices, strict=True)]
 
     def put_own(self, value: np.generic) -> jax.Array:
         """Return an array with an element for each replica: what the replica's own process says.
@@ -132,9 +152,26 @@ class ReplicaMesh:
         Args:
             array: any; what is not such an array is returned as it is.
         """
-        if not self.is_spread or not isinstance(array, jax.Array) or array.is_fully_addressable:
+        if not self._spans_processes or not isinstance(array, jax.Array) or array.is_fully_addressable:
             return array
         return array.addressable_data(0) if array.is_fully_replicated else array
+
+    def local_each(self, arrays: list[PyTree]) -> list[PyTree]:
+        """Return `local` of each array; the list itself where all devices are of this process.
+
+        Args:
+            arrays: any.
+        """
+        return [self.local(x) for x in arrays] if self._spans_processes else arrays
+
+    def lay_out(self, array: ArrayLike, sharding: NamedSharding) -> ArrayLike:
+        """Fix, in a step that is traced, where a result lies, so that each process holds what it may read.
+
+        Args:
+            array: a traced result.
+            sharding: one of this mesh.
+        """
+        return jax.lax.with_sharding_constraint(array, sharding) if self._spans_processes else array
 
 
 @functools.cache

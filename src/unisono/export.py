@@ -252,7 +252,7 @@ def _share(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     strategy = holder_of(model)
     if strategy is not None:
-        strategy.share_file(str(path))
+        strategy.process_group.share_file(str(path))
 
 
 def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: PyTree) -> None:

@@ -22,8 +22,7 @@ from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
 from unisono.checkpoint import _commits
-from unisono.checkpoint.preemption import _handler
-from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
+from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus, consensus_of
 from unisono.cluster_resolver._base import process_environ
 from unisono.training._bind import install
 from unisono.training._binding import strategy_of, writes_files
@@ -133,8 +132,7 @@ class BackupAndRestore(FitExtension):
         self._signalled = self._preempted = False
         if self._handles_sigterm:
             # Also of several workers that train apart, each for itself.
-            together = strategy is not None and strategy.mesh.is_spread
-            self._agreement = _handler.make_consensus(None) if together else LocalConsensus()
+            self._agreement = consensus_of(strategy.process_group) if strategy else LocalConsensus()
         _commits.check_place(self.backup_dir, writes=writes)
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None

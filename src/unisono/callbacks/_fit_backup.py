@@ -155,7 +155,7 @@ class FitBackup:
     def _newest(self) -> tuple[Path, Snapshot] | None:
         """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
-        if strategy is None or not strategy.mesh.is_spread:
+        if strategy is None or strategy.process_group.size == 1:
             return self._backups.newest()
         found: list[tuple[Path, Snapshot] | None] = []
 
@@ -163,7 +163,7 @@ class FitBackup:
             found.append(self._backups.newest())
             return b"" if found[0] is None else found[0][1].to_bytes()
 
-        data = strategy.from_chief(read)
+        data = strategy.process_group.from_chief(read)
         if found:
             return found[0]
         return (self._backups.directory, Snapshot.from_bytes(data)) if data else None

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError, InvalidArgumentError
 from unisono._types import Trackable
@@ -19,6 +18,7 @@ from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
 from unisono.checkpoint._restoring import Restoration, RestoreStatus
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
+from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.training._binding import holder_of
 
 _LOG = logging.getLogger("unisono")
@@ -217,8 +217,7 @@ class Checkpoint(Holder):
 
     def is_written_here(self) -> bool:
         """Whether this process writes: of several workers the first does, for all."""
-        strategy = self._shared_by()
-        return strategy is None or bool(strategy.is_chief)
+        return self._group().is_chief
 
     def share(self, path: str) -> None:
         """Wait, on all workers but the first, until the first has written a checkpoint.
@@ -226,9 +225,7 @@ class Checkpoint(Holder):
         Args:
             path: of the checkpoint.
         """
-        strategy = self._shared_by()
-        if strategy is not None:
-            strategy.share_file(path)
+        self._group().share_file(path)
 
     def number(self, series: str, number: int) -> int:
         """Return the number of the next checkpoint of a series, the same on all workers.
@@ -237,13 +234,13 @@ class Checkpoint(Holder):
             series: the path without the number.
             number: what this worker would choose.
         """
-        strategy = self._shared_by()
-        return number if strategy is None else int(strategy.checkpoint_number(series, number))
+        return self._group().checkpoint_number(series, number)
 
-    def _shared_by(self) -> Any | None:
-        """The strategy of several workers that holds what is saved; None without one."""
+    def _group(self) -> ProcessGroup:
+        """Return the processes that hold what is saved; this one alone where they are not several."""
         holders = (holder_of(variable) for variable in self.parts().variables.values())
-        return next((s for s in holders if s is not None and s.mesh.is_spread), None)
+        groups = (strategy.process_group for strategy in holders if strategy is not None)
+        return next((group for group in groups if group.size > 1), SingleProcessGroup())
 
     def restore(
         self, save_path: str | os.PathLike[str] | None, parts: Sequence[str] | None = None

@@ -25,7 +25,6 @@ from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._jax_process_group import JaxProcessGroup
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer, own_ip
@@ -84,7 +83,7 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     if count == 1:
         if devices and not jax_runs():
             make_cpu_devices(devices)
-        return SingleProcessGroup(process)
+        return SingleProcessGroup()
     if jax_runs():
         raise BackendError(
             "A multi-worker strategy must be created before JAX computes anything. Received: JAX has "
@@ -99,33 +98,32 @@ def join(resolver: ClusterResolver, timeouts: Timeouts, collective: float | None
     _start_jax(agreement, count, process, timeouts, limit)
     # After JAX' own, so that it is called before; and before anything that may fail with JAX running.
     atexit.register(_leave, timeouts.shutdown)
-    collectives = HostCollectives()
-    monitor = _introduce(process, collectives, agreement, addresses, timeouts, limit)
-    PeerWatchdog(monitor, IN_FLIGHT, timeouts.heartbeat, end_process)
-    _group = JaxProcessGroup(process, count, collectives, monitor)
+    collectives, status = HostCollectives(), WorkerStatus()
+    peers = _introduce(process, collectives, status, agreement, addresses, timeouts)
+    _group = JaxProcessGroup(process, count, collectives, PeerMonitor(status, peers, limit))
+    PeerWatchdog(_group.monitor, status.in_flight, timeouts.heartbeat, end_process)
     return _group
 
 
 def _introduce(
     process: int,
     collectives: HostCollectives,
+    status: WorkerStatus,
     agreement: RendezvousResult,
     addresses: list[str],
     timeouts: Timeouts,
-    limit: float,
-) -> PeerMonitor:
-    """Send the address of this process' status server to all processes.
+) -> Peers:
+    """Serve the status of this process, and exchange the servers' addresses with all processes.
 
     These are the first collectives. Gloo connects at the first one, and gives up after 30 s: all processes
     are waiting for it now, later one may be loading data.
     """
-    status = WorkerStatus(in_flight=IN_FLIGHT)
     ip = agreement.bind.rpartition(":")[0].strip("[]") or own_ip(agreement.coordinator)
     server = StatusServer(ip, status, agreement.secret)
     everywhere = ip in ("0.0.0.0", "::")
     host = agreement.coordinator.rpartition(":")[0].strip("[]") if everywhere else ip
     try:
-        with IN_FLIGHT.collective():
+        with status.in_flight.collective():
             every = [d.decode() for d in collectives.gather(with_port(host, server.port).encode())]
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
@@ -134,8 +132,7 @@ def _introduce(
         ) from error
     hosts = addresses if len(set(addresses)) == len(addresses) else agreement.hosts
     names = tuple(f"worker {i} at {host}" for i, host in enumerate(hosts))
-    peers = Peers(process, tuple(every), names, agreement.secret, timeouts.heartbeat)
-    return PeerMonitor(status, peers, limit)
+    return Peers(process, tuple(every), names, agreement.secret, timeouts.heartbeat)
 
 
 def _addresses(resolver: ClusterResolver, count: int) -> list[str]:

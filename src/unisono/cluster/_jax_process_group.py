@@ -21,7 +21,8 @@ from unisono.cluster._batch_fingerprint import are_near, fingerprint
 from unisono.cluster._host_collectives import AT_ONCE, HostCollectives
 from unisono.cluster._process_group import Arrays, NamedState, ProcessGroup, Tree
 from unisono.cluster._state_check import StateCheck
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.cluster.liveness._heartbeat_file import process_heartbeat
+from unisono.cluster.liveness._in_flight import ProgramToken
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.rendezvous._mismatch import differences, named
 
@@ -41,6 +42,9 @@ class JaxProcessGroup(ProcessGroup):
 
     def __init__(self, index: int, size: int, collectives: HostCollectives, monitor: PeerMonitor) -> None:
         super().__init__(index, size)
+        #: What the watchdog reads.
+        self._in_flight = monitor.status.in_flight
+        self._heartbeat = process_heartbeat()
         self._collectives, self._monitor = collectives, monitor
         # By whose steps they compare, with which they end.
         self._checks: weakref.WeakKeyDictionary[Hashable, StateCheck] = weakref.WeakKeyDictionary()
@@ -62,7 +66,7 @@ class JaxProcessGroup(ProcessGroup):
         """Count a collective, mark it as in flight, and explain its error."""
         self._monitor.status.collectives_begun += 1
         try:
-            with IN_FLIGHT.collective():
+            with self._in_flight.collective():
                 yield
         except (RuntimeError, ValueError) as error:
             explained = self.explain(error)
@@ -163,6 +167,15 @@ class JaxProcessGroup(ProcessGroup):
         """Note a call, and compare it with what the next process does."""
         self._monitor.begin_call(name)
 
+    def dispatch(self) -> contextlib.AbstractContextManager[None]:
+        """Mark the call as in flight: on CPUs it may wait for the other processes."""
+        return self._in_flight.collective()
+
+    def step_started(self, token: ProgramToken) -> None:
+        """Note the step as in flight, and show a supervisor that the process advances."""
+        self._in_flight.note_program(token)
+        self._heartbeat.beat()
+
     def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
         """Compare the state after the steps 1, 2, 4, …; see `StateCheck`."""
         with self.collective():
@@ -175,7 +188,7 @@ class JaxProcessGroup(ProcessGroup):
 
     def _check_of(self, mesh: ReplicaMesh, key: Hashable) -> StateCheck:
         if key not in self._checks:
-            self._checks[key] = StateCheck(mesh)
+            self._checks[key] = StateCheck(mesh, self._in_flight)
         return self._checks[key]
 
     # --- files and errors ------------------------------------------------------------------

@@ -16,12 +16,17 @@ import numpy as np
 
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
+from unisono.cluster.liveness._heartbeat_file import process_heartbeat
+from unisono.cluster.liveness._in_flight import ProgramToken
 
 #: Arrays of a process, in host memory or on its devices.
 Arrays = Sequence[jax.Array | np.ndarray]
 
 #: Give the names and the arrays of a state, when it is wanted.
 NamedState = Callable[[], tuple[Sequence[str], Sequence[jax.Array]]]
+
+#: In each step: made once.
+_NOTHING = contextlib.nullcontext()
 
 Tree = TypeVar("Tree", bound=PyTree)
 
@@ -176,6 +181,18 @@ class ProcessGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def dispatch(self) -> contextlib.AbstractContextManager[None]:
+        """Surround the start of a program, which may block until the other processes have started theirs."""
+
+    @abc.abstractmethod
+    def step_started(self, token: ProgramToken) -> None:
+        """Note that a step was started: a sign of life for a supervisor and for the other processes.
+
+        Args:
+            token: an output of the step that no later step donates.
+        """
+
+    @abc.abstractmethod
     def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
         """Compare the state between processes after some of the steps, without waiting for the result.
 
@@ -235,16 +252,14 @@ class ProcessGroup(abc.ABC):
 class SingleProcessGroup(ProcessGroup):
     """The group of a lone process: every value is its own, and no call costs anything.
 
-    Args:
-        index: the number of this process.
-
     >>> group = SingleProcessGroup()
     >>> group.size, group.is_chief, group.gather(b"own"), group.are_alike(b"own")
     (1, True, [b'own'], True)
     """
 
-    def __init__(self, index: int = 0) -> None:
-        super().__init__(index, 1)
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self._heartbeat = process_heartbeat()
 
     @property
     def num_collectives(self) -> int:
@@ -253,7 +268,7 @@ class SingleProcessGroup(ProcessGroup):
 
     def collective(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing around it."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def broadcast(self, data: bytes) -> bytes:
         """Return the bytes."""
@@ -290,6 +305,14 @@ class SingleProcessGroup(ProcessGroup):
 
     def note_call(self, name: str) -> None:
         """Do nothing."""
+
+    def dispatch(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing around it."""
+        return _NOTHING
+
+    def step_started(self, token: ProgramToken) -> None:
+        """Show a supervisor that the process advances."""
+        self._heartbeat.beat()
 
     def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
         """Do nothing."""

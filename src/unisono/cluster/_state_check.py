@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono._errors import ClusterError
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.cluster.liveness._in_flight import InFlight
 from unisono.cluster.rendezvous._mismatch import named
 
 _LOG = logging.getLogger("unisono")
@@ -37,16 +37,16 @@ class StateCheck:
 
     Args:
         mesh: the replicas, on devices of several processes.
+        in_flight: notes what this process waits for.
     """
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: ReplicaMesh, in_flight: InFlight) -> None:
+        self._mesh, self._in_flight = mesh, in_flight
         self._next = 1
         self._running: tuple[int, Any] | None = None
         self._has_warned = False
         # One device of each process: its replicas run one program.
-        owners = {d.process_index if mesh.is_spread else d: d for d in reversed(mesh.devices)}
-        self._devices = [d for d in mesh.devices if d in owners.values()]
+        self._devices = list(mesh.process_devices)
         rows = jax.sharding.Mesh(np.array(self._devices), (AXIS,))
         self._sharding = jax.sharding.NamedSharding(rows, jax.sharding.PartitionSpec(AXIS))
         self._gather = self._shared(lambda x: jax.lax.all_gather(x[0], AXIS), rows, self._sharding.spec)
@@ -103,9 +103,9 @@ class StateCheck:
         shape = (len(self._devices), len(arrays))
         every = jax.make_array_from_single_device_arrays(shape, self._sharding, rows)
         # A worker whose machine disappears must be noticed here, too.
-        with IN_FLIGHT.collective():
+        with self._in_flight.collective():
             sums = self._gather(every)
-        IN_FLIGHT.note_concurrent_program(sums)
+        self._in_flight.note_concurrent_program(sums)
         return sums
 
     def _read(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
@@ -119,7 +119,7 @@ class StateCheck:
             return
         names, arrays = [names[i] for i in found], [arrays[i] for i in found]
         placed = [self._mesh.put(x, self._mesh.replicated) for x in arrays]
-        with IN_FLIGHT.collective():
+        with self._in_flight.collective():
             spans, scales = np.asarray(self._mesh.local(self._spans(placed)), np.float64)
         is_exact = np.array([not jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays])
         # Not `spans > limits`, which is false for NaN.

@@ -29,6 +29,7 @@ from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
+from unisono.data._workers import WorkerGroup, elements_of_workers, joined_batches
 
 
 def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:
@@ -63,11 +64,7 @@ def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
     if rows % replicas == 0 and rows:
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
         return PerReplica.from_stacked(mesh.put(_owned(parts), mesh.sharded))
-    parts = [array[a:b] for a, b in split_points(rows, replicas)]
-    if mesh.is_spread:
-        # Replicas of unequal size are traced in turn, and every device computes all of them.
-        return PerReplica(_owned(p) for p in parts)
-    return PerReplica(jax.device_put(_owned(p), d) for p, d in zip(parts, mesh.devices, strict=True))
+    return PerReplica(mesh.put_parts([_owned(array[a:b]) for a, b in split_points(rows, replicas)]))
 
 
 def _owned(array: Any) -> Any:
@@ -301,9 +298,7 @@ class FunctionDataset(DistributedDataset):
         mesh: the replicas.
         options: one input for all replicas of a worker, or one for each.
         check_iterable_here: raises where iteration is not allowed.
-        elements: gives successive batches to the replicas.
-        joined: makes global batches of successive ones of single replicas.
-        worker: the number of this worker, and how many there are.
+        group: the workers, each of which makes the input of its own replicas.
     """
 
     def __init__(
@@ -312,17 +307,15 @@ class FunctionDataset(DistributedDataset):
         mesh: ReplicaMesh,
         options: InputOptions,
         check_iterable_here: Callable[[], None],
-        elements: Callable[[Iterator[Any], ReplicaMesh], Iterator[Any]] = per_replica_elements,
-        joined: Callable[[Iterator[Any], int], Iterator[Any]] | None = None,
-        worker: tuple[int, int] = (0, 1),
+        group: WorkerGroup,
     ) -> None:
         super().__init__(mesh, options, check_iterable_here)
-        self._elements, self._join = elements, joined or joined_rows
+        self._group = group
         replicas = mesh.num_replicas
         if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
             contexts = [InputContext(replicas, i, replicas) for i in mesh.local_replicas]
         else:
-            contexts = [InputContext(worker[1], worker[0], replicas)]
+            contexts = [InputContext(group.size, group.index, replicas)]
         self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
 
     def __iter__(self) -> DistributedIterator:
@@ -335,7 +328,9 @@ class FunctionDataset(DistributedDataset):
         )
 
     def _placed(self) -> Iterator[Any]:
-        return self._elements(self._in_turn(), self._mesh)
+        if self._group.size == 1:
+            return per_replica_elements(self._in_turn(), self._mesh)
+        return elements_of_workers(self._in_turn(), self._mesh, self._group)
 
     def _in_turn(self) -> Iterator[Any]:
         """The elements for this worker's replicas in turn, until all inputs have ended."""
@@ -353,7 +348,7 @@ class FunctionDataset(DistributedDataset):
     def cardinality(self) -> int:
         """The number of elements; unknown where other workers make some of them."""
         sizes = [_cardinality_of(dataset) for dataset in self._datasets]
-        if self._mesh.is_spread or UNKNOWN in sizes:
+        if self._group.size > 1 or UNKNOWN in sizes:
             return UNKNOWN
         if INFINITE in sizes:
             return INFINITE
@@ -370,7 +365,11 @@ class FunctionDataset(DistributedDataset):
     @property
     def host_batches(self) -> Any:
         """What Keras' `fit` takes: the rows of all replicas' elements as one batch."""
-        return Dataset.from_generator(lambda: self._join(self._in_turn(), len(self._mesh.local_replicas)))
+        return Dataset.from_generator(self._global_batches)
+
+    def _global_batches(self) -> Iterator[Any]:
+        own = joined_rows(self._in_turn(), len(self._mesh.local_replicas))
+        return own if self._group.size == 1 else joined_batches(own, self._group)
 
 
 def joined_rows(iterator: Iterator[Any], replicas: int) -> Iterator[Any]:

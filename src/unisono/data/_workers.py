@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -34,19 +34,38 @@ from unisono.data._rewrite import (
 from unisono.data._sharding import AutoShardPolicy
 
 
+class WorkerGroup(Protocol):
+    """What input needs of the processes that train together; `ProcessGroup` has it."""
+
+    @property
+    def index(self) -> int:
+        """The number of this process."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every process."""
+
+    def are_alike(self, data: bytes) -> bool:
+        """Return whether all processes hold the same bytes."""
+
+    def from_chief(self, make: Callable[[], bytes]) -> bytes:
+        """Return on every process what `make` returns on the first."""
+
+
 def elements_of_workers(
     iterator: Iterator[Any],
     mesh: ReplicaMesh,
-    are_alike: Callable[[bytes], bool],
-    gather: Callable[[bytes], list[bytes]],
+    group: WorkerGroup,
 ) -> Iterator[Any]:
     """Yield per-replica batches until no worker has an element left.
 
     Args:
         iterator: this worker's elements: pytrees of arrays with rows.
         mesh: all replicas.
-        are_alike: whether all workers pass the same bytes.
-        gather: the bytes of all workers.
+        group: all workers.
 
     Yields:
         Structures of `PerReplica`; replicas without an element have arrays without rows.
@@ -59,13 +78,13 @@ def elements_of_workers(
         present = [e for e in row if e is not ENDED]
         if present:
             structure = jax.tree.structure(present[0])
-        if are_alike(json.dumps([_shapes(e) for e in row]).encode()):
+        if group.are_alike(json.dumps([_shapes(e) for e in row]).encode()):
             if not present:
                 return
             if len(present) == here and _equal_shapes(row):
                 yield jax.tree.map(lambda *leaves: _global(leaves, mesh), *row)
                 continue
-        yield _ragged(row, structure, gather)
+        yield _ragged(row, structure, group.gather)
 
 
 def _as_arrays(element: Any) -> Any:
@@ -78,23 +97,25 @@ def _shapes(element: Any) -> Any:
     return None if element is ENDED else [(x.shape, str(x.dtype)) for x in jax.tree.leaves(element)]
 
 
-def values_of_workers(
-    values: Sequence[Any], mesh: ReplicaMesh, gather: Callable[[bytes], list[bytes]]
-) -> Any:
+def values_of_workers(values: Sequence[Any], mesh: ReplicaMesh, group: WorkerGroup) -> Any:
     """Return a per-replica value of what each worker has for its own replicas.
 
     Args:
         values: for each replica of this worker a structure of arrays, numbers or strings.
         mesh: all replicas.
-        gather: the bytes of all workers.
+        group: all workers.
 
     Raises:
         InvalidTypeError: a value is of another type.
         InvalidArgumentError: replicas have values of different structures.
     """
+    if group.size == 1:
+        return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
     structure: Any = jax.tree.structure(values[0])
     own = [[_sendable(leaf) for leaf in jax.tree.leaves(value)] for value in values]
-    every = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
+    every = [
+        leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None
+    ]
     if len({len(leaves) for leaves in (*own, *every)}) > 1:
         raise InvalidArgumentError(
             "The values of all replicas must have one structure. Received: values with "
@@ -124,38 +145,34 @@ def _sendable(value: Any) -> np.ndarray:
     return array
 
 
-def pipeline_of_worker(
-    dataset: Dataset,
-    worker: tuple[int, int],
-    from_chief: Callable[[Callable[[], bytes]], bytes],
-    gather: Callable[[bytes], list[bytes]],
-) -> Dataset:
+def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     """Return the pipeline with which this worker makes the global batches.
 
     Args:
         dataset: the user's, the same on all workers.
-        worker: the number of this worker, and how many there are.
-        from_chief: gives what the first worker's function returns.
-        gather: the bytes of all workers.
+        group: all workers.
 
     Returns:
-        By the policy: for AUTO and DATA a pipeline that shuffles alike on all workers, of whose
-        batches each computes its own rows; for FILE and HINT one that joins the batches which all
-        workers read from their own files or shards; for OFF likewise of the data as each has them.
+        The dataset as it is where there is one worker. With several, by the policy: for AUTO and DATA a
+        pipeline that shuffles alike on all workers, of whose batches each computes its own rows; for FILE
+        and HINT one that joins the batches which all workers read from their own files or shards; for OFF
+        likewise of the data as each has them.
     """
+    if group.size == 1:
+        return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         seeds = shuffle_seeds(dataset, drawn=True)
-        seed = from_chief(lambda: str(seeds[0] if seeds else 0).encode())
+        seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
         return with_common_seed(dataset, int(seed))
-    index, count = worker
+    index, count = group.index, group.size
     if policy is AutoShardPolicy.OFF:
         own = with_batches_divided(dataset, count, index, at_least_one=True)
     else:
         shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
         own = with_batches_divided(shard(dataset, count, index), count, index)
     spec = functools.cache(lambda: map_leaves(_any_rows, own.element_spec))
-    return own.derived(_Joined(lambda: joined_batches(own, gather), own_spec=spec))
+    return own.derived(_Joined(lambda: joined_batches(own, group), own_spec=spec))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,12 +194,12 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
     return spec if not spec.shape else TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
-def joined_batches(batches: Iterable[Any], gather: Callable[[bytes], list[bytes]]) -> Iterator[Any]:
+def joined_batches(batches: Iterable[Any], group: WorkerGroup) -> Iterator[Any]:
     """Yield the rows of all workers' next batches, until none has one.
 
     Args:
         batches: this worker's: structures of arrays.
-        gather: the bytes of all workers.
+        group: all workers.
     """
     structure: Any = None
     for_ever = itertools.chain(batches, itertools.repeat(None))
@@ -190,7 +207,9 @@ def joined_batches(batches: Iterable[Any], gather: Callable[[bytes], list[bytes]
         if batch is not None:
             structure = jax.tree.structure(batch)
         own = [] if batch is None else [jax.tree.leaves(batch)]
-        parts = [leaves for data in gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
+        parts = [
+            leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None
+        ]
         if not parts:
             return
         if structure is None:
@@ -236,6 +255,11 @@ def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
     present = np.array([leaves is not None for leaves in elements], bool)
     np.savez(buffer, **{"present": present, **arrays})  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def _gathered(own: Sequence[Sequence[np.ndarray]], group: WorkerGroup) -> list[list[np.ndarray]]:
+    """Return the elements of all workers, without those that are missing."""
+    return [leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
 
 
 def _unpacked(data: bytes) -> Iterator[list[np.ndarray] | None]:

@@ -72,14 +72,13 @@ class Entry:
             of_written, of_read = iter(donated), iter(reads)
             values = [next(of_written) if w else next(of_read) for w in is_written]
             result, new = traced(values, arrays)
-            if mesh.is_spread:
-                result = _laid_out(result, mesh)
+            result = _laid_out(result, mesh)
             description, outputs = Result.parse(result)
             self._results.append(description)
             return outputs, new
 
         shardings = [s.layout.sharding for s in written]
-        self.step = CompiledStep(pure, mesh, state_shardings=shardings)
+        self.step = CompiledStep(pure, mesh, state_shardings=shardings, process_group=strategy.process_group)
 
     def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The donated and the kept arguments, on their devices."""
@@ -93,24 +92,25 @@ class Entry:
         done: list[Any] = []
         try:
             if self._is_shared:
-                self._strategy.note_step(self._kind, (call.arrays,))
+                self._strategy.process_group.note_step(self._kind, (call.arrays,))
                 self._begin_alike()
             outputs, new = self.step(*self.arguments(call), done)
             self._store_all(new)
             done.clear()
-            if self._is_shared and self._strategy.mesh.is_spread:
+            if self._is_shared:
                 self._steps += 1
-                self._strategy.note_state(self, self._steps, self._compared)
+                self._strategy.process_group.check_state(
+                    self._strategy.mesh, self, self._steps, self._compared
+                )
         except (RuntimeError, ValueError) as error:
-            explained = self._strategy.explain(error)
+            explained = self._strategy.process_group.explain(error)
             if explained is None:
                 raise
             raise explained from error
         finally:
             if done:  # an interrupt came after the step had started
                 self._store_all(done[0][1])
-        mesh = self._strategy.mesh
-        return self._results[-1].rebuild([mesh.local(x) for x in outputs] if mesh.is_spread else outputs)
+        return self._results[-1].rebuild(self._strategy.mesh.local_each(outputs))
 
     def _compared(self) -> tuple[list[str], list[Any]]:
         """Names and arrays of what all workers must hold alike after a step."""
@@ -133,9 +133,9 @@ class Entry:
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Of what lies in parts each worker has its own.
         new = [s for s in new if not isinstance(_stored(s), Shards)]
-        values = self._strategy.first_values([_stored(s) for s in new])
+        values = self._strategy.process_group.broadcast_arrays([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
-            _store(slot, value)
+            _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
 
     def _placed(self, slot: Slot) -> Any:
@@ -145,7 +145,7 @@ class Entry:
             return placed
         placed = slot.layout.place(value)
         if not slot.written:
-            held = value if self._strategy.mesh.is_spread else slot.layout.hold(placed)
+            held = slot.layout.hold(placed)
             _store(slot, held)
             self._last[id(slot.variable)] = held, placed
         return placed
@@ -165,10 +165,9 @@ def _laid_out(result: Any, mesh: ReplicaMesh) -> Any:
 
     def place(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica) and leaf.stacked is not None:
-            return PerReplica.from_stacked(jax.lax.with_sharding_constraint(leaf.stacked, mesh.sharded))
+            return PerReplica.from_stacked(mesh.lay_out(leaf.stacked, mesh.sharded))
         return jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(x, mesh.replicated) if isinstance(x, jax.Array) else x,
-            leaf,
+            lambda x: mesh.lay_out(x, mesh.replicated) if isinstance(x, jax.Array) else x, leaf
         )
 
     return jax.tree.map(place, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))

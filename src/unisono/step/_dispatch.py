@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.step._interrupts import INTERRUPTS
 
 #: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
@@ -37,7 +36,6 @@ class RunAhead:
     def __init__(self, limit: int = RUN_AHEAD) -> None:
         self._limit = limit
         self._tokens: collections.deque[Any] = collections.deque()
-        self._heart = Heartbeat.from_environ()
         self.waits = 0
 
     def started(self, token: Any) -> None:
@@ -47,8 +45,6 @@ class RunAhead:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
-        IN_FLIGHT.note_program(token)
-        self._heart.beat()
         if len(self._tokens) > self._limit:
             oldest = self._tokens.popleft()
             self.waits += not oldest.is_ready()
@@ -73,6 +69,7 @@ class CompiledStep:
         state_shardings: where the new state goes; a pytree prefix, or None.
         in_specs: with `out_specs`, run `fn` in `jax.shard_map`: once per replica.
         out_specs: the counterpart for `(outputs, state)`.
+        process_group: the processes that run the step together; this one alone by default.
     """
 
     def __init__(
@@ -82,7 +79,9 @@ class CompiledStep:
         state_shardings: Any = None,
         in_specs: Any = None,
         out_specs: Any = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
+        self._group = process_group or SingleProcessGroup()
         self._run_ahead = run_ahead_of(mesh)
         if in_specs is not None and mesh.num_replicas > 1:
             fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -116,13 +115,14 @@ class CompiledStep:
         done = [] if done is None else done
         given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
         # On CPUs the call itself may wait for the other workers.
-        with IN_FLIGHT.collective():
+        with self._group.dispatch():
             if self._careful is None or self._careful > 0:
                 self._start_carefully(given, kept_of_one, done)
             else:
                 # One instruction: Python handles a signal before it or after it.
                 done[:] = map(self._compiled, given, kept_of_one)
         outputs, state, token = done[0]
+        self._group.step_started(token)
         self._run_ahead.started(token)
         return outputs, state
 

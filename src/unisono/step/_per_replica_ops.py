@@ -19,23 +19,24 @@ from unisono._context import creator_of
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
+from unisono.cluster._process_group import ProcessGroup
 from unisono.step._dispatch import run_ahead_of
 
 Axis = int | Sequence[int] | None
 
 
-def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
+def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
     """Combine one per-replica value; see `Strategy.reduce`."""
     if isinstance(value, IndexedSlices):
-        return _reduce_rows(op, value, axis, mesh)
+        return _reduce_rows(op, value, axis, mesh, group)
     if not isinstance(value, PerReplica):
-        return _reduce_single(op, value, axis, mesh)
+        return _reduce_single(op, value, axis, mesh, group)
     if value.stacked is not None:
         axes = None if axis is None else _axes(axis, value.stacked.shape[1:])
-        if mesh.is_spread and not isinstance(value.stacked, jax.core.Tracer):
+        if group.size > 1 and not isinstance(value.stacked, jax.core.Tracer):
             reducer = jax.jit(_reduce_stacked, static_argnums=(1, 2), out_shardings=mesh.replicated)
-            return mesh.local(_bounded(reducer(value.stacked, op, axes), mesh))
-        return _bounded(_reduce_stacked(value.stacked, op, axes), mesh)
+            return mesh.local(_bounded(reducer(value.stacked, op, axes), mesh, group))
+        return _bounded(_reduce_stacked(value.stacked, op, axes), mesh, group)
     values = [jnp.asarray(v) for v in value.values]
     axes = None
     if axis is not None:
@@ -48,11 +49,13 @@ def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
         )
     values = _together(values, mesh)
     if axes is None:
-        return mesh.local(_bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh))
-    return mesh.local(_bounded(_reduce_ragged(values, op, axes), mesh))
+        return mesh.local(_bounded(_reduce_stacked(jnp.stack(values), op, axes), mesh, group))
+    return mesh.local(_bounded(_reduce_ragged(values, op, axes), mesh, group))
 
 
-def _reduce_rows(op: ReduceOp, slices: IndexedSlices, axis: Axis, mesh: ReplicaMesh) -> IndexedSlices:
+def _reduce_rows(
+    op: ReduceOp, slices: IndexedSlices, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup
+) -> IndexedSlices:
     """The sum of sparse rows: the rows of all replicas, one after the other."""
     if axis is not None:
         raise InvalidArgumentError(
@@ -60,13 +63,13 @@ def _reduce_rows(op: ReduceOp, slices: IndexedSlices, axis: Axis, mesh: ReplicaM
         )
     if not isinstance(slices.values, PerReplica):
         return slices
-    values, indices = gather(slices.values, 0, mesh), gather(slices.indices, 0, mesh)
+    values, indices = (gather(part, 0, mesh, group) for part in (slices.values, slices.indices))
     if op is ReduceOp.MEAN:
         values = values / mesh.num_replicas
     return IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _reduce_single(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> Any:
+def _reduce_single(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
     """A value that is the same everywhere; TensorFlow refuses its sum, which is likely a mistake."""
     # A host's zero is not worth an error; a device array is not read to find out.
     is_zero = isinstance(value, (int, float, np.generic, np.ndarray)) and not np.any(value)
@@ -76,7 +79,7 @@ def _reduce_single(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh) -> A
             "Only a per-replica value can be summed over the replicas. Received: "
             f"{type(value).__name__} {value!r}. Pass what `strategy.run` returned, where steps return arrays "
             "(a Python number is the same on all replicas), or use 'MEAN'."
-            + (workers if mesh.is_spread else "")
+            + (workers if group.size > 1 else "")
         )
     if axis is None:
         return value
@@ -128,7 +131,7 @@ def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> An
     return total / count
 
 
-def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
+def gather(value: Any, axis: int, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
     """Concatenate one per-replica value; see `Strategy.gather`."""
     if isinstance(value, IndexedSlices):
         raise UnsupportedError(
@@ -138,7 +141,7 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
     if not isinstance(value, PerReplica):
         return value
     stacked = value.stacked
-    if mesh.is_spread and stacked is not None and not isinstance(stacked, jax.core.Tracer):
+    if group.size > 1 and stacked is not None and not isinstance(stacked, jax.core.Tracer):
         # Every process gets the values of all replicas, not of its own alone.
         value = PerReplica(np.asarray(mesh.put(stacked, mesh.replicated)))
     values = [jnp.asarray(v) for v in value.values]
@@ -156,7 +159,7 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
             f"Shapes must be equal on all dimensions but axis={axis} to be joined. Received: {shapes}. "
             "Gather along the dimension in which they differ."
         )
-    return mesh.local(_bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh))
+    return mesh.local(_bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh, group))
 
 
 def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
@@ -187,7 +190,7 @@ def _copies_of(variable: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
 def _local(value: PerReplica, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """The values of this process' replicas."""
     values = value.values
-    if mesh.is_spread and len(values) == mesh.num_replicas:
+    if len(values) == mesh.num_replicas:
         # Replicas of unequal shapes are traced in turn: every process holds the values of all.
         return tuple(values[i] for i in mesh.local_replicas)
     return values
@@ -200,8 +203,9 @@ def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
     return [mesh.put(v, mesh.replicated) for v in values]
 
 
-def _bounded(result: Any, mesh: ReplicaMesh) -> Any:
+def _bounded(result: Any, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
     """Count a result as a step, so that the host cannot run away from the devices."""
     if not isinstance(result, jax.core.Tracer):
+        group.step_started(result)
         run_ahead_of(mesh).started(result)
     return result

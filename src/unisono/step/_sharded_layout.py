@@ -33,7 +33,7 @@ from unisono._context import current
 from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._values import ReduceOp
-from unisono.cluster.liveness._in_flight import IN_FLIGHT
+from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
@@ -72,7 +72,7 @@ class Shards:
     def needs_all(self) -> bool:
         """Whether all workers must read the value together."""
         is_here = self.in_replica or isinstance(self.parts, jax.core.Tracer) or self._gathered is not None
-        return self.layout.mesh.is_spread and not is_here
+        return self.layout.group.size > 1 and not is_here
 
     def whole(self) -> jax.Array:
         """Return the variable's value as one array.
@@ -106,9 +106,11 @@ class ShardedVariableLayout(VariableLayout):
     Args:
         mesh: the devices that compute.
         shape: of the variable; at least one element.
+        group: the processes of these devices.
     """
 
     shape: tuple[int, ...]
+    group: ProcessGroup
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
@@ -189,7 +191,7 @@ class ShardedVariableLayout(VariableLayout):
         Args:
             parts: flat.
         """
-        with IN_FLIGHT.collective() if self.mesh.is_spread else contextlib.nullcontext():
+        with self.group.dispatch():
             whole: jax.Array = self.mesh.local(_gather(self)(parts))
         return whole
 
@@ -244,10 +246,14 @@ class ShardedLayout(StateLayout):
     Args:
         mesh: the devices that compute.
         why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
+        group: the processes of these devices.
     """
 
-    def __init__(self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None]) -> None:
+    def __init__(
+        self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None], group: ProcessGroup
+    ) -> None:
         super().__init__(mesh)
+        self._group = group
         self._whole = _WholeLayout(mesh)
         self._why_whole = why_whole
         #: By optimizer: whether any of its variables lies in parts.
@@ -280,7 +286,7 @@ class ShardedLayout(StateLayout):
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
             if tuple(variable.shape) in shapes and is_split(variable.shape):
-                layout = ShardedVariableLayout(self._mesh, tuple(variable.shape))
+                layout = ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group)
                 object.__setattr__(variable, _MARK, layout)
         return any(hasattr(variable, _MARK) for variable in optimizer.variables)
 
@@ -298,7 +304,7 @@ class ShardedLayout(StateLayout):
         self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
     ) -> None:
         """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
-        if not self._mesh.is_spread:
+        if self._group.size == 1:
             return
         for variable in variables:
             held: Any = (values or {}).get(id(variable))
@@ -323,7 +329,8 @@ class ShardedLayout(StateLayout):
             return super().update(optimizer, values, weights, aggregate, apply)
         trained, slots = trained_variables(optimizer), list(optimizer.variables)
         layouts = [
-            ShardedVariableLayout(self._mesh, tuple(v.shape)) if is_split(v.shape) else None for v in trained
+            ShardedVariableLayout(self._mesh, tuple(v.shape), self._group) if is_split(v.shape) else None
+            for v in trained
         ]
         grads = [_own(layout, g) for layout, g in zip(layouts, aggregate(self._reduce), strict=True)]
         own = [_own(layout, w) for layout, w in zip(layouts, weights, strict=True)]
@@ -344,7 +351,10 @@ class ShardedLayout(StateLayout):
 
     def _reduce(self, op: ReduceOp, grads: list[Any]) -> list[Any]:
         """Reduce-scatter gradients; scalars are all-reduced, as every replica updates them."""
-        layouts = [ShardedVariableLayout(self._mesh, g.shape) if is_split(g.shape) else None for g in grads]
+        layouts = [
+            ShardedVariableLayout(self._mesh, g.shape, self._group) if is_split(g.shape) else None
+            for g in grads
+        ]
         rows = [layout.rows(g) for layout, g in zip(layouts, grads, strict=True) if layout is not None]
         parts = iter(self._scattered(rows))
         divisor = self._mesh.num_replicas if op is ReduceOp.MEAN else 1
@@ -381,7 +391,7 @@ class ShardedLayout(StateLayout):
         ]
 
     def _packing(self, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> PackingPlan:
-        return plan(arrays, num_packs=1 if self._mesh.is_spread else 0)
+        return plan(arrays, num_packs=1 if self._group.size > 1 else 0)
 
 
 def is_split(shape: Sequence[int]) -> bool:

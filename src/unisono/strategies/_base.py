@@ -14,17 +14,18 @@ from unisono._backend import require_jax
 from unisono._context import Context, check_same_strategy, current, entered, require_cross_replica
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
+from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.data._dataset import Dataset
 from unisono.data._distribute import (
     DistributedDataset,
     FunctionDataset,
     SplitDataset,
-    joined_rows,
-    per_replica_elements,
 )
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
+from unisono.data._workers import pipeline_of_worker, values_of_workers
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
 from unisono.step._layout import MirroredLayout, StateLayout
@@ -38,6 +39,9 @@ from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 require_jax()
+
+#: Arguments of a method of Keras, by name.
+Arguments = dict[str, UserValue]
 
 
 class Strategy(DeprecatedMethods):
@@ -57,6 +61,8 @@ class Strategy(DeprecatedMethods):
         ensure_collectives_can_run(mesh.devices)
         self._mesh = mesh
         self._group = process_group or SingleProcessGroup()
+        # What this strategy's models have begun with values that all processes hold.
+        self._begun: set[str] = set()
         self._state_layout: StateLayout = MirroredLayout(mesh)
         self._compiler = StepCompiler(self)
         self._extended = StrategyExtended(self)
@@ -81,80 +87,40 @@ class Strategy(DeprecatedMethods):
         """Return what `fit`, `evaluate` or `predict` of a model call for each batch."""
         return TrainerFunction(model, self, task)
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes and prints for all."""
-        return True
+    #: Whether several steps of `fit` may run in one program, without the state coming back between them.
+    runs_ahead = True
 
-    def shared_pipeline(self, dataset: Any) -> Any:
-        """Return the pipeline with which this worker makes the global batches; as it is where it is alone.
-
-        Args:
-            dataset: any input.
-        """
-        return dataset
-
-    def same_on_all(self, values: Any, what: str, known: Sequence[bool], key: Any, batch: Any = None) -> Any:
-        """Return the first worker's values on every worker; as they are where there is one.
+    def around_fit(
+        self, model: keras.Model, arguments: Arguments, ahead: bool
+    ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
+        """Surround a call of `fit` on this process.
 
         Args:
-            values: pytree of arrays that a step is about to begin with.
-            what: the step: one may begin with what it ended with the last time.
-            known: for each array, whether it is what the step ended with.
-            key: which step that was, the same on workers that took the same steps.
-            batch: what the step begins with, the same on all workers; pytree of host arrays.
+            model: whose `fit`.
+            arguments: of `fit`, by name.
+            ahead: whether steps may run ahead of Keras' loop.
 
         Returns:
-            The values; None where they are what all workers' last step ended with.
+            A context manager that yields the arguments for this process, and whether steps may run ahead.
         """
-        return None if all(known) else values
+        return contextlib.nullcontext((arguments, ahead))
 
-    def first_values(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Return the first worker's values of variables that are used for the first time.
+    def prepare_call(
+        self,
+        method: Callable[..., PyTree],
+        model: keras.Model,
+        args: tuple[UserValue, ...],
+        kwargs: Arguments,
+    ) -> tuple[tuple[UserValue, ...], Arguments]:
+        """Return the arguments of a call of `evaluate` or `predict` for this process.
 
         Args:
-            values: this worker's.
+            method: Keras' method.
+            model: whose.
+            args: of the call.
+            kwargs: likewise.
         """
-        return values
-
-    def note_step(self, kind: str, batches: Sequence[Any]) -> None:
-        """Note that a step of all replicas begins: all workers must have batches of the same shapes.
-
-        Args:
-            kind: what the step does.
-            batches: pytrees of arrays; none at the end of the data.
-        """
-
-    def note_state(
-        self, key: Any, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]
-    ) -> None:
-        """Note that steps of all replicas were started: all workers must hold the same state then.
-
-        Args:
-            key: whose steps.
-            steps: how many in all.
-            state: gives names and arrays of the state after them.
-        """
-
-    def share_file(self, path: str) -> None:
-        """Wait, on all workers but the first, until the first has written the file at `path`."""
-
-    def checkpoint_number(self, series: str, number: int) -> int:
-        """Return the number of the next checkpoint of a series: of several workers the first chooses it.
-
-        Args:
-            series: the path without the number.
-            number: what this worker would choose.
-        """
-        return number
-
-    def explain(self, error: BaseException) -> Exception | None:
-        """Return an error that says which worker caused one of JAX; None for other errors.
-
-        Args:
-            error: any.
-        """
-        return None
+        return args, kwargs
 
     @property
     def parameter_devices(self) -> tuple[Any, ...]:
@@ -169,14 +135,19 @@ class Strategy(DeprecatedMethods):
         return self._mesh
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this process writes and prints for all."""
+        return self._group.is_chief
+
+    @property
     def process_group(self) -> ProcessGroup:
         """The processes that train together."""
         return self._group
 
     @property
     def worker_devices(self) -> tuple[Any, ...]:
-        """The devices that compute, in replica order."""
-        return self._mesh.devices
+        """This process' devices that compute, in replica order."""
+        return self._mesh.local_devices
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -205,12 +176,19 @@ class Strategy(DeprecatedMethods):
         Raises:
             ContextError: inside a replica.
             MixedStrategyError: inside the scope of another strategy.
+            ClusterError: another worker ended, or did not reach a collective in time.
         """
         check_same_strategy(self)
         install()
         strategy_used(self)
-        with entered(Context(self)):
-            yield self
+        try:
+            with entered(Context(self)):
+                yield self
+        except (RuntimeError, ValueError) as error:
+            explained = self._group.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
 
     def run(
         self,
@@ -267,9 +245,15 @@ class Strategy(DeprecatedMethods):
         )
 
     def _reduced(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
-        if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
-            return self.cross_device_ops.reduce(op, leaf)
-        return results.reduce(op, leaf, axis, self._mesh)
+        with self._collective_of(leaf):
+            if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
+                return self.cross_device_ops.reduce(op, leaf)
+            return results.reduce(op, leaf, axis, self._mesh, self._group)
+
+    def _collective_of(self, leaf: Any) -> contextlib.AbstractContextManager[None]:
+        """Around the reduction of a value: of one that is the same on all replicas it is no collective."""
+        is_shared = isinstance(leaf, (IndexedSlices, PerReplica))
+        return self._group.collective() if is_shared else contextlib.nullcontext()
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate a per-replica value along `axis`, in replica order.
@@ -285,10 +269,14 @@ class Strategy(DeprecatedMethods):
         """
         require_cross_replica("strategy.gather")
         return jax.tree.map(
-            lambda leaf: results.gather(leaf, axis, self._mesh),
+            lambda leaf: self._gathered(leaf, axis),
             value,
             is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
+
+    def _gathered(self, leaf: Any, axis: int) -> Any:
+        with self._collective_of(leaf):
+            return results.gather(leaf, axis, self._mesh, self._group)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the values of this machine's replicas as a tuple.
@@ -332,24 +320,18 @@ class Strategy(DeprecatedMethods):
             self._mesh,
             options,
             _not_in_replica,
-            self._join_elements,
-            self._join_rows,
-            self._worker,
+            self._group,
         )
 
-    #: Whether several steps of `fit` may run in one program, without the state coming back between them.
-    runs_ahead = True
+    def shared_pipeline(self, dataset: Any) -> Any:
+        """Return the pipeline with which this worker makes the global batches.
 
-    #: The number of this worker, and how many there are.
-    _worker = (0, 1)
+        A `unisono.data.Dataset` is divided by its `AutoShardPolicy` between several workers.
 
-    def _join_elements(self, iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
-        """Per-replica batches of successive elements."""
-        return per_replica_elements(iterator, mesh)
-
-    def _join_rows(self, iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
-        """Global batches of successive elements, for `fit`."""
-        return joined_rows(iterator, replicas)
+        Args:
+            dataset: any input; another one than a `Dataset` is returned as it is.
+        """
+        return pipeline_of_worker(dataset, self._group) if isinstance(dataset, Dataset) else dataset
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Return the `PerReplica` of what `value_fn` gives for each replica.
@@ -364,11 +346,40 @@ class Strategy(DeprecatedMethods):
         """
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(i, replicas)) for i in self._mesh.local_replicas]
-        return self._join_values(values) if replicas > 1 else values[0]
+        return values_of_workers(values, self._mesh, self._group) if replicas > 1 else values[0]
 
-    def _join_values(self, values: list[Any]) -> Any:
-        """Per-replica values of those of this process' replicas."""
-        return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
+    # --- one begin for all processes ---------------------------------------------------------
+
+    def same_on_all(
+        self, values: PyTree, what: str, known: Sequence[bool], key: object, batch: PyTree = None
+    ) -> PyTree:
+        """Return the first process' values on every process: once for each call of `fit`, else once.
+
+        Args:
+            values: pytree of arrays with which a step is about to begin.
+            what: the step: one may begin with what it ended with the last time.
+            known: for each array, whether it is what the step ended with.
+            key: which step that was, the same on processes that took the same steps.
+            batch: what the step begins with, the same on all processes; pytree of host arrays.
+
+        Returns:
+            The values; None where they are what the last step of all processes ended with.
+        """
+        if what in self._begun:
+            return None if all(known) else values
+        self._begun.add(what)
+        leaves, structure = jax.tree.flatten(values)
+        rows = None if batch is None else jax.tree.leaves(batch)
+        found = self._group.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
+        return None if found is None else jax.tree.unflatten(structure, found)
+
+    def begin_again(self, what: str) -> None:
+        """Let the next step begin with the first process' values.
+
+        Args:
+            what: the step, as in `same_on_all`.
+        """
+        self._begun.discard(what)
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results

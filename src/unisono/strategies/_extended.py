@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._context import Context, creator_of, entered
-from unisono._errors import InvalidArgumentError
+from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._types import ArrayLike
 from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
+from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import check_destinations
 from unisono.strategies._steps import MultiStepContext, run_steps
 
@@ -55,7 +61,7 @@ class StrategyExtended:
     @property
     def experimental_between_graph(self) -> bool:
         """Whether each worker runs the program by itself."""
-        return bool(self._strategy.mesh.is_spread)
+        return bool(self._strategy.process_group.size > 1)
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Return whether `variable` was created in this strategy's scope."""
@@ -88,8 +94,9 @@ class StrategyExtended:
             InvalidArgumentError: for a list of destinations, or the sum of a value of one worker.
         """
         check_destinations(destinations)
-        if self._strategy.mesh.is_spread and not isinstance(value, DistributedValues):
-            return self._strategy.reduce_over_workers(ReduceOp.parse(reduce_op), value)
+        group = self._strategy.process_group
+        if group.size > 1 and not isinstance(value, DistributedValues):
+            return _reduce_over_workers(ReduceOp.parse(reduce_op), value, group)
         return self._strategy.reduce(reduce_op, value, axis=None)
 
     def batch_reduce_to(
@@ -219,6 +226,24 @@ class StrategyExtended:
     def value_container(self, component: Any) -> Any:
         """Return the variable that holds `component`; here they are one object."""
         return component
+
+
+def _reduce_over_workers(op: ReduceOp, value: ArrayLike, group: ProcessGroup) -> jax.Array:
+    """Combine a host value that each worker has; every worker must call it.
+
+    Raises:
+        ClusterError: on all workers, when shapes or types differ.
+    """
+    own = np.asarray(value)
+    head = json.dumps([own.dtype.str, own.shape]).encode()
+    parts = [data.split(b"\n", 1) for data in group.gather(head + b"\n" + own.tobytes())]
+    if len({head for head, _ in parts}) > 1:
+        raise ClusterError(
+            "All workers must reduce values of one type and shape. Received, by worker: "
+            f"{[head.decode() for head, _ in parts]}. Call `reduce_to` alike on each worker."
+        )
+    every = np.stack([np.frombuffer(data, own.dtype).reshape(own.shape) for _, data in parts])
+    return jnp.asarray(every.sum(0) if op is ReduceOp.SUM else every.mean(0))
 
 
 def _of_first(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], dict[str, Any]]:

@@ -52,7 +52,7 @@ class MirroredStrategy(Strategy):
             )
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         self._ops = cross_device_ops or CrossDeviceOps()
-        self._state_layout = layout_named(state_layout, self._mesh)
+        self._state_layout = layout_named(state_layout, self._mesh, self._group)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
+from unisono.cluster._process_group import ProcessGroup
 from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.step._sharded_layout import ShardedLayout
 from unisono.training.replica._elementwise import why_whole
 
 
-def layout_named(name: str, mesh: ReplicaMesh) -> StateLayout:
+def layout_named(name: str, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
     """Return a state layout.
 
     Args:
         name: `"mirrored"` or `"sharded"`.
         mesh: the devices that compute.
+        group: the processes of these devices.
 
     Raises:
         InvalidArgumentError: for another name.
@@ -25,7 +27,7 @@ def layout_named(name: str, mesh: ReplicaMesh) -> StateLayout:
     if name == "mirrored":
         return MirroredLayout(mesh)
     if name == "sharded":
-        return ShardedLayout(mesh, why_whole)
+        return ShardedLayout(mesh, why_whole, group)
     raise InvalidArgumentError(
         f'`state_layout` must be "mirrored" or "sharded". Received: state_layout={name!r}. '
         'Write `state_layout="sharded"` for optimizer state in parts on the devices.'

@@ -205,8 +205,8 @@ def _guarded(name: str) -> Wrapper:
         with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
-            if name in ("evaluate", "predict") and strategy.mesh.is_spread:
-                args, kwargs = (), strategy.alike(original, self, args, kwargs)
+            if name in ("evaluate", "predict"):
+                args, kwargs = strategy.prepare_call(original, self, args, kwargs)
             # Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array:
             # without this, an error of the last step would be raised where the user reads that.
             result: Result = jax.block_until_ready(original(self, *args, **kwargs))
@@ -224,7 +224,6 @@ def _fit(
     """Run Keras' `fit` inside the contexts of the strategy, the extensions and the lookahead."""
     strategy = strategy_of(model)
     check_fit(model, strategy)
-    spread = strategy if strategy is not None and strategy.mesh.is_spread else None
     if strategy is None and not has_fit_extensions(args, kwargs):
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
@@ -232,8 +231,8 @@ def _fit(
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     ahead = strategy is not None and strategy.runs_ahead and can_run_ahead(model, arguments["callbacks"])
     with contextlib.ExitStack() as around:
-        if spread is not None:
-            arguments, ahead = around.enter_context(spread.together(model, arguments, ahead))
+        if strategy is not None:
+            arguments, ahead = around.enter_context(strategy.around_fit(model, arguments, ahead))
         arguments = around.enter_context(around_fit(model, arguments))
         return original(model, **around.enter_context(with_lookahead(model, arguments, ahead)))
 

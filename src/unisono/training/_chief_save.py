@@ -37,7 +37,7 @@ def written_once(
         kwargs: likewise.
     """
     strategy = holder_of(model)
-    if strategy is None or not strategy.mesh.is_spread:
+    if strategy is None or strategy.process_group.size == 1:
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
@@ -47,7 +47,7 @@ def written_once(
     if context is None or not context.is_of_method:
         strategy.state_layout.gather(getattr(getattr(model, "optimizer", None), "variables", ()))
     result = _write_whole(original, bound) if strategy.is_chief else None
-    strategy.share_file(path)
+    strategy.process_group.share_file(path)
     return result
 
 

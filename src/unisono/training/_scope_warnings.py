@@ -48,7 +48,7 @@ def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
             f"`fit` of {model.name!r} computes without a strategy: the scope of {unused!r} has not been "
             "entered. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)",
         )
-    elif strategy is None or not strategy.mesh.is_spread:
+    elif strategy is None or strategy.process_group.size == 1:
         own = "It has no strategy" if strategy is None else f"{strategy!r} has the devices of one process"
         warn_alone(f"`fit` of {model.name!r} trains", own)
 

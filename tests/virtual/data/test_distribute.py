@@ -9,6 +9,7 @@ import pytest
 
 import unisono
 from unisono._mesh import ReplicaMesh
+from unisono.cluster._process_group import SingleProcessGroup
 from unisono.data import TensorSpec
 from unisono.data._batches import ENDED
 from unisono.data._distribute import SplitDataset, per_replica_elements, split_batch
@@ -239,7 +240,7 @@ def test_elements_of_a_worker_whose_inputs_end_apart():
     def inputs():
         return iter([np.array([1]), np.array([2]), ENDED, np.array([3, 4]), np.array([5])])
 
-    alone = elements_of_workers(inputs(), TWO, lambda data: True, lambda data: [data])
+    alone = elements_of_workers(inputs(), TWO, SingleProcessGroup())
     expected = [[[1], [2]], [[], [3, 4]], [[5], []]]
     assert [values(v) for v in alone] == expected
     assert [values(v) for v in per_replica_elements(inputs(), TWO)] == expected

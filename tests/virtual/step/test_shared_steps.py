@@ -5,21 +5,30 @@ import numpy as np
 import pytest
 
 import unisono
+from unisono.cluster._process_group import SingleProcessGroup
 
 
-class Listening(unisono.MirroredStrategy):
+class ListeningGroup(SingleProcessGroup):
     """Notes what it is told, and gives variables their first values."""
 
     def __init__(self):
-        super().__init__(["cpu:0", "cpu:1"])
+        super().__init__()
         self.steps, self.first = [], []
 
     def note_step(self, kind, batches):
         self.steps.append((kind, [x.shape for x in batches[0]]))
 
-    def first_values(self, values):
-        self.first.append(len(values))
-        return [np.full_like(v, 7) for v in values]
+    def broadcast_arrays(self, tree):
+        self.first.append(len(tree))
+        return [np.full_like(v, 7) for v in tree]
+
+
+class Listening(unisono.MirroredStrategy):
+    """A strategy whose steps are those of such a group."""
+
+    def __init__(self):
+        super().__init__(["cpu:0", "cpu:1"])
+        self._group = ListeningGroup()
 
 
 @pytest.fixture
@@ -33,7 +42,7 @@ def test_steps_tell_of_their_variables_and_arrays(strategy):
         w = keras.Variable(np.zeros((4,), "f4"))
     batch = next(iter(strategy.distribute_dataset([np.ones((4, 2), "f4")])))
     strategy.run(lambda b: v + b.sum(), args=(batch,))
-    assert strategy.steps == [("run with variables (3, 2)", [(2, 2, 2)])]
+    assert strategy.process_group.steps == [("run with variables (3, 2)", [(2, 2, 2)])]
 
     def replica(b):
         return keras.ops.sum(w) + keras.ops.sum(v) + b.sum()
@@ -43,7 +52,10 @@ def test_steps_tell_of_their_variables_and_arrays(strategy):
         return strategy.reduce("SUM", strategy.run(replica, args=(b,)), axis=None)
 
     assert float(both(batch)) == 2 * 7 * 10 + 8
-    assert strategy.steps[1][0] in ("run with variables (4,), (3, 2)", "run with variables (3, 2), (4,)")
+    assert strategy.process_group.steps[1][0] in (
+        "run with variables (4,), (3, 2)",
+        "run with variables (3, 2), (4,)",
+    )
 
 
 def test_variables_get_first_values_once(strategy):
@@ -57,7 +69,7 @@ def test_variables_get_first_values_once(strategy):
         strategy.run(step)
     strategy.run(lambda: v * 2)
     assert v.numpy().tolist() == [9.0, 9.0]
-    assert [n for n in strategy.first if n] == [1]
+    assert [n for n in strategy.process_group.first if n] == [1]
 
 
 def test_values_of_single_replicas_are_their_own(strategy):
@@ -74,14 +86,13 @@ def test_functions_of_this_process_alone_are_nobodys_business(strategy):
 
     with strategy.scope():
         assert float(double(np.float32(2))) == 4
-    assert not strategy.steps
+    assert not strategy.process_group.steps
 
 
 def test_an_error_of_a_step_is_raised_as_it_is_explained(strategy, monkeypatch):
-    monkeypatch.setattr(strategy, "explain", lambda error: unisono.ClusterError("lost"), raising=False)
-    monkeypatch.setattr(
-        strategy, "note_step", lambda kind, batches: (_ for _ in ()).throw(ValueError("Gloo"))
-    )
+    group = strategy.process_group
+    monkeypatch.setattr(group, "explain", lambda error: unisono.ClusterError("lost"))
+    monkeypatch.setattr(group, "note_step", lambda kind, batches: (_ for _ in ()).throw(ValueError("Gloo")))
     with pytest.raises(unisono.ClusterError, match="lost") as info:
         strategy.run(lambda: 1)
     assert isinstance(info.value.__cause__, ValueError)

@@ -9,6 +9,7 @@ from unisono import ClusterError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster import _state_check
 from unisono.cluster._state_check import StateCheck
+from unisono.cluster.liveness._in_flight import InFlight
 
 REPLICAS = 3
 
@@ -45,7 +46,7 @@ NAMES = [f"v{i}" for i in range(len(STATE))]
 
 
 def test_what_is_equal_passes_and_one_element_is_enough_to_fail(mesh):
-    check = StateCheck(mesh)
+    check = StateCheck(mesh, InFlight())
     arrays = [same(mesh, value) for value in STATE]
     check.compare(NAMES, arrays)
     for number, value in enumerate(STATE):
@@ -71,11 +72,11 @@ def test_a_number_is_named_before_the_weights_that_it_changes(mesh):
     weights = copies(mesh, [STATE[3], STATE[3] * 2, STATE[3]])
     rate = copies(mesh, [np.float32(0.1), np.float32(0.2), np.float32(0.1)])
     with pytest.raises(ClusterError, match=r"'learning_rate' .* up to 0.1, and so do 1 others"):
-        StateCheck(mesh).compare(["kernel", "learning_rate"], [weights, rate])
+        StateCheck(mesh, InFlight()).compare(["kernel", "learning_rate"], [weights, rate])
 
 
 def test_rounding_is_a_warning_once(mesh, caplog):
-    check = StateCheck(mesh)
+    check = StateCheck(mesh, InFlight())
     rounded = copies(mesh, [STATE[3], np.nextafter(STATE[3], np.float32(2)), STATE[3]])
     for _ in range(2):
         check.compare(["kernel"], [rounded])
@@ -86,7 +87,7 @@ def test_rounding_is_a_warning_once(mesh, caplog):
 
 def test_checks_start_after_fixed_steps_and_are_read_where_the_next_one_starts(mesh, monkeypatch):
     monkeypatch.setattr(_state_check, "_EVERY", 8)
-    check, seen = StateCheck(mesh), []
+    check, seen = StateCheck(mesh, InFlight()), []
     good, bad = same(mesh, STATE[3]), copies(mesh, [STATE[3], STATE[3] + 1, STATE[3]])
 
     def state():
@@ -103,8 +104,8 @@ def test_checks_start_after_fixed_steps_and_are_read_where_the_next_one_starts(m
 
 def test_arrays_that_lie_on_one_device(mesh):
     alone = jax.device_put(STATE[3], mesh.devices[1])
-    StateCheck(mesh).compare(["kernel"], [alone])
+    StateCheck(mesh, InFlight()).compare(["kernel"], [alone])
 
 
 def test_nothing_to_compare(mesh):
-    StateCheck(mesh).stepped(1, lambda: ([], []))
+    StateCheck(mesh, InFlight()).stepped(1, lambda: ([], []))

@@ -26,8 +26,9 @@ from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
-from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus
+from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
+from unisono.cluster._distributed import joined_group
 from unisono.cluster_resolver._base import ClusterResolver
 
 _LOG = logging.getLogger("unisono")
@@ -36,25 +37,22 @@ _LOG = logging.getLogger("unisono")
 RESTART = 42
 
 
-def agreement_of_one(resolver: ClusterResolver | None) -> SaveConsensus:
-    """The agreement where processes cannot talk to each other.
+def make_consensus(resolver: ClusterResolver | None) -> SaveConsensus:
+    """Return how the processes of the cluster agree on a step.
+
+    With a grace period a consensus serves twice: after the agreed step, the next `wanted` begins another.
 
     Raises:
-        ClusterError: there are several.
+        ClusterError: the resolver describes several processes, and this one has joined none.
     """
-    if resolver is not None and resolver.num_processes > 1:
+    group = joined_group()
+    if group.size == 1 and resolver is not None and resolver.num_processes > 1:
         raise ClusterError(
-            "The processes of a cluster must meet before they can agree on a step. Received: "
-            f"num_processes={resolver.num_processes} in a process that has met none. "
+            "The processes of a cluster must be connected before they can agree on a step. Received: "
+            f"num_processes={resolver.num_processes} in a process that has joined no cluster. "
             "Create the strategy first."
         )
-    return LocalConsensus()
-
-
-#: The hook for clusters: from the handler's `cluster_resolver` to the object that agrees. What makes
-#: processes meet puts its own function here. With a grace period an agreement serves twice: after the
-#: agreed step has come, the next `wanted` begins a second one.
-make_consensus: Callable[[ClusterResolver | None], SaveConsensus] = agreement_of_one
+    return consensus_of(group)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from unisono._errors import ClusterError
+from unisono.cluster._process_group import ProcessGroup
 
 #: Seconds between two exchanges. An exchange costs about as much as a short step, and the platforms that send
 #: SIGTERM leave tens of seconds until SIGKILL (Kubernetes and Slurm 30 by default).
@@ -123,3 +124,12 @@ def _steps_until(seconds: float, period: float, before: int) -> int:
     devices have done them.
     """
     return max(1, min(2 * before, int(period / max(seconds, 1e-9))))
+
+
+def consensus_of(group: ProcessGroup) -> SaveConsensus:
+    """Return how the processes of a group agree on a step.
+
+    Args:
+        group: all that save together.
+    """
+    return PeriodicConsensus(group.gather) if group.size > 1 else LocalConsensus()

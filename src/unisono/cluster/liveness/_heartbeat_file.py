@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -84,6 +85,12 @@ class Heartbeat:
             )
             sys.stderr.flush()
             os._exit(1)
+
+
+@functools.cache
+def process_heartbeat() -> Heartbeat:
+    """Return the heartbeat of this process, which counts the steps of all its strategies."""
+    return Heartbeat.from_environ()
 
 
 def _is_later(current: str, own: str) -> bool:

@@ -90,7 +90,3 @@ def _is_ready(token: ProgramToken) -> bool:
     except RuntimeError:
         # JAX's answer for a deleted array: a later step took the buffer over, so its program is done.
         return True
-
-
-#: Of this process.
-IN_FLIGHT = InFlight()

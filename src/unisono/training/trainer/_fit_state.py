@@ -135,7 +135,6 @@ class FitState:
             state: as the last program of a call returned it.
             steps: how many steps were started in all.
         """
-        mesh = self._strategy.mesh
         self._count += 1
         self._returned = tuple(
             StatePart(list(self._layout.rest(part)), layouts)
@@ -143,8 +142,8 @@ class FitState:
         )
         # Keras stores it when the function has returned. An interrupt in between must find it, too.
         hold_state(self._model, self._names, self._returned)
-        if mesh.is_spread and self._task is TrainerTask.TRAIN:
-            self._strategy.note_state(self, steps, self._compared)
+        if self._task is TrainerTask.TRAIN:
+            self._strategy.process_group.check_state(self._strategy.mesh, self, steps, self._compared)
         return self._returned
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:

@@ -29,7 +29,7 @@ _FIRST = 1
 #: Seconds that one program's steps should take: long against starting it (0.3 ms; 2 ms between processes,
 #: which must agree), short for a person who watches the progress bar or presses Ctrl-C.
 _SECONDS = (0.015, 0.04)
-_SECONDS_SPREAD = (0.04, 0.1)
+_SECONDS_AGREED = (0.04, 0.1)
 
 #: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
 IN_FLIGHT = 2
@@ -123,7 +123,7 @@ class AdaptiveGroupSize:
     that the processes propose. All apply it after waiting for that program, hence at the same point.
 
     Args:
-        spread: whether the steps are those of several processes.
+        is_agreed: whether several processes take the steps, and so must agree on the size.
 
     >>> pace = AdaptiveGroupSize()
     >>> for _ in range(4):  # nothing takes any time here
@@ -132,8 +132,9 @@ class AdaptiveGroupSize:
     2
     """
 
-    def __init__(self, spread: bool = False) -> None:
-        self._shortest, self._longest = _SECONDS_SPREAD if spread else _SECONDS
+    def __init__(self, is_agreed: bool = False) -> None:
+        self.is_agreed = is_agreed
+        self._shortest, self._longest = _SECONDS_AGREED if is_agreed else _SECONDS
         self.size = _FIRST
         #: What this process proposes.
         self.wish = _FIRST

@@ -64,21 +64,22 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         Args:
             key: which.
         """
-        mesh = self._step.strategy.mesh
+        strategy = self._step.strategy
         step, batch, outputs = self._single_step(key)
         step = self._state.in_step(step)
         if key.slots > 1:
             step = multi_step_program(step, slots=key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
-            if mesh.is_spread:
+            if strategy.process_group.size > 1:
                 step, batch, outputs = with_agreed_size(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
         return CompiledStep(
             step,
-            mesh,
+            strategy.mesh,
             state_shardings=shardings,
             in_specs=(specs, batch),
             out_specs=(outputs, specs),
+            process_group=strategy.process_group,
         )
 
     def _single_step(
@@ -91,7 +92,7 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         if key.mode is Mode.PADDED:
             return functools.partial(step.padded, key.true_rows), SHARDED, UNSHARDED
         # Several processes gather the predictions in the step, for each to have all rows.
-        is_split = step.task is TrainerTask.PREDICT and not step.strategy.mesh.is_spread
+        is_split = step.task is TrainerTask.PREDICT and step.strategy.process_group.size == 1
         return step.split, SHARDED, SHARDED if is_split else UNSHARDED
 
 

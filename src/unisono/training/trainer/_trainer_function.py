@@ -57,7 +57,7 @@ class TrainerFunction:
         self._programs = StepPrograms(self._step, self._state)
         self._policy = BatchPolicy(model, strategy.num_replicas_in_sync)
         self._stagers: dict[object, BatchStager] = {}
-        self._group_size = AdaptiveGroupSize(strategy.mesh.is_spread)
+        self._group_size = AdaptiveGroupSize(is_agreed=strategy.process_group.size > 1)
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
         self._can_loop: bool | None = None
         self._steps = 0
@@ -140,7 +140,7 @@ class TrainerFunction:
 
     def _note(self, batch: PyTree) -> None:
         """Note a batch that was taken: check it, here and against the other workers."""
-        self._strategy.note_step(self._kind, [batch])
+        self._strategy.process_group.note_step(self._kind, [batch])
         check_values(batch)
         self.timer.add([batch])
 
@@ -175,7 +175,7 @@ class TrainerFunction:
         room: int,
     ) -> None:
         """Take the batches that follow the first, and stage each before the next is made."""
-        waits = self.lookahead is None or self._strategy.mesh.is_spread
+        waits = self.lookahead is None or self._group_size.is_agreed
         began = perf_counter()
         self.timer.wait()
         for batch in source.take_more(iterator, room - 1, stager.fits, waits):
@@ -200,7 +200,7 @@ class TrainerFunction:
         if group.stager is None:
             return jax.tree.map(mesh.local, logs), state
         agreed = None
-        if mesh.is_spread:
+        if self._group_size.is_agreed:
             logs, agreed = jax.tree.map(mesh.local, logs)
         self._group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds, agreed)
         return logs, state
@@ -208,7 +208,9 @@ class TrainerFunction:
     def _with_wish(self, placed: PyTree) -> PyTree:
         """Return what a program of several steps takes beside the state."""
         mesh = self._strategy.mesh
-        return (mesh.put_own(np.int32(self._group_size.wish)), placed) if mesh.is_spread else placed
+        if not self._group_size.is_agreed:
+            return placed
+        return mesh.put_own(np.int32(self._group_size.wish)), placed
 
     def _may_loop(self, group: BatchGroup, state: State, placed: PyTree) -> bool:
         """Return whether steps may run in a loop, by the trace of the first program with one."""
@@ -228,7 +230,7 @@ class TrainerFunction:
             StopIteration: without results: the data have ended.
         """
         if not results:
-            self._strategy.note_step(self._kind, [])
+            self._strategy.process_group.note_step(self._kind, [])
             raise StopIteration
         group, logs = results[-1]
         if self._task is TrainerTask.PREDICT:

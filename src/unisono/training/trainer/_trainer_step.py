@@ -84,7 +84,7 @@ class TrainerStep:
         )
         logs, new, rules = self._one_replica(engine, rules, local, batch)
         merged = _merge_state(rules, local, new, engine)
-        if self.task is TrainerTask.PREDICT and self.strategy.mesh.is_spread:
+        if self.task is TrainerTask.PREDICT and self.strategy.process_group.size > 1:
             # Every process gets all rows, as in tf.distribute.
             logs = jax.tree.map(lambda x: engine.all_gather(x, 0), logs)
         return self._merged_logs(logs, merged, engine), merged
@@ -94,7 +94,7 @@ class TrainerStep:
     ) -> tuple[PyTree, State, tuple[list[Merge], ...]]:
         """Run one replica's step; return by which rules the rest of its state is merged, too."""
         fused: list[jax.Array] | None = None
-        if self.task is TrainerTask.TRAIN and self.strategy.mesh.is_spread and can_fuse(self.model):
+        if self.task is TrainerTask.TRAIN and self.strategy.process_group.size > 1 and can_fuse(self.model):
             fused = self._metrics_to_fuse(DryRunEngine(engine), rules[-1], local, batch)
         if fused is None:
             return *self._inside(engine, local, batch), rules

@@ -1,0 +1,191 @@
+"""What surrounds `fit`, `evaluate` and `predict` where several workers train together.
+
+All workers compare the call, take over the chief's random state and share its decisions; the chief
+prints and writes for all.
+
+Tests: tests/cluster/test_chief.py, tests/cluster/test_early.py, tests/cluster/test_peers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import numpy as np
+
+from unisono._types import PyTree, UserValue
+from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._rng_state import RandomState
+from unisono.checkpoint._variable_paths import canonical_paths
+from unisono.cluster._process_group import ProcessGroup
+from unisono.step._keras_internals import is_validation, stored_value
+from unisono.step._sharded_layout import Shards
+from unisono.strategies._base import Arguments, Strategy
+from unisono.strategies.multi_worker_fit._call_comparison import (
+    are_within,
+    facts_of,
+    other_callbacks,
+    size_of,
+)
+from unisono.strategies.multi_worker_fit._chief_callbacks import (
+    DECISION_HOOKS,
+    SameState,
+    decision_hooks,
+    is_chief_only,
+    shared_decisions,
+)
+from unisono.strategies.multi_worker_fit._fit_summary import run_summary
+from unisono.training._fit_extension import flat_callbacks
+
+
+class MultiWorkerFit:
+    """Make calls of Keras' methods alike on all workers of a strategy.
+
+    Args:
+        strategy: on several workers.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy, self._group = strategy, strategy.process_group
+        self._said = ""
+
+    @contextlib.contextmanager
+    def around(
+        self, model: keras.Model, arguments: Arguments, ahead: bool
+    ) -> Iterator[tuple[Arguments, bool]]:
+        """Surround `fit`; see `Strategy.around_fit`.
+
+        Yields:
+            The arguments for this worker, and whether steps may run ahead on all of them.
+
+        Raises:
+            ClusterError: on all workers, when their calls differ.
+        """
+        callbacks = flat_callbacks(arguments["callbacks"])
+        hooks = decision_hooks(callbacks)
+        random = _EncodedRandomState()
+        others = json.dumps(other_callbacks(callbacks)).encode()
+        own = _Answer(
+            bytes([ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
+            hashlib.sha256(others).digest(),
+            random.digest(),
+        )
+        self._group.note_call("fit")
+        # What may differ travels in the message that compares the call.
+        every = _Answer.read(
+            self._group.require_same(facts_of(model, arguments), "A call of `fit`", own.to_bytes())
+        )
+        self._strategy.begin_again("TRAIN")
+        if any(answer.callbacks != every[0].callbacks for answer in every):
+            self._compare_callbacks(others)
+        if any(answer.random != every[0].random for answer in every):
+            random.take_over(self._group)
+        changed = dict(arguments)
+        self._print_summary(arguments, callbacks)
+        if not self._group.is_chief:
+            changed["verbose"] = 0
+            callbacks = [c for c in callbacks if not is_chief_only(c)]
+        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=1) if any(a.flags[i] for a in every)}
+        callbacks = [SameState(self._compare_state), *callbacks]
+        changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
+        yield changed, all(answer.flags[0] for answer in every)
+
+    def prepare(
+        self,
+        method: Callable[..., PyTree],
+        model: keras.Model,
+        args: tuple[UserValue, ...],
+        kwargs: Arguments,
+    ) -> Arguments:
+        """Return the arguments of `evaluate` or `predict` for this worker; see `Strategy.prepare_call`.
+
+        Raises:
+            ClusterError: on all workers, when a size or a shape differs between them.
+        """
+        arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
+        arguments.pop("self")
+        # In `fit`, Keras evaluates with arguments that were compared when it began.
+        if not is_validation(arguments.get("kwargs", {})):
+            name = method.__name__
+            self._group.note_call(name)
+            self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
+        if not self._group.is_chief:
+            arguments["verbose"] = 0
+        return {**arguments.pop("kwargs", {}), **arguments}
+
+    def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Raise on all workers where the values of variables differ between them."""
+        # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read the variables after this.
+        self._strategy.state_layout.gather(variables)
+        variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
+        paths = canonical_paths(v.path for v in variables)
+        values = [stored_value(v) for v in variables]
+        self._group.compare_state(self._strategy.mesh, paths, values)
+
+    def _compare_callbacks(self, own: bytes) -> None:
+        """Reject callbacks that other workers have and the chief has not; it may print or measure alone."""
+        if not are_within([json.loads(data) for data in self._group.gather(own)]):
+            self._group.require_same({"callbacks": "\n".join(json.loads(own))}, "A call of `fit`")
+
+    def _print_summary(self, arguments: Arguments, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Print on the chief what begins, unless `fit` is silent or the same was printed before."""
+        if not self._group.is_chief or not arguments.get("verbose", "auto"):
+            return
+        data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
+        counts = self._strategy.num_replicas_in_sync, self._group.size
+        text = run_summary(arguments, callbacks, data, self._strategy.mesh.platform, *counts)
+        if text != self._said:
+            print(text, file=sys.stderr, flush=True)
+        self._said = text
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """What a worker sends beside the facts of its call, as bytes of fixed sizes.
+
+    Args:
+        flags: whether steps may run ahead, and for each of `DECISION_HOOKS` whether a callback has it.
+        callbacks: digest of those callbacks that all workers should have.
+        random: digest of the random state.
+    """
+
+    flags: bytes
+    callbacks: bytes
+    random: bytes
+
+    def to_bytes(self) -> bytes:
+        return self.flags + self.callbacks + self.random
+
+    @classmethod
+    def read(cls, every: Sequence[bytes]) -> list[_Answer]:
+        """Return the answers of all workers from their bytes."""
+        ends = len(DECISION_HOOKS) + 1, len(DECISION_HOOKS) + 1 + hashlib.sha256().digest_size
+        return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
+
+
+class _EncodedRandomState:
+    """The random state of this process, with which all processes shuffle alike."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._facts = json.dumps(encode(RandomState().get_state(), self._arrays, "random")).encode()
+
+    def digest(self) -> bytes:
+        """Return 32 bytes that are equal for equal states."""
+        state = hashlib.sha256(self._facts)
+        for name in sorted(self._arrays):
+            state.update(np.ascontiguousarray(self._arrays[name]).tobytes())
+        return state.digest()
+
+    def take_over(self, group: ProcessGroup) -> None:
+        """Continue from the first worker's state."""
+        facts = json.loads(group.broadcast(self._facts))
+        names = sorted(self._arrays)
+        values = group.broadcast_arrays([self._arrays[n] for n in names])
+        RandomState().set_state(decode(facts, dict(zip(names, values, strict=True))))
