@@ -2,7 +2,9 @@
 
 import ast
 import collections
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -264,3 +266,31 @@ def test_arguments_are_annotated():
 def test_no_assert_in_the_library():
     for name, tree in TREES.items():
         assert not any(isinstance(n, ast.Assert) for n in ast.walk(tree)), name
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n.rpartition(".")[2].startswith("_")])
+def test_a_private_module_has_tests_or_says_where_they_are(name):
+    """A file of its name anywhere in `tests`, or a last paragraph `Tests: <paths>` in its docstring."""
+    own = name.rpartition(".")[2].strip("_")
+    has_code = any(isinstance(n, (ast.ClassDef, ast.FunctionDef)) for n in ast.walk(TREES[name]))
+    if not has_code or own == "main" or any((ROOT / "tests").rglob(f"test_{own}.py")):
+        return
+    last = (ast.get_docstring(TREES[name]) or "").rpartition("\n\n")[2]
+    paths = re.findall(r"tests/[\w/]+\.py", last) if last.startswith("Tests: ") else []
+    assert paths, f"add tests/.../test_{own}.py, or `Tests: <path>.` to the end of the docstring of {name}"
+    assert all((ROOT / path).exists() for path in paths), f"{name}: {last}"
+
+
+#: Words of a parable. What to write instead is in CONTRIBUTING.md: name the subject, use the field's verbs.
+PARABLE = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|strangers?|in vain|hears?|heard|farewell|good-bye|begins? anew)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_texts_are_plain(name):
+    """Docstrings, comments and messages."""
+    tokens = tokenize.generate_tokens(io.StringIO(FILES[name].read_text()).readline)
+    texts = [t.string for t in tokens if re.search("COMMENT|STRING", tokenize.tok_name[t.type])]
+    assert not [(found[0], text) for text in texts if (found := PARABLE.search(text))]

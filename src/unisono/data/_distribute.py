@@ -68,7 +68,7 @@ def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
 
 
 def _owned(array: Any) -> Any:
-    """A copy that nobody writes to: JAX may read an aligned NumPy buffer in place, and later."""
+    """A copy that is never written to: JAX may read an aligned NumPy buffer in place, and later."""
     return np.array(array) if isinstance(array, np.ndarray) else array
 
 

@@ -2,6 +2,8 @@
 
 Workers may have different numbers of elements, and the last may be short. At each step all agree
 on the shapes that each replica has: one collective of 32 bytes where they are equal.
+
+Tests: tests/virtual/data/test_distribute.py, tests/cluster/test_contract.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of several processes."""
+"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of several processes.
+
+Tests: tests/virtual/strategies/test_multi_worker_program.py, tests/cluster/test_chief.py.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def is_chief_only(callback: Any) -> bool:
     return isinstance(callback, _CHIEF_ONLY) or bool(getattr(callback, "chief_only", False))
 
 
-#: What Keras' own do where `fit` or an epoch begins is the same on all workers, or nobody's affair.
+#: What Keras' own callbacks do at the start of `fit` or of an epoch is the same on all workers, or local.
 _SAME_ON_ALL = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
@@ -52,7 +52,7 @@ _SAME_ON_ALL = (
     keras.callbacks.TerminateOnNaN,
 )
 
-#: Where a callback hears of batches, and may stop in the middle of an epoch.
+#: The hooks for batches: a callback with one may stop in the middle of an epoch.
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 #: Where a callback may decide something before the first step of an epoch.
@@ -117,7 +117,7 @@ class SharedDecisions(keras.callbacks.Callback):
     """The last callback on every worker: at an epoch's end all take over what the chief has decided.
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between
-    workers. A stop in the middle of an epoch waits for its end, where all hear of it.
+    workers. A stop in the middle of an epoch waits for its end, where all workers receive it.
 
     Args:
         broadcast: gives the chief's bytes on every worker.
@@ -165,7 +165,7 @@ class _DeferStops(SharedDecisions):
 
     def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__(broadcast, moments)
-        # Keras writes logs in another thread unless a callback hears of batches. Deferring a stop
+        # Keras writes logs in another thread unless a callback has a hook for batches. Deferring a stop
         # needs no logs.
         self.async_safe = True
         self._trained: Any = None
