@@ -2,6 +2,8 @@
 
 A failed `jax.distributed.initialize` ends the process in C++ without an exception, so all that can
 be wrong is found before, in the pre-flight.
+
+Tests: tests/cluster/test_rendezvous.py.
 """
 
 from __future__ import annotations
