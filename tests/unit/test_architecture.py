@@ -294,3 +294,21 @@ def test_texts_are_plain(name):
     tokens = tokenize.generate_tokens(io.StringIO(FILES[name].read_text()).readline)
     texts = [t.string for t in tokens if re.search("COMMENT|STRING", tokenize.tok_name[t.type])]
     assert not [(found[0], text) for text in texts if (found := PARABLE.search(text))]
+
+
+def test_strategies_override_only_what_the_recipe_names():
+    """All but the default strategy, which stands for code outside of every scope."""
+    table = ARCHITECTURE.partition("| member | override it |")[2].partition("\n\n")[0]
+    allowed = {"__init__", *re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))}
+    classes = {
+        node.name: {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        for name, tree in TREES.items()
+        for node in tree.body
+        if name.startswith("strategies.") and isinstance(node, ast.ClassDef)
+    }
+    common = classes["Strategy"] | classes["DeprecatedMethods"]
+    strategies = {name for name in classes if name.endswith("Strategy")} - {"Strategy", "DefaultStrategy"}
+    assert len(strategies) >= 5
+    assert allowed - {"__init__"} <= common | {"runs_ahead"}
+    for name in strategies:
+        assert classes[name] & common <= allowed, f"{name} overrides {classes[name] & common - allowed}"
