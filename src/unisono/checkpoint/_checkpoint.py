@@ -206,8 +206,10 @@ class Checkpoint(Holder):
             CheckpointError: it exists, cannot be written, or not be read back; nothing is left then.
         """
         target = Path(file_prefix).absolute()
-        if (strategy := self._shared_by()) is not None:
-            strategy.state_layout.gather(self.parts().variables.values())
+        variables = self.parts().variables.values()
+        for strategy in dict.fromkeys(holder_of(variable) for variable in variables):
+            if strategy is not None:
+                strategy.state_layout.gather(variables)
         if self.is_written_here():
             read_back = target.parent not in self._was_read
             write_snapshot(target.parent, target.name, self.snapshot(), read_back=read_back)

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
+from unisono._types import PyTree
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.step._interrupts import INTERRUPTS
 
@@ -38,7 +40,7 @@ class RunAhead:
         self._tokens: collections.deque[Any] = collections.deque()
         self.waits = 0
 
-    def started(self, token: Any) -> None:
+    def wait_for_capacity(self, token: Any) -> None:
         """Note a step that was started; wait for the one `limit` steps before it.
 
         Args:
@@ -52,7 +54,7 @@ class RunAhead:
             oldest.block_until_ready()
 
 
-_RUN_AHEAD: dict[Any, RunAhead] = {}
+_RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}
 
 
 def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
@@ -74,11 +76,11 @@ class CompiledStep:
 
     def __init__(
         self,
-        fn: Callable[[Any, Any], tuple[Any, Any]],
+        fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
         mesh: ReplicaMesh,
-        state_shardings: Any = None,
-        in_specs: Any = None,
-        out_specs: Any = None,
+        state_shardings: PyTree = None,
+        in_specs: PyTree = None,
+        out_specs: PyTree = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self._group = process_group or SingleProcessGroup()
@@ -87,7 +89,7 @@ class CompiledStep:
             fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
         @INTERRUPTS.interruptible
-        def with_token(donated: Any, kept: Any) -> Any:
+        def with_token(donated: PyTree, kept: PyTree) -> PyTree:
             # The token is ready when the step is done; the other outputs may be donated on.
             with read_by(NOT_IN_A_STEP):
                 return *fn(donated, kept), jnp.zeros((), jnp.int8)
@@ -101,7 +103,9 @@ class CompiledStep:
         )
         self._careful: float | None = None
 
-    def __call__(self, donated: Any, kept: Any, done: list[Any] | None = None) -> tuple[Any, Any]:
+    def __call__(
+        self, donated: PyTree, kept: PyTree, done: list[PyTree] | None = None
+    ) -> tuple[PyTree, PyTree]:
         """Start the step; returns before it is done.
 
         Args:
@@ -123,10 +127,10 @@ class CompiledStep:
                 done[:] = map(self._compiled, given, kept_of_one)
         outputs, state, token = done[0]
         self._group.step_started(token)
-        self._run_ahead.started(token)
+        self._run_ahead.wait_for_capacity(token)
         return outputs, state
 
-    def _start_carefully(self, given: tuple[Any], kept: tuple[Any], done: list[Any]) -> None:
+    def _start_carefully(self, given: tuple[PyTree], kept: tuple[PyTree], done: list[PyTree]) -> None:
         """Start the step where JAX does it in Python code: at first, and always if it has side effects."""
         with INTERRUPTS.put_off():
             if self._careful is None:
@@ -135,7 +139,7 @@ class CompiledStep:
             done[:] = map(self._compiled, given, kept)
             self._careful -= 1
 
-    def _guarded(self, donated: Any, kept: Any) -> tuple[Any, Any]:
+    def _guarded(self, donated: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
         """Run the step and look for NaNs in all that it computed.
 
         JAX's own guard runs the step again op by op, which never ends inside `shard_map`.
@@ -155,16 +159,17 @@ class CompiledStep:
                     )
         return outputs, state
 
-    def jaxpr(self, donated: Any, kept: Any) -> Any:
+    def jaxpr(self, donated: PyTree, kept: PyTree) -> jex.ClosedJaxpr:
         """The traced program; calling it later with such arguments does not trace it again."""
-        return self._compiled.trace(donated, kept).jaxpr
+        traced: jex.ClosedJaxpr = self._compiled.trace(donated, kept).jaxpr
+        return traced
 
-    def lower(self, donated: Any, kept: Any) -> Any:
+    def lower(self, donated: PyTree, kept: PyTree) -> jax.stages.Lowered:
         """JAX's lowered program, for looking into it."""
         return self._compiled.lower(donated, kept)
 
 
-def _without_aliases(donated: Any, kept: Any) -> Any:
+def _without_aliases(donated: PyTree, kept: PyTree) -> PyTree:
     """Copy arrays that are donated twice, or donated and kept: two variables may share one array."""
     leaves, structure = jax.tree.flatten(donated)
     seen = {id(x) for x in jax.tree.leaves(kept)}

@@ -5,12 +5,11 @@ Tests: tests/virtual/step/test_uneven.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from unisono._mesh import AXIS
+from unisono._types import PyTree
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._reduce import all_gather
@@ -37,11 +36,11 @@ class SpmdEngine:
         self._ops = cross_device_ops
 
     @property
-    def replica_id(self) -> Any:
+    def replica_id(self) -> jax.Array:
         """The position on the mesh axis, traced."""
         return jax.lax.axis_index(AXIS)
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
         """All-reduce by the strategy's algorithm."""
         return reduce_in_step(self._ops, op, tree, axis_name=AXIS, axis_size=self.num_replicas)
 
@@ -49,15 +48,15 @@ class SpmdEngine:
         """All replicas run one program, so their sizes are equal."""
         return size * self.num_replicas
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
         """Concatenate along `axis`."""
         return jax.tree.map(lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree)
 
-    def exchange(self, tree: Any) -> Any:
+    def exchange(self, tree: PyTree) -> PyTree:
         """Give every replica all replicas' arrays."""
         return jax.tree.map(self._stack, tree)
 
-    def _stack(self, leaf: Any) -> Any:
+    def _stack(self, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array):
             return leaf
         return PerReplica.from_stacked(self.all_gather(leaf[None], 0))
@@ -81,11 +80,11 @@ class TurnEngine:
         self.replica_id = frame.index
         self.num_replicas = len(frame.run.program.bodies)
 
-    def all_reduce(self, op: ReduceOp, tree: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
         """Meet the others and add up."""
         return self._frame.meet(tree, lambda _, operands: [self._reduce(op, operands)] * self.num_replicas)
 
-    def _reduce(self, op: ReduceOp, operands: list[Any]) -> Any:
+    def _reduce(self, op: ReduceOp, operands: list[PyTree]) -> PyTree:
         if self._ops is None or not self._ops.has_implementation:
             return _reduce(op, operands)
         structure = jax.tree.structure(operands[0])
@@ -98,25 +97,25 @@ class TurnEngine:
         """Meet the others and add up; a Python number again."""
         return int(self._frame.meet(size, lambda _, sizes: [sum(sizes)] * self.num_replicas))
 
-    def all_gather(self, tree: Any, axis: int) -> Any:
+    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
         """Meet the others and concatenate; sizes may differ along `axis`."""
 
-        def join(_: int, operands: list[Any]) -> list[Any]:
+        def join(_: int, operands: list[PyTree]) -> list[PyTree]:
             joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *operands)
             return [joined] * self.num_replicas
 
         return self._frame.meet(tree, join)
 
-    def exchange(self, tree: Any) -> Any:
+    def exchange(self, tree: PyTree) -> PyTree:
         """Meet the others and see what they brought."""
 
-        def gather(_: int, operands: list[Any]) -> list[Any]:
+        def gather(_: int, operands: list[PyTree]) -> list[PyTree]:
             return [jax.tree.map(_per_replica, *operands)] * self.num_replicas
 
         return self._frame.meet(tree, gather)
 
 
-def _per_replica(*leaves: Any) -> Any:
+def _per_replica(*leaves: PyTree) -> PyTree:
     if not isinstance(leaves[0], jax.Array):
         return leaves[0]
     if len({leaf.shape for leaf in leaves}) == 1:
@@ -124,7 +123,7 @@ def _per_replica(*leaves: Any) -> Any:
     return PerReplica(leaves)
 
 
-def _reduce(op: ReduceOp, operands: list[Any]) -> Any:
+def _reduce(op: ReduceOp, operands: list[PyTree]) -> PyTree:
     """Sum or mean of pytrees, leaf by leaf."""
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *operands)
     if op is ReduceOp.SUM:

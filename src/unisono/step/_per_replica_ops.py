@@ -207,5 +207,5 @@ def _bounded(result: Any, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
     """Count a result as a step, so that the host cannot run away from the devices."""
     if not isinstance(result, jax.core.Tracer):
         group.step_started(result)
-        run_ahead_of(mesh).started(result)
+        run_ahead_of(mesh).wait_for_capacity(result)
     return result

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -29,7 +30,7 @@ def discovering() -> Iterator[None]:
         _DISCOVERING.reset(token)
 
 
-def _stored(variable: Any) -> Any:
+def _stored(variable: keras.Variable) -> Any:
     """The value that a variable itself holds; a stand-in for it while steps are discovered."""
     if not _DISCOVERING.get():
         return stored_value(variable)
@@ -54,22 +55,22 @@ class StateScope(keras.StatelessScope):
 
     def __init__(
         self,
-        values: Iterable[tuple[Any, Any]] = (),
-        copies: Iterable[tuple[Any, Any]] = (),
+        values: Iterable[tuple[keras.Variable, jax.Array]] = (),
+        copies: Iterable[tuple[keras.Variable, jax.Array]] = (),
         parent: StateScope | None = None,
     ) -> None:
         super().__init__(collect_losses=True)
         self.state_mapping = {id(v): value for v, value in values}
         self.copies = {id(v): value for v, value in copies}
-        self.seen: dict[int, Any] = {}
-        self.written: dict[int, Any] = {}
-        self.written_by_replica: dict[int, Any] = {}
+        self.seen: dict[int, keras.Variable] = {}
+        self.written: dict[int, keras.Variable] = {}
+        self.written_by_replica: dict[int, keras.Variable] = {}
         #: Strategies whose `run` was called inside.
         self.strategies: set[Any] = set()
         self._parent = parent
         self._synced = 0
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         """Return the value of `variable` here, and note that it was read."""
         self.seen.setdefault(id(variable), variable)
         value = self.state_mapping.get(id(variable))
@@ -77,25 +78,25 @@ class StateScope(keras.StatelessScope):
             return value
         return self._parent.get_current_value(variable) if self._parent else _stored(variable)
 
-    def get_copies(self, variable: Any) -> Any:
+    def get_copies(self, variable: keras.Variable) -> Any:
         """Return the replicas' copies of `variable` as cross-replica code has them, or None."""
         self.seen.setdefault(id(variable), variable)
         if id(variable) in self.copies:
             return self.copies[id(variable)]
         return self._parent.get_copies(variable) if self._parent else variable.stored_copies
 
-    def set_copies(self, variable: Any, copies: Any) -> None:
+    def set_copies(self, variable: keras.Variable, copies: Any) -> None:
         """Replace the replicas' copies of `variable`."""
         self._note(variable)
         self.copies[id(variable)] = copies
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
         """Keras' hook for `variable.assign`."""
         variable, value = update
         self._note(variable)
         self.state_mapping[id(variable)] = value
 
-    def _note(self, variable: Any) -> None:
+    def _note(self, variable: keras.Variable) -> None:
         self.seen.setdefault(id(variable), variable)
         self.written[id(variable)] = variable
         if not self._synced:
