@@ -72,6 +72,7 @@ class Backups:
             # The first of a run: backups that cannot be read are noticed now and not when they are needed.
             write_snapshot(self.directory, f"{_NAME}-{number}", snapshot, read_back=not self.written)
             self.written += 1
+            # Only after the new one is complete: at every moment there is a good one.
             for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:
                 _commits.delete_commit(path)
         except CheckpointUnreadableError:

@@ -68,6 +68,7 @@ def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
         if name in CALLBACK_ATTRIBUTES or callable(value):
             continue
         try:
+            # Only to see whether it can be kept; what is kept is encoded with the rest of the backup.
             encode(value, {}, name)
         except InvalidTypeError:
             _LOG.debug("%s.%s is not kept in checkpoints.", type(callback).__name__, name)
@@ -119,7 +120,9 @@ def set_state_of(callback: keras.callbacks.Callback, state: Mapping[str, Any], m
     found = []
     for name, value in state["attributes"].items():
         differs = name in initial and name in program and not _is_same(initial[name], program[name])
+        # A callback that has trained before differs also in state; of that one only names of arguments count.
         is_argument = differs and (made.is_new or name.removeprefix("_") in arguments)
+        # An argument that training itself has changed since is state.
         if is_argument and (name in derived or _is_same(initial[name], value)):
             found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
         elif name not in derived:
@@ -136,14 +139,17 @@ def _derived_names(callback: keras.callbacks.Callback) -> set[str]:
 
 def _argument_names(kind: type) -> set[str]:
     """Names of the arguments of a class' constructor and of those that it inherits."""
+    # Without `object`, whose signature is `*args, **kwargs`.
     every = (vars(base)["__init__"] for base in kind.__mro__[:-1] if "__init__" in vars(base))
     return set().union(*(inspect.signature(init).parameters for init in every))
 
 
 def _is_same(a: State, b: State) -> bool:
     if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+        # Bytes: NaN must equal itself.
         x, y = np.asarray(a), np.asarray(b)
         return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+    # For Python 1, 1.0 and True are equal; as arguments they are not.
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -163,6 +169,7 @@ def _import_path(value: Any) -> tuple[str, str] | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
+    # A method, a decorated or a local function of that name would be another one after a restart.
     return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
 
 

@@ -96,6 +96,7 @@ class CountingTrainFunction:
         on_first = None if self.batches_in_epoch else self._begin_data
         counted, held = CountedBatches(iterator, on_first), self._num_held()
         self.logs, self.state = self._function(state, counted)
+        # What the look-ahead holds was taken from the data, and is not trained yet.
         used = counted.count - (self._num_held() - held)
         self._count(used)
         self.batches += used
@@ -142,6 +143,7 @@ class CountingTrainFunction:
             self.lookahead.skip(taken)
         return self.logs, state
 
+    # `StepTimer` looks for the wrapped function's `timer`, for example.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
 

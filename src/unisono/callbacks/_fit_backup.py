@@ -120,6 +120,7 @@ class FitBackup:
         self._data = ResumableData(call.arguments, self._model.steps_per_execution)
         self._others = [c for c in call.callbacks if c is not owner]
         if not any(isinstance(c, keras.callbacks.History) for c in self._others):
+            # Keras would add its own behind `LastCallback`: a backup would lack the epoch that just ended.
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, LastCallback(self)]
         # These two are not saved, so that a run can resume with another number of workers, or one.
@@ -145,6 +146,7 @@ class FitBackup:
             self._data.check_content(progress, self._backups.directory)
         self._restored = snapshot, progress
         arguments = self._call.arguments
+        # A run that a callback has stopped does not train again.
         arguments["initial_epoch"] = arguments["epochs"] if progress.stopped else progress.epoch
         self._data.resume(progress)
         _LOG.info(
@@ -227,6 +229,7 @@ class FitBackup:
             variable.assign(value)
         # For the other callbacks, the begin of this epoch and its first batches are in the past.
         self._unmute = mute(self._others)
+        # Keras makes its iterator next, and must shuffle as it did then.
         self._random.set_state(progress.epoch_random)
         self._random_now = progress.random
         self._watching.to_pass = progress.batch
@@ -247,6 +250,7 @@ class FitBackup:
         watched = self._watching
         if self._unmute is not None and not watched.to_pass:
             self.unmute()
+            # Passing over batches drew other numbers; from here on those of the undisturbed run follow.
             self._random.set_state(self._random_now)
         if self._interval is not None:
             self._interval.begin_batch(watched.batches, self._backups.is_busy, self._backups.last)
@@ -254,6 +258,7 @@ class FitBackup:
         if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False, False):
             return
         variables = variables_of(self._model, TrainerTask.TRAIN)
+        # While Keras trains, the model's variables are empty; the running state has their values.
         values = {
             id(v): x
             for vs, xs in zip(variables, watched.state, strict=True)
@@ -289,8 +294,10 @@ class FitBackup:
         self._on_epoch_saved()
 
     def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
+        # Also on workers that do not write: `is_saved` must be alike on all.
         self._saved_at = self._watching.batches
         strategy = strategy_of(self._model)
+        # A collective, so before the workers that do not write return.
         if strategy is not None:
             strategy.state_layout.gather(self._model.optimizer.variables, values)
         if self._backups.read_only:

@@ -72,6 +72,7 @@ def snapshot_of(
     if values and isinstance(logs, dict):
         found = {n: v.value if isinstance(v, StepLog) else v for n, v in logs.items()}
         arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
+    # Not `asdict`, which would copy all that callbacks remember, such as the best weights.
     fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
     facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
     # As text now, so that no later change of what callbacks remember gets in.

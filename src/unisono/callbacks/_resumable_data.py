@@ -48,6 +48,7 @@ class ResumableData:
         position = None
         if isinstance(x, Dataset):
             x = arguments["x"] = as_keras_input(x)
+            # Keras shuffles the batches of a `PyDataset`; the data set has its order already.
             arguments["shuffle"] = False
         if isinstance(x, (KerasInput, KerasStream)):
             position = x.position
@@ -93,6 +94,7 @@ class ResumableData:
         x = self._arguments["x"]
         if self.position is not None:
             if progress.batch or self._is_one_iteration():
+                # In the middle of an iteration; otherwise the next epoch begins a new one.
                 self.position.resume_from(progress.data, progress.batch)
             else:
                 self.position.resume_after(progress.data)

@@ -39,6 +39,7 @@ def write_snapshot(directory: Path, name: str, snapshot: Snapshot, *, read_back:
         CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
         CheckpointError: it cannot be written; nothing is left.
     """
+    # One copy on the host for both: reading back compares with exactly what was written.
     arrays = snapshot.on_host()
 
     def fill(folder: Path) -> None:
@@ -66,8 +67,10 @@ def _problem_of(folder: Path, written: Snapshot) -> str:
         return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
     for name, array in written.arrays.items():
         other = found.arrays[name]
+        # Bytes, because by value NaN differs from itself, and -0.0 equals 0.0.
         if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
             return f"{name} has other values"
+    # What was read went through JSON, which turns tuples into lists; so must the other side.
     return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
 
 
@@ -119,6 +122,7 @@ class Checkpoint(Holder):
             self._objects["root"] = _tracked(root)
 
     def __getattr__(self, name: str) -> Trackable:
+        # `copy` and `pickle` ask for attributes before `__init__` has made `_objects`.
         objects = vars(self).get("_objects", {})
         if name not in objects:
             raise AttributeError(f"This checkpoint has no object {name!r}; it has {sorted(objects)}.")
@@ -128,6 +132,7 @@ class Checkpoint(Holder):
         if name.startswith("_"):
             super().__setattr__(name, value)
             return
+        # Python asks `__getattr__` only where the class has no such name: the object could not be read again.
         if hasattr(type(self), name):
             raise InvalidArgumentError(
                 f"An object in a checkpoint must have another name than its methods. Received: {name!r}. "
@@ -187,9 +192,11 @@ class Checkpoint(Holder):
             CheckpointError: it cannot be written, or not be read back; nothing is left then.
         """
         series = Path(file_prefix).absolute()
+        # The counter remembers numbers whose files were deleted, the directory those of earlier processes.
         newest = max(self._counter, _commits.newest_number(series.parent, series.name))
         number = self.number(str(series), newest + 1)
         path = self.write(series.with_name(f"{series.name}-{number}"))
+        # Not before: a save that failed does not use up its number.
         self._counter = number
         return path
 
@@ -207,10 +214,13 @@ class Checkpoint(Holder):
         """
         target = Path(file_prefix).absolute()
         variables = self.parts().variables.values()
+        # `gather` is a collective: every worker calls it, also those that do not write, in the same order
+        # (that of a set would differ between processes).
         for strategy in dict.fromkeys(holder_of(variable) for variable in variables):
             if strategy is not None:
                 strategy.state_layout.gather(variables)
         if self.is_written_here():
+            # Once per directory: what a file system does not give back is noticed at the first save.
             read_back = target.parent not in self._was_read
             write_snapshot(target.parent, target.name, self.snapshot(), read_back=read_back)
             self._was_read.add(target.parent)
@@ -283,18 +293,21 @@ class Checkpoint(Holder):
             CheckpointMismatchError: as `restore`.
         """
         restoration = Restoration(self, snapshot, parts, path)
+        # Before the earlier restoration is given up: where this one raises, that one continues.
         values = restoration.begin()
         if self._restoration is not None:
             self._restoration.cancel()
         self._restoration = restoration
         return RestoreStatus(values, restoration)
 
+    # TensorFlow's `read` differs only in not expecting a `save_counter`; no checkpoint here has one.
     read = restore
 
 
 def _tracked(value: Trackable) -> Trackable:
     """Return a list or dict as one that reports when it grows, if it holds objects or may hold them later."""
     for kind, tracked in ((list, TrackedList), (dict, TrackedDict)):
+        # Not subclasses: a copy as a tracked list or dict would lose what they do.
         if type(value) is kind and (not value or holds_objects(value)):
             return tracked(value)
     return value

@@ -52,6 +52,8 @@ def write_commit(
         CheckpointError: the commit exists, or the disk is full or fails; nothing is left then.
     """
     target = directory / name
+    # Beside the target, since a rename is atomic only within one file system. The dot hides it from readers;
+    # host and process let `sweep` tell what a dead writer has left from what is being written.
     aside = directory / f".{name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,16 +63,19 @@ def write_commit(
             )
         aside.mkdir()
         write(aside)
+        # The order is the guarantee: complete, on the disk, checked, and only then visible under its name.
         _write_manifest(aside)
         _flush_tree(aside)
         if check is not None:
             check(aside)
         os.rename(aside, target)
+        # A rename is a change of the directory: without this flush a power loss may undo it.
         _flush(directory)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError) and not isinstance(error, CheckpointError):
             raise _translated(error, target) from error
+        # Orbax and TensorStore wrap the system's error in their own, which have no `errno`.
         if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
             raise CheckpointError(_full(target)) from error
         raise
@@ -110,12 +115,14 @@ def check_commit(path: Path) -> None:
             if not stat.S_ISREG(found.st_mode):
                 # Reading a pipe would wait for ever.
                 raise _damaged(path, f"{name} is not a file")
+            # The size first: a file that was cut is found without reading it.
             if found.st_size != entry["bytes"]:
                 raise _damaged(path, f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
             if _hash(file) != entry["sha256"]:
                 raise _damaged(path, f"{name} has other contents than were written")
         except FileNotFoundError:
             raise _damaged(path, f"{name} is missing") from None
+        # `CheckpointError` is itself an `OSError`, which the next clause would catch.
         except CheckpointError:
             raise
         except OSError as error:
@@ -138,6 +145,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
             raise _damaged(path, f"{MANIFEST} is not a file")
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
         own = manifest.pop("sha256")
     except FileNotFoundError:
         raise _damaged(path, f"{MANIFEST} is missing") from None
@@ -168,6 +176,7 @@ def check_place(directory: Path, *, writes: bool) -> None:
     try:
         if writes:
             directory.mkdir(parents=True, exist_ok=True)
+        # `mkdir` succeeds for a directory that exists and cannot be read.
         with os.scandir(directory):
             pass
         if writes and not os.access(directory, os.W_OK | os.X_OK):
@@ -175,6 +184,7 @@ def check_place(directory: Path, *, writes: bool) -> None:
     except FileNotFoundError as error:
         if writes:
             raise _no_place(directory, error) from None
+    # `ValueError`: Python rejects a path with a null byte.
     except (OSError, ValueError) as error:
         raise _no_place(directory, error) from None
 
@@ -202,6 +212,7 @@ def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
 def newest_number(directory: Path, prefix: str) -> int:
     """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
     pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
+    # Also plain files and damaged commits: the next commit must not get a name that exists.
     names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
     return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
@@ -238,6 +249,7 @@ def delete_commit(path: Path) -> None:
         f".{path.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
     )
     try:
+        # The new name is one that `sweep` finds, if this process dies before all is deleted.
         os.rename(path, aside)
     except FileNotFoundError:
         return
@@ -257,6 +269,7 @@ def sweep(directory: Path) -> list[Path]:
     swept = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = _ASIDE.match(path.name)
+        # On a shared disk, a process id of another machine says nothing about a process here.
         if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
             _remove(path)
             swept.append(path)
@@ -268,6 +281,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    # The process lives and belongs to another user.
     except PermissionError:
         return True
     return True
@@ -304,6 +318,7 @@ def _flush_tree(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
+    # A directory can be opened in no other mode, and `fsync` does not need more.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -57,6 +57,7 @@ class Snapshot:
     def to_bytes(self) -> bytes:
         """The snapshot as bytes, to be sent to other processes of one program."""
         arrays = self.on_host()
+        # JSON and raw bytes, not pickle, which would run code that arrives from the network.
         head = [[name, list(a.shape), str(a.dtype)] for name, a in arrays.items()]
         text = json.dumps({"arrays": head, "facts": self.facts}).encode()
         parts = [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
@@ -132,11 +133,13 @@ class Parts:
         self.units: list[Unit] = []
         self.growing: list[Growing] = []
         self._deferred, self._builds = deferred, builds
+        # An optimizer that has a name of its own is not saved a second time below its model.
         self._own = {id(o) for o in objects.values()}
         for name, value in objects.items():
             self._add(name, value)
 
     def _add(self, name: str, value: Trackable) -> None:
+        # From the special to the general: a model is also a layer, and a holder may look like any object.
         if isinstance(value, keras.Model):
             self._add_model(name, value)
         elif isinstance(value, keras.Variable):
@@ -145,6 +148,7 @@ class Parts:
             weights = variables_by_name(trained_variables(value))
             self._add_optimizer(name, value, weights)
         elif isinstance(value, (keras.Layer, keras.metrics.Metric)):
+            # Keras' metrics have no `built`: they make their variables in the constructor.
             self.units.append(Unit(name, value, isinstance(value, keras.metrics.Metric) or value.built))
             self._add_variables(name, value.variables)
         elif isinstance(value, Holder) or holds_objects(value):
@@ -175,6 +179,7 @@ class Parts:
             return
         if not optimizer.built and model.built and self._builds:
             strategy = strategy_of(model)
+            # The slots must lie where the strategy would have put them if `fit` had made them.
             with strategy.scope() if strategy is not None else contextlib.nullcontext():
                 optimizer.build(model.trainable_variables)
         self._add_optimizer(f"{name}{OPTIMIZER}", optimizer, weights)
@@ -257,6 +262,7 @@ def wanted_names(names: Iterable[str], parts: Sequence[str] | None) -> set[str]:
     ['model/weights/a']
     """
     return {
+        # With the slash: the part `model` must not select `model_2`.
         n for n in names if parts is None or any(n == p or n.startswith(p.rstrip("/") + "/") for p in parts)
     }
 
@@ -356,6 +362,7 @@ def _set_logical_value(variable: keras.Variable, value: np.ndarray) -> None:
         variable.assign(value)
     else:
         # Not `assign`: a stateless scope around, in which a model is built, would get the value instead.
+        # Also inside a trace, where a model may be built: the variable must not keep a tracer.
         with jax.ensure_compile_time_eval():
             store_value(variable, jnp.asarray(value, stored_dtype(variable)))
 

@@ -34,6 +34,7 @@ def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
     >>> encode((1, b"a"), {}, "x")
     {'__kind__': 'tuple', 'items': [1, {'__kind__': 'bytes', 'base64': 'YQ=='}]}
     """
+    # The exact types: NumPy's float64 is a Python float, too, and would return without its dtype.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (bytes, bytearray)):
@@ -41,7 +42,9 @@ def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
     if isinstance(value, np.generic) and value.dtype.kind in "SU":
         return encode(value.item(), arrays, where)
     if _is_array(value):
+        # The count keeps names apart: keys of a dict may contain `.`, `[` and `#` themselves.
         name = f"{where}#{len(arrays)}"
+        # A copy: training continues to change the original while this one is written.
         arrays[name] = np.array(value)
         return {_KIND: "scalar" if isinstance(value, np.generic) else "array", "name": name}
     if type(value) in (list, tuple, set, frozenset):
@@ -57,6 +60,7 @@ def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
 
 
 def _encode_dict(value: Mapping[State, State], arrays: dict[str, np.ndarray], where: str) -> Json:
+    # A JSON object has only strings as keys, and `__kind__` marks the forms of this module.
     if all(type(k) is str for k in value) and _KIND not in value:
         return {k: encode(v, arrays, f"{where}.{k}") for k, v in value.items()}
     pairs = [[encode(k, arrays, where), encode(v, arrays, f"{where}[{k!r}]")] for k, v in value.items()]
@@ -85,6 +89,7 @@ def decode(value: Json, arrays: Mapping[str, np.ndarray]) -> State:
         case "array":
             return arrays[value["name"]]
         case "scalar":
+            # A NumPy scalar again; the stored array has no dimensions.
             return arrays[value["name"]][()]
         case "dict":
             return {decode(k, arrays): decode(v, arrays) for k, v in value["pairs"]}

@@ -101,6 +101,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: this or an earlier checkpoint could not be written.
         """
+        # One at a time: each that waits for the disk holds a copy of the whole state. This also raises the
+        # error of the save before.
         self._writer.wait()
         # Also those of another manager of this directory.
         settle(self.directory)
@@ -124,6 +126,7 @@ class CheckpointManager:
     def _write(self, name: str, snapshot: Snapshot) -> None:
         write_snapshot(self.directory, name, snapshot, read_back=not self._was_read)
         self._was_read = True
+        # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
         if self._keep is not None:
             for _, path in _commits.commits(self.directory, self._name)[: -self._keep]:
                 _commits.delete_commit(path)
@@ -138,6 +141,7 @@ class CheckpointManager:
             CheckpointError: one could not be written, or the time is over.
         """
         self._writer.wait(timeout)
+        # `share` waits for all workers, so each of them must call it once per save.
         path, self._unshared = self._unshared, None
         if path is not None:
             self._checkpoint.share(path)
@@ -168,6 +172,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: a checkpoint could not be written.
         """
+        # The thread ends in any case; then `wait` raises what went wrong in it.
         self._writer.close()
         self.wait()
 

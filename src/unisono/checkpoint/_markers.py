@@ -54,6 +54,7 @@ def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    # A new name each time: an evaluator remembers which mark it has obeyed.
     replace_file(folder / FINISHED, json.dumps({"name": uuid.uuid4().hex, "discard": discard}))
 
 
@@ -87,6 +88,7 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; nothing is left then.
     """
+    # In the same folder, because a rename is atomic only within one file system; several processes may write.
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         aside.write_text(text)
@@ -100,6 +102,7 @@ def replace_file(path: Path, text: str) -> None:
 def _read(path: Path) -> tuple[dict[str, Any], int] | None:
     """A JSON object and when its file was written; None where there is none that can be read."""
     try:
+        # The file system's clock, which also dates the checkpoints; those of machines may differ.
         content, time_ns = json.loads(path.read_text()), path.stat().st_mtime_ns
     except (OSError, ValueError):
         return None

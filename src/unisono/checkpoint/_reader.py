@@ -36,6 +36,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     settle(directory)
     try:
         names = {re.sub(r"-\d+$", "", path.name) for path in directory.iterdir() if _is_complete(path)}
+        # Within a series the number decides; a name without one is of `Checkpoint.write`.
         every = [commits(directory, name)[-1:] or [(0, directory / name)] for name in names]
         newest = max((found[0][1] for found in every), key=_written_at, default=None)
     except (FileNotFoundError, NotADirectoryError):
@@ -48,10 +49,12 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
 
 def _is_complete(path: Path) -> bool:
+    # Names with a dot are being written or deleted.
     return not path.name.startswith(".") and (path / MANIFEST).is_file()
 
 
 def _written_at(path: Path) -> int:
+    # Not the directory's own time, which changes with everything that is put into it.
     return (path / MANIFEST).stat().st_mtime_ns
 
 

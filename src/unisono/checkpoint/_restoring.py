@@ -99,6 +99,7 @@ class Restoration:
         self.waiting.restored |= ours
         self.waiting.names |= later
         values = plain_values(self._snapshot, self._arrays, self._wanted)
+        # `waiting` does not refer to this object, which the finalizer would otherwise keep alive.
         weakref.finalize(self, self.waiting.report)
         self._follow(found)
         return values
@@ -110,6 +111,7 @@ class Restoration:
 
     def unmatched(self) -> set[str]:
         """Names of the variables and states that exist and were not restored."""
+        # To look must not change anything: no slots are built.
         found = Parts(self._holder.objects, deferred=True, builds=False)
         return wanted_names((*found.variables, *found.stateful), self._wanted) - self.waiting.restored
 
@@ -121,6 +123,7 @@ class Restoration:
         """
         if not self.waiting.names and not self._unbuilt:
             return
+        # This runs inside the user's `build`, `compile` or assignment: building slots would be a side effect.
         found = Parts(self._holder.objects, deferred=True, builds=False)
         ours = wanted_names((*found.variables, *found.stateful), self._wanted)
         new = self.waiting.names & ours
@@ -155,6 +158,7 @@ class Restoration:
             for growing in (self._holder, *found.growing):
                 growing.watch(self.advance)
         elif not self._unbuilt:
+            # All is used: free the copy of the checkpoint.
             self._arrays = {}
 
 
@@ -178,11 +182,13 @@ def _after(owner: Any, name: str, call: Callable[[], None]) -> None:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        # Another wrapper may lie over this one by now, and must stay.
         if vars(owner).get(name) is method:
             if before is None:
                 del vars(owner)[name]
             else:
                 vars(owner)[name] = before
+        # After the method is restored: `advance` may wrap it again.
         call()
         return result
 

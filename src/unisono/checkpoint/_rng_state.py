@@ -21,6 +21,7 @@ class RandomState:
     def get_state(self) -> dict[str, Any]:
         """Return the state, as values that a checkpoint can hold."""
         state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+        # Not imported here: a program that has not loaded PyTorch draws nothing from it.
         torch = sys.modules.get("torch")
         if torch is not None:
             state["torch"] = torch.get_rng_state().numpy()
@@ -36,4 +37,5 @@ class RandomState:
         np.random.set_state(state["numpy"])
         torch = sys.modules.get("torch")
         if torch is not None and "torch" in state:
+            # A copy: what was read may be read-only, of which `from_numpy` warns.
             torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))

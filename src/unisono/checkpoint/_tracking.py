@@ -23,10 +23,12 @@ class Growing:
         Args:
             on_growth: without arguments.
         """
+        # A restoration watches again after each step of its own, and must be called once.
         if on_growth not in self._on_growth:
             self._on_growth.append(on_growth)
 
     def _has_grown(self) -> None:
+        # A copy: what is restored may itself be watched from then on.
         for call in tuple(self._on_growth):
             call()
 
@@ -83,6 +85,7 @@ class TrackedDict(dict[Hashable, Trackable], Growing):
 
     def update(self, *args: Trackable, **kwargs: Trackable) -> None:
         """As of a dict."""
+        # `dict.update` and `setdefault` do not call `__setitem__`; each must report by itself.
         super().update(*args, **kwargs)
         self._has_grown()
 

@@ -37,6 +37,7 @@ def canonical_paths(paths: Iterable[str]) -> list[str]:
                 base = match[1] if match else part
                 number = counts.get((parent, base), 0)
                 counts[parent, base] = number + 1
+                # As Keras counts in a fresh process: the first sibling has no number.
                 renamed[parent, part] = f"{base}_{number}" if number else base
             parts.append(renamed[parent, part])
         name = "/".join(parts)
@@ -55,9 +56,11 @@ def slot_names(names: Sequence[str], references: Mapping[str, str]) -> list[str]
     >>> slot_names(["iteration", "dense_3_kernel_velocity"], {"dense_3/kernel": "dense/kernel"})
     ['iteration', 'dense/kernel/velocity']
     """
+    # The longest first: one weight's name may be the beginning of another's.
     prefixes = sorted(((p.replace("/", "_"), c) for p, c in references.items()), key=lambda x: -len(x[0]))
     found = []
     for name in names:
+        # Keras replaces the `/` of a weight's path by `_` in the names of its slots.
         flat = name.replace("/", "_")
         match = next(((p, c) for p, c in prefixes if flat.startswith(p + "_")), None)
         found.append(f"{match[1]}/{flat[len(match[0]) + 1 :]}" if match else name)

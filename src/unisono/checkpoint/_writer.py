@@ -90,6 +90,7 @@ class BackgroundWriter:
             error: BaseException | None = None
             try:
                 job()
+            # Everything: an error that ended the thread would leave `wait` waiting for ever.
             except BaseException as caught:
                 error = caught
             with self._idle:
@@ -107,6 +108,7 @@ def settle(directory: Path) -> None:
     Args:
         directory: as the writers got it.
     """
+    # A copy, since a weak set may shrink while it is read.
     for writer in list(_WORKING):
         if writer.directory == directory:
             writer.settle()

@@ -104,6 +104,7 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     ready = [f for f in new if f.is_atomic or view.over or view.before.get(f.name) == f.signature]
     if ready:
         return Evaluate(ready[-1], tuple(new[: new.index(ready[-1])]))
+    # Only now: the last checkpoint of a finished run is evaluated before.
     if view.over:
         return Finish(FinishReason.FINISHED)
     return Finish(FinishReason.TIMEOUT) if view.idle >= timeout else Wait()

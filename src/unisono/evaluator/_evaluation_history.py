@@ -81,6 +81,7 @@ def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
     except (OSError, ValueError, TypeError, KeyError) as error:
         _LOG.warning("%s cannot be read (%s): a new one is started.", path, error)
         return EvaluationHistory()
+    # That run had ended. `known` stays, so that its checkpoints are not evaluated again.
     if not (record.watching or goes_on):
         record.evaluations = []
     record.watching = True

@@ -112,6 +112,7 @@ class Restorer:
             with _reading(path):
                 _copy_weights(path, copy)
                 described, iterations = _described(copy)
+            # Once: the names and shapes of the own model do not change.
             if self._in_files is None:
                 self._in_files = self._described_in_files(Path(folder))
             _require_same(self._in_files, described, path)
@@ -127,6 +128,7 @@ class Restorer:
 
     def _left_alone(self) -> list[keras.Variable]:
         optimizer = getattr(self._model, "optimizer", None)
+        # An evaluator may be compiled with another optimizer: its variables are neither compared nor loaded.
         return [] if optimizer is None else [optimizer]
 
 
@@ -136,11 +138,13 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        # First, because a deletion in the middle of reading shows as any of these errors.
         if not path.exists():
             raise CheckpointError(
                 f"A checkpoint must stay while it is read. Received: {path}, which was deleted. "
                 "Keep more of them, for an evaluator that is slower than training."
             ) from error
+        # `CheckpointError` is itself an `OSError`: it says already what is wrong.
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
@@ -169,6 +173,7 @@ def parts_with_weights(arrays: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def _part_of(parts: Mapping[str, Description], own: Description, path: Path) -> str:
     """The name under which training has saved the model."""
     fitting = [name for name, described in parts.items() if dict(described) == dict(own)]
+    # The usual name first, then the only model there is, and last the only one that fits.
     for names in (["model"] if "model" in parts else [], list(parts), fitting):
         if len(names) == 1:
             return names[0]

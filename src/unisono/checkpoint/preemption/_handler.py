@@ -162,9 +162,11 @@ class PreemptionCheckpointHandler:
             self._signals = _watch_sigterm(self._notice)
             self._stop = weakref.finalize(self, self._signals.restore)
         try:
+            # Before restoring, which sets the number of steps.
             self._manager.checkpoint.include(total_run_calls=self._calls)
             self._manager.restore_or_initialize()
             self._agreement.begin(self._calls.count)
+        # A constructor that fails must leave neither its SIGTERM handler nor its thread behind.
         except BaseException:
             self.close()
             raise
@@ -238,6 +240,7 @@ class PreemptionCheckpointHandler:
         self, args: tuple[UserValue, ...], kwargs: dict[str, UserValue], *, is_last: bool = False
     ) -> None:
         if self._notice.error is not None:
+            # The watcher failed in its thread: without this, the end would come unnoticed.
             error, self._notice.error = self._notice.error, None
             raise error
         wanted = wants_save(
@@ -253,13 +256,16 @@ class PreemptionCheckpointHandler:
             return
         with self._pace.saving():
             self._save(args, kwargs)
+        # With a grace period the first save is a precaution, and the second one ends the program.
         ends = self._saved or not self._grace
         self._saved = not ends
         if ends:
+            # A user's `exit_fn` may return: then the loop continues, and the next notice counts.
             self._notice.at = None
             self._agreement.finish()
             _LOG.warning("Saved after step %d; this process ends, to be started again.", step)
             try:
+                # First the handler that the program had: also if it raises, `exit_fn` is called.
                 if self._signals is not None:
                     self._signals.pass_on()
             finally:

@@ -40,6 +40,7 @@ class PollWatch:
     def __init__(self, notice: PreemptionNotice, is_ending: Callable[[], bool]) -> None:
         self._notice, self._is_ending = notice, is_ending
         self._stopped = threading.Event()
+        # A daemon: the user's function may block, and must not keep the program from ending.
         threading.Thread(target=self._poll, name="unisono-preemption", daemon=True).start()
 
     def _poll(self) -> None:
@@ -50,6 +51,7 @@ class PollWatch:
                     return
                 self._stopped.wait(_POLL_SECONDS)
         except Exception as error:
+            # Raised by the handler after the next step, in the main thread.
             self._notice.error = error
 
     def stop(self) -> None:

@@ -104,11 +104,14 @@ class PeriodicConsensus:
         """Return this step if one of the workers wants to save, at the steps where they exchange messages."""
         if self._next is not None and step < self._next and not is_last:
             return None
+        # The pace is not known before the first exchange: infinity makes the second follow one step later.
         taken = self._clock() - self._asked[1] if self._asked is not None else math.inf
         steps = max(1, step - self._asked[0]) if self._asked is not None else 1
         answers = [json.loads(data) for data in self._gather(json.dumps([wanted, taken / steps]).encode())]
         self.questions += 1
+        # The slowest worker's pace, so that all compute the same step.
         self._next = step + _steps_until(max(seconds for _, seconds in answers), self._period, steps)
+        # After the exchange: the wait for slower workers is not part of a step.
         self._asked = step, self._clock()
         return step if any(wish for wish, _ in answers) else None
 
