@@ -261,8 +261,8 @@ def wanted_names(names: Iterable[str], parts: Sequence[str] | None) -> set[str]:
     >>> sorted(wanted_names(["model/weights/a", "model/optimizer/b"], ["model/weights"]))
     ['model/weights/a']
     """
+    # With the slash: the part `model` must not select `model_2`.
     return {
-        # With the slash: the part `model` must not select `model_2`.
         n for n in names if parts is None or any(n == p or n.startswith(p.rstrip("/") + "/") for p in parts)
     }
 

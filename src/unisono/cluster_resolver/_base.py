@@ -81,6 +81,7 @@ class ClusterResolver(abc.ABC):
         spec = self.cluster_spec()
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
+        # As in TensorFlow: an empty master means this process alone.
         if sum(spec.num_tasks(name) for name in spec) <= 1 or job is None or index is None:
             return ""
         return _with_protocol(spec.task_address(job, index), rpc_layer or self.rpc_layer)
@@ -102,6 +103,7 @@ class ClusterResolver(abc.ABC):
             InvalidArgumentError: for a task other than this one.
         """
         asked = (task_type or self.task_type, self.task_id if task_id is None else task_id)
+        # JAX sees only the devices of its own process; TensorFlow's sessions could ask another task's server.
         if asked != (self.task_type, self.task_id):
             raise InvalidArgumentError(
                 "A task knows only its own accelerators. "
@@ -157,6 +159,7 @@ def _with_protocol(address: str, rpc_layer: str | None) -> str:
 
 
 def _local_accelerators() -> dict[str, int]:
+    # Here, because it imports JAX: who only asks for addresses does not pay for that.
     from unisono._mesh import local_devices
 
     found = {}
@@ -217,6 +220,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return TF_CONFIG's `session_master`, or else the address of a task, by default this one."""
+        # `session_master` goes before all, also before a task that is named, as in TensorFlow.
         config = self._read()
         if config.session_master is not None:
             return config.session_master
@@ -309,6 +313,7 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> str:
         """Return the address of a task, or the `master` given where none is named."""
         address = self._master
+        # As in TensorFlow: only a task that is named completely goes before the `master` given.
         if task_type is not None and task_id is not None:
             address = self._spec.task_address(task_type, task_id)
         return _with_protocol(address, rpc_layer or self.rpc_layer)

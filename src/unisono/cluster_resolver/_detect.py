@@ -33,6 +33,7 @@ def resolve(environ: MutableMapping[str, str] | None = None) -> ClusterResolver 
     """
     environ = process_environ() if environ is None else environ
     for name, module in DETECTED.items():
+        # Imported one by one: what comes after the first that applies is not loaded.
         kind: type[ClusterResolver] = getattr(
             importlib.import_module(f"unisono.cluster_resolver.{module}"), name
         )

@@ -91,6 +91,7 @@ class GCEClusterResolver(ClusterResolver):
         return ClusterSpec({self._job: [with_port(self._ip(name), self._port) for name in names]})
 
     def _instances(self) -> list[str]:
+        # Sorted, although the request asks for this order: the indices of all processes depend on it.
         names = sorted(self._listed())
         if not names:
             raise BackendError(
@@ -103,6 +104,7 @@ class GCEClusterResolver(ClusterResolver):
         groups = self._service.instanceGroups()
         only = {"instanceState": "RUNNING"}
         request = groups.listInstances(**self._place, instanceGroup=self._group, body=only, orderBy="name")
+        # The answer comes in pages; the service has no next request after the last one.
         while request is not None:
             response = request.execute()
             for item in response.get("items", []):
@@ -115,6 +117,7 @@ class GCEClusterResolver(ClusterResolver):
         return str(found["networkInterfaces"][0]["networkIP"])
 
     def _own_index(self) -> int:
+        # Instances have short names, a machine may give its full domain name.
         names, own = self._instances(), platform.node().partition(".")[0]
         if own not in names:
             raise BackendError(

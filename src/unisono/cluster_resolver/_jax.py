@@ -98,6 +98,7 @@ def read_cluster(
 def _address(host: str | None, port: str | None) -> str | None:
     """The address with its port, which `host` may already contain."""
     number = None if port is None else read_index(port)
+    # JAX_COORDINATOR_ADDRESS usually contains the port, PET_MASTER_ADDR does not.
     if host is None or number is None or address_problem(host) is None:
         return host
     return with_port(host, number)

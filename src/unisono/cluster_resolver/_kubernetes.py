@@ -46,6 +46,7 @@ def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
     Raises:
         BackendError: when a pod is not running; it names all of them.
     """
+    # The API promises no order, and all processes must number the pods alike.
     named = sorted(pods, key=lambda pod: str(pod.metadata.name))
     waiting = {pod.metadata.name: pod.status.phase for pod in named if pod.status.phase != "Running"}
     if waiting:
@@ -118,6 +119,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 def _checked(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     for job, selectors in mapping.items():
+        # A text is a sequence, too, and would be read letter by letter.
         if isinstance(selectors, str) or not all(isinstance(s, str) for s in selectors):
             raise InvalidArgumentError(
                 f"Each job must have a list of selectors. Received: {job!r}: {selectors!r}. "
@@ -137,6 +139,8 @@ def _client(location: KubernetesExecutableLocation) -> Client:
         ) from error
     within = location is KubernetesExecutableLocation.WITHIN_CLUSTER
     try:
+        # TensorFlow 2.16 tries only `kubectl`'s configuration, which a pod does not have:
+        # https://github.com/tensorflow/tensorflow/issues/70581
         config.load_incluster_config() if within else config.load_kube_config()
     except config.ConfigException as error:
         raise BackendError(

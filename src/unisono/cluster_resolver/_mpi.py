@@ -36,6 +36,7 @@ class Communicator(Protocol):
 
 def is_mpi_rank(environ: Mapping[str, str]) -> bool:
     """Return whether `mpirun` started this process beside others."""
+    # One rank alone does not count: an interactive shell may be one, too.
     return any(rank in environ and environ.get(size, "1") != "1" for rank, size in _VARIABLES)
 
 
@@ -73,6 +74,7 @@ def mpi_addresses(hosts: Sequence[str], port_base: int) -> list[str]:
     used: collections.Counter[str] = collections.Counter()
     addresses = []
     for host in hosts:
+        # By host and not by rank: ranks need not lie on the hosts in blocks.
         addresses.append(with_port(host, port_base + used[host]))
         used[host] += 1
     return addresses
@@ -115,6 +117,7 @@ class MPIClusterResolver(ClusterResolver):
         else:
             rank, size = communicator.Get_rank(), communicator.Get_size()
         if hosts is None:
+            # A collective of all ranks, which also puts the hosts into the order of the ranks.
             hosts = (communicator or _world()).allgather(platform.node())
         every = expand_hosts(hosts) if isinstance(hosts, str) else list(hosts)
         if len(every) != size:

@@ -23,6 +23,7 @@ def is_slurm_step(environ: Mapping[str, str]) -> bool:
 
     In a batch script, which runs once, the variables of the step are absent.
     """
+    # A batch script has SLURM_PROCID, too; a step of one task is also an interactive shell.
     step = {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= set(environ)
     return step and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
@@ -31,6 +32,7 @@ def _started_by_mpirun(environ: Mapping[str, str]) -> bool:
     """`mpirun` starts its daemons with `srun`, and the ranks inherit the daemons' Slurm variables."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     step = tuple(read_index(environ.get(name, "")) for name in names)
+    # Under `srun --mpi=pmi2` the two agree, and Slurm knows more: hosts, tasks and GPUs.
     return is_mpi_rank(environ) and read_rank(environ) != step
 
 
@@ -85,6 +87,7 @@ def read_slurm(
         hosts = tuple(expand_hosts(_variable(environ, _NODES)))
         tasks = _counts(environ) if tasks_per_node is None else (tasks_per_node,) * len(hosts)
     expected = _integer(environ, _NUM_TASKS)
+    # Otherwise the tasks would compute different addresses, and wait for each other until the time is over.
     if len(tasks) != len(hosts) or sum(tasks) != expected or not 0 <= rank < expected:
         raise InvalidArgumentError(
             "The tasks on all nodes must be the tasks of the step. Received: "
@@ -124,6 +127,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
 def _require_blocks(environ: Mapping[str, str], step: SlurmStep) -> None:
     """A task's number determines its node only where Slurm fills one node after the other."""
     found = read_index(environ.get("SLURM_NODEID", "")), read_index(environ.get("SLURM_LOCALID", ""))
+    # Where a variable is absent there is nothing to compare with.
     if None not in found and found != (step.node, step.local_rank):
         raise InvalidArgumentError(
             "Tasks must be given to the nodes in blocks. "
@@ -155,6 +159,7 @@ def gpu_share(visible: str | None, gpus_per_node: int, gpus_per_task: int, local
     every = list(map(str, range(gpus_per_node))) if visible is None else [v for v in visible.split(",") if v]
     if len(every) == gpus_per_task:  # Slurm itself bound the GPUs to tasks, or this is the second call
         return ",".join(every)
+    # A part of the node's GPUs that is not this task's: which of them are its own cannot be known.
     if len(every) < gpus_per_node:
         raise InvalidArgumentError(
             f"A task must see its node's {gpus_per_node} GPUs, or its own {gpus_per_task}. "
@@ -208,6 +213,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._spec, self.task_type, self.task_id = _assign(jobs, step, port_base)
         self._node_gpus, self._gpus = _gpu_counts(environ, step, gpus_per_node, gpus_per_task)
         self._local_rank = step.local_rank
+        # As it was before the next lines change it, so that `visible_gpus` stays the same.
         self._visible = environ.get("CUDA_VISIBLE_DEVICES")
         if auto_set_gpu and self.visible_gpus is not None:
             environ["CUDA_VISIBLE_DEVICES"] = self.visible_gpus
@@ -266,6 +272,7 @@ def _gpu_counts(
     environ: Mapping[str, str], step: SlurmStep, per_node: int | None, per_task: int | None
 ) -> tuple[int, int]:
     """How many GPUs a node has and a task gets; 0 where that is not known."""
+    # The fullest node decides: every task gets the same number.
     most = max(step.tasks)
     if per_node is None:
         per_node = _gpus_on_node(environ)

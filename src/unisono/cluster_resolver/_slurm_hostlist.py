@@ -43,6 +43,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _split_outside_brackets(text: str) -> list[str]:
+    # Commas also separate the numbers in brackets.
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
 
 
@@ -51,6 +52,7 @@ def _expand_host(pattern: str, text: str) -> list[str]:
     total = 1
     for numbers, name in _PART.findall(pattern):
         choices.append([name] if name else _expand_numbers(numbers, text))
+        # Before the product is made: `n[1-99999][1-99999]` would fill the memory.
         total *= len(choices[-1])
         _refuse_too_many(total, text)
     return ["".join(parts) for parts in itertools.product(*choices)]
@@ -66,6 +68,7 @@ def _expand_numbers(numbers: str, text: str) -> list[str]:
         if int(last) < int(first):
             raise _unreadable(text)
         _refuse_too_many(int(last) - int(first) + 1, text)
+        # As many digits as the first number has: Slurm keeps leading zeros.
         expanded += [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)]
     return expanded
 

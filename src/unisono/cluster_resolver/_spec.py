@@ -66,6 +66,7 @@ class ClusterSpec:
                 "A cluster must map each job to the different 'host:port' of its tasks, but "
                 f"{'; '.join(problems)}. Received: {shortened(dict(cluster))}. Write {_EXAMPLE}."
             )
+        # By index, whatever the order in the dict: `process_id` counts positions.
         frozen = tuple((job, tuple(sorted(tasks.items()))) for job, tasks in jobs.items())
         object.__setattr__(self, "_jobs", frozen)
 
@@ -104,6 +105,7 @@ class ClusterSpec:
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Return a job's addresses by task index, None where an index is missing."""
         tasks = self._tasks(job_name)
+        # As TensorFlow: a list in which missing tasks are None.
         return [tasks.get(index) for index in range(max(tasks) + 1)]
 
     def _tasks(self, job_name: str) -> dict[int, str]:
@@ -122,11 +124,13 @@ class ClusterSpec:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ClusterSpec):
+            # The order of the jobs does not make another cluster.
             return dict(self._jobs) == dict(other._jobs)
         # TensorFlow's programs compare with the dict they made the spec from.
         return self.as_dict() == other if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
+        # Without the order of the jobs, as in `__eq__`.
         return hash(frozenset(self._jobs))
 
     def __repr__(self) -> str:
@@ -145,6 +149,7 @@ def read_jobs(cluster: Mapping[Any, Any]) -> tuple[_Jobs, list[str]]:
         if not isinstance(job, str) or not _JOB_NAME.fullmatch(job):
             problems.append(f"{job!r} is not the name of a job")
             continue
+        # TensorFlow's `ClusterSpec` takes any name; here a slip such as `workers` is an error at once.
         if job not in JOBS:
             problems.append(f"the job {job!r} must be one of {', '.join(JOBS)}{job_hint(job)}")
             continue
@@ -192,6 +197,7 @@ def _repeated(jobs: _Jobs) -> list[str]:
     problems = []
     for job, tasks in jobs.items():
         for index, address in tasks.items():
+            # Names of hosts do not depend on upper and lower case.
             first = seen.setdefault(address.lower(), f"{job}:{index}")
             if first != f"{job}:{index}":
                 problems.append(f"{first} and {job}:{index} have one address, {address!r}")
@@ -200,8 +206,10 @@ def _repeated(jobs: _Jobs) -> list[str]:
 
 def read_index(value: object) -> int | None:
     """Return a task's index from an integer or a string of digits, None from anything else."""
+    # The keys of a JSON object are texts, as in a sparse cluster; a task's own index may be one, too.
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         return int(value)
+    # Python's booleans are integers: `True` is no task 1.
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -213,9 +221,11 @@ def address_problem(address: object) -> str | None:
     """
     if not isinstance(address, str):
         return "it is not a string"
+    # Before the host is looked at, whose `:` would be taken for that of an IPv6 address.
     if "://" in address:
         return "it has a protocol, which is not part of an address"
     host, colon, port = address.rpartition(":")
+    # The last colon of `[::1]` belongs to the address.
     if not colon or address.endswith("]"):
         return "it has no port"
     if not _DIGITS.fullmatch(port) or not 1 <= int(port) <= 65535:
@@ -229,6 +239,7 @@ def _host_problem(host: str) -> str | None:
     if ":" in host.strip("[]"):
         inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
         return None if _is_ip(inner) else "an IPv6 address is written '[::1]:2222'"
+    # Names may consist of digits and dots: `10.0.0.256` would be looked up as a name.
     if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host) and not _is_ip(host):
         return "its four numbers are not an IPv4 address"
     return None if _HOST_NAME.fullmatch(host) else "its host is not a name or IP address"
@@ -314,8 +325,11 @@ class Timeouts:
     10.0
     """
 
+    # TensorFlow waits without a limit: a worker alone was still blocked after 600 s.
     start_up: float = 60.0
+    # JAX's default is 100 s, in which all others of a lost task would stand still.
     heartbeat: float = 10.0
+    # Gloo's own limit is 30 minutes; a first step may compile for minutes.
     collective: float = 600.0
     shutdown: float = 60.0
 

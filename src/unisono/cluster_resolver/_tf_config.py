@@ -58,6 +58,7 @@ def read_tf_config(text: str | None, task_type: str | None = None, task_id: int 
     problems += wrong
     own_type, own_id, wrong = _read_task(config.get("task", {}), task_type, task_id)
     problems += wrong
+    # Only for what could be read: one mistake is not reported twice.
     if not problems:
         problems = _membership(cluster, own_type, own_id)
     strings = {key: config.get(key) for key in _STRINGS}
@@ -74,6 +75,7 @@ def read_tf_config(text: str | None, task_type: str | None = None, task_id: int 
 
 
 def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
+    # Some launchers set it to an empty text for a single process.
     if text is None or not text.strip():
         return {}, []
     try:

@@ -70,6 +70,7 @@ class TPUClusterResolver(ClusterResolver):
         devices: Sequence[str | jax.Device] | None = None,
     ) -> None:
         self.task_type, self.task_id = job_name, 0
+        # Given devices serve to try a TPU program on a machine without one.
         self._devices = resolve_devices(devices) if devices else _local_tpu(tpu)
 
     @property
@@ -124,6 +125,7 @@ class TPUClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return an empty cluster: the TPU belongs to this process."""
+        # In TensorFlow the TPU's workers are other processes with addresses; in JAX each owns its cores.
         return ClusterSpec({})
 
     def master(
@@ -141,6 +143,7 @@ class TPUClusterResolver(ClusterResolver):
 
 def _local_tpu(tpu: str | None) -> tuple[jax.Device, ...]:
     try:
+        # JAX raises RuntimeError for a platform that it does not have.
         return local_devices("tpu")
     except RuntimeError as error:
         raise BackendError(

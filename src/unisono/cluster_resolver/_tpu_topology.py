@@ -44,6 +44,7 @@ class Topology:
     @property
     def mesh_rank(self) -> int:
         """How many numbers a place has: x, y, z, and the core on the chip."""
+        # As TensorFlow's topologies: three numbers of the chip, one of the core on it.
         return 4
 
     @property
@@ -66,6 +67,7 @@ def coordinates_of(device: jax.Device, number: int) -> tuple[int, ...]:
         device: any.
         number: its number.
     """
+    # Only JAX's TPU devices have `coords`; others serve to try programs without a TPU.
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
         return (number, 0, 0, 0)
@@ -104,6 +106,7 @@ class DeviceAssignment:
                 f"`core_assignment` must have the shape (replicas, 1, {topology.mesh_rank}). Received: shape "
                 f"{places.shape}. Write `DeviceAssignment.build(topology, num_replicas=2)`, for example."
             )
+        # A strategy maps replicas to devices one by one: models over several cores are not supported.
         if places.shape[1] != 1:
             raise InvalidArgumentError(
                 f"A replica is one core. Received: {places.shape[1]} cores per replica. Split the cores into "

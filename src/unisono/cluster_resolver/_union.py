@@ -62,6 +62,7 @@ class UnionResolver(ClusterResolver):
             InvalidArgumentError: when two resolvers give one task two addresses, or two tasks one.
         """
         specs = [resolver.cluster_spec() for resolver in self._resolvers]
+        # In the order of first mention; a set would have none.
         jobs = dict.fromkeys(job for spec in specs for job in spec)
         return ClusterSpec({job: _merged(job, [s for s in specs if job in s]) for job in jobs})
 
@@ -87,6 +88,7 @@ class UnionResolver(ClusterResolver):
 
 def _merged(job: str, specs: list[ClusterSpec]) -> list[str] | dict[int, str]:
     parts = [spec.as_dict()[job] for spec in specs]
+    # As in TensorFlow: lists are joined, and as soon as one part has indices all are taken by index.
     if all(isinstance(part, list) for part in parts):
         return [address for part in parts for address in part]
     merged: dict[int, str] = {}

@@ -167,6 +167,7 @@ def reduce_in_step(
     if not ops.has_implementation:
         return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
     leaves, structure = jax.tree.flatten(tree)
+    # A hook combines values itself, so it must see those of all replicas.
     every = [
         all_gather(jnp.asarray(leaf)[None], 0, axis_name=axis_name, axis_size=axis_size) for leaf in leaves
     ]
@@ -181,6 +182,7 @@ def check_destinations(destinations: Destinations) -> None:
     Raises:
         InvalidArgumentError: for a list.
     """
+    # TensorFlow raises an AssertionError here.
     if isinstance(destinations, list):
         raise InvalidArgumentError(
             "`destinations` must be a variable, a per-replica value or a device. "
@@ -197,6 +199,7 @@ def _as_per_replica(value: PerReplica | ArrayLike) -> PerReplica:
         first = next((v for v in value.values if isinstance(v, jax.Array)), None)
         if first is None or isinstance(first, jax.core.Tracer):
             return value
+        # On one device: JAX combines no arrays that lie on different devices.
         return PerReplica(jax.device_put(v, first.sharding) for v in value.values)
     if isinstance(stacked, jax.core.Tracer) or not isinstance(stacked, jax.Array):
         return value
@@ -206,6 +209,7 @@ def _as_per_replica(value: PerReplica | ArrayLike) -> PerReplica:
     # then.
     everywhere = NamedSharding(stacked.sharding.mesh, PartitionSpec())
     placed = jax.jit(lambda x: x, out_shardings=everywhere)(stacked)
+    # All devices have the same: the copy of one is enough.
     return PerReplica.from_stacked(placed.addressable_data(0))
 
 
@@ -359,6 +363,7 @@ class CommunicationOptions:
         (1, 2.0)
         """
         plain = CommunicationOptions()
+        # As in TensorFlow's `merge`: what differs from the default was meant.
         changed = {
             f.name: getattr(options, f.name)
             for f in dataclasses.fields(self)
@@ -387,6 +392,7 @@ class CommunicationOptions:
                     f"Received: implementation={self.implementation!r}. Write "
                     "`CommunicationOptions(implementation='AUTO')`."
                 )
+            # The dataclass is frozen; from here on the field is never a name.
             object.__setattr__(self, "implementation", CommunicationImplementation[name])
 
 

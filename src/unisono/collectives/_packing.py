@@ -62,6 +62,7 @@ def plan(
         )
     shapes = tuple(tuple(shape) for shape, _ in shapes_and_dtypes)
     sizes = [int(np.prod(s)) * np.dtype(d).itemsize for s, d in shapes_and_dtypes]
+    # By data type: a flat buffer has one, and a conversion would change bits.
     groups: dict[str, list[int]] = {}
     for position, (_, dtype) in enumerate(shapes_and_dtypes):
         groups.setdefault(str(np.dtype(dtype)), []).append(position)
@@ -70,6 +71,7 @@ def plan(
         if smaller_than:
             buckets.extend(_by_size(group, sizes, smaller_than))
         elif bytes_per_pack or num_packs:
+            # Rounded up, or the rest would open one bucket more than `num_packs`.
             limit = bytes_per_pack or -(-sum(sizes[i] for i in group) // num_packs)
             buckets.extend(_by_limit(group, sizes, limit))
         else:

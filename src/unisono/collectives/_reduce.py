@@ -42,6 +42,7 @@ def _ring_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     padded = jnp.pad(bucket, (0, chunk * axis_size - bucket.size)).reshape(axis_size, chunk)
     me = lax.axis_index(axis_name)
     right = [(i, (i + 1) % axis_size) for i in range(axis_size)]
+    # Each chunk starts at the device of its number and collects one term per step.
     travelling = padded[me]
     for step in range(1, axis_size):
         travelling = lax.ppermute(travelling, axis_name, right)
@@ -61,6 +62,7 @@ def _hierarchical(buckets: list[jax.Array], axis_name: str, axis_size: int) -> l
 
 def _tree_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me = lax.axis_index(axis_name)
+    # Rounded up: works for any number of devices, where the last pairs are incomplete.
     strides = [1 << k for k in range((axis_size - 1).bit_length())]
     total = bucket
     for stride in strides:
@@ -83,6 +85,7 @@ def _central_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array
     me = lax.axis_index(axis_name)
     total = bucket
     for i in range(1, axis_size):
+        # In device order on one device, so that the sum has the same bits at every run.
         total = total + lax.ppermute(bucket, axis_name, [(i, 0)])
     result = total
     for i in range(1, axis_size):
@@ -133,7 +136,9 @@ def _doubling(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
 
 def _halving(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me, distances = lax.axis_index(axis_name), _distances(axis_size)
+    # Zeros do not change a sum; the end cuts them off.
     padded = jnp.pad(bucket, (0, -bucket.size % axis_size))
+    # One dimension of 2 per round: each round chooses a half by one bit of the device's number.
     part = padded.reshape(*[2] * len(distances), -1)
     for distance in distances:
         bit = (me // distance) % 2
@@ -191,6 +196,7 @@ def all_reduce(
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     _check_types(leaves, op)
+    # Without a collective: the program of one device stays free of them.
     if axis_size == 1 or not leaves:
         return jax.tree.unflatten(structure, leaves)
     packing = plan(
@@ -201,6 +207,7 @@ def all_reduce(
     )
     summed = _reduce(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
     if op is ReduceOp.MEAN:
+        # After the sum, once: dividing before would round each replica's term.
         summed = [(x / axis_size).astype(x.dtype) for x in summed]
     return jax.tree.unflatten(structure, summed)
 
@@ -337,6 +344,7 @@ def broadcast(x: jax.Array, root: int, *, axis_name: str, axis_size: int) -> jax
     x = jnp.asarray(x)
     if axis_size == 1:
         return x
+    # `where`, not a product with a mask: NaN times zero is NaN.
     kept = jnp.where(lax.axis_index(axis_name) == root, x, jnp.zeros_like(x))
     # Booleans cannot be summed.
     numbers = kept.astype(jnp.int32) if kept.dtype == jnp.bool_ else kept
