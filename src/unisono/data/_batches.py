@@ -53,10 +53,13 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
     """
     for number, leaf in enumerate(jax.tree.leaves(batch)):
         dtype = getattr(leaf, "dtype", None)
+        # JAX's typed random keys have dtypes of their own, which devices hold.
         if not isinstance(dtype, np.dtype):
             continue
         kind = dtype.kind
+        # `V` is the kind of bfloat16 and its like. The range comes last, because it reads all values.
         if kind not in "biufcV" or (kind in "iu" and dtype.itemsize == 8 and not _fits(leaf)):
+            # Paths are built for the error only.
             path, _ = jax.tree_util.tree_leaves_with_path(batch)[number]
             raise _unusable(f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
 
@@ -179,6 +182,7 @@ def as_spec(spec: UserValue) -> TensorSpec:
     >>> as_spec(jax.ShapeDtypeStruct((2, 3), "float32"))
     TensorSpec(shape=(2, 3), dtype=dtype('float32'))
     """
+    # TensorFlow's dtypes are not NumPy's, and its shapes of unknown rank have no length.
     dtype = getattr(spec.dtype, "as_numpy_dtype", spec.dtype)
     is_unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
     return TensorSpec(None if is_unknown else tuple(spec.shape), dtype)
@@ -202,6 +206,7 @@ def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -
 
     def split(leaf: UserValue) -> TensorSpec | PerReplica:
         whole = on_devices(leaf)
+        # As the batches themselves: one replica gets plain arrays, and scalars are equal on all.
         if replicas == 1 or whole.shape == ():
             return whole
         own = range(replicas) if here is None else here

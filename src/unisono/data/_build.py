@@ -65,6 +65,7 @@ def padded(parent: Node, batch_size: int, drop_remainder: bool, shapes: Element,
 
 def unbatched(parent: Node) -> Node:
     """Return a node with the rows of each element."""
+    # Each element is the arrays of an indexed source: its rows are slices, without a copy.
     return Unbatch(parent, _indexed.Slices, cycle_length=1, block_length=1, ahead=0)
 
 
@@ -94,6 +95,7 @@ def strided(parent: Node, start: int, step: int, hinted: bool = False) -> Node:
 
 def concatenated(first: Node, second: Node) -> Node:
     """Return a node with the elements of both."""
+    # After an infinite data set nothing has a position.
     if isinstance(first, Indexed) and isinstance(second, Indexed) and first.cardinality != INFINITE:
         return _indexed.Concatenate(first, second)
     return _streams.StreamConcatenate(first, second)

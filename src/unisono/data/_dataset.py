@@ -99,7 +99,9 @@ class Dataset(FurtherTransforms, DataSet):
         >>> list(Dataset.from_tensor_slices({"x": [1, 2]}))
         [{'x': np.int32(1)}, {'x': np.int32(2)}]
         """
+        # Read-only, because elements are views of the user's arrays.
         arrays = _structure.frozen(_structure.as_element(tensors))
+        # Checked here, and not when the first element is read.
         _structure.leading_size(arrays)
         return Dataset(Slices(arrays))
 
@@ -227,6 +229,7 @@ class Dataset(FurtherTransforms, DataSet):
             InvalidArgumentError: No file matches.
         """
         patterns = [file_pattern] if isinstance(file_pattern, str) else list(file_pattern)
+        # Sorted: `glob` returns names in the order of the file system, which may differ between workers.
         names = sorted(name for pattern in patterns for name in glob.glob(pattern))
         if not names:
             raise InvalidArgumentError(
@@ -234,7 +237,9 @@ class Dataset(FurtherTransforms, DataSet):
                 f"Received: file_pattern={file_pattern!r}, which matches none. "
                 "Write an absolute path, as in '/data/*.txt'."
             )
+        # `files` lets `AutoShardPolicy.AUTO` divide the names, so that a worker opens only its own files.
         files = Dataset(Slices(_structure.as_element(names), files=True))
+        # As in tf.data, None shuffles.
         return files if shuffle is False else files.shuffle(len(names), seed)
 
     @staticmethod
@@ -302,6 +307,7 @@ class Dataset(FurtherTransforms, DataSet):
         nodes = [node_of(dataset, "sample_from_datasets") for dataset in datasets]
         _check_some(nodes, "sample_from_datasets")
         choose = chooser(weights, len(nodes))
+        # The end of a data set of weight 0 would never be seen: the result must not wait for it.
         used = tuple(weights is None or weights[number] > 0 for number in range(len(nodes)))
         numbers = Random(_functions.seed_or_drawn(seed), bool(rerandomize_each_iteration), seed is not None)
         choices = _build.mapped(numbers, choose, None)
@@ -365,6 +371,7 @@ class Dataset(FurtherTransforms, DataSet):
         loaded = Dataset(Stored(FileStore(name)))
         if reader_func is None:
             return loaded
+        # As in tf.data the function receives a data set of shards; `save` writes one.
         shards = Dataset(Source(lambda: [loaded]))
         made: Dataset = _functions.checked(reader_func, "load")(shards)
         node_of(made, "load's reader_func")
@@ -409,6 +416,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     def options(self) -> Options:
         """Return a copy of the options of this data set and its inputs."""
+        # A copy: derived data sets share one object, which the caller must not change.
         return Options().merged(self._options)
 
     def with_options(self, options: Options) -> Dataset:

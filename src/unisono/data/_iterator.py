@@ -47,6 +47,7 @@ class DistributedIterator(DataIterator):
         again: Callable[[], Iterator[Any]] | None = None,
     ) -> None:
         self._place, self._check = place, check_iterable_here
+        # A function, because some sources compute their first element to find the spec.
         self._spec, self._again = spec, again
         fetch = options.experimental_fetch_to_device
         self._ahead = options.experimental_per_replica_buffer_size if fetch else 0
@@ -92,8 +93,10 @@ class DistributedIterator(DataIterator):
         return self._advance() if reader is None else reader.read(self, self._advance)
 
     def _advance(self) -> PyTree:
+        # Before the first read, after which the source is ahead of what was returned.
         if self._source_state is not None and self._state is None:
             self._state = self._source_state()
+        # One more than is read ahead: the first of them is returned now.
         while len(self._ready) <= self._ahead and not self._is_ended and self._error is None:
             self._read()
         if self._ready:

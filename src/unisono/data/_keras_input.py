@@ -35,6 +35,7 @@ def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Keras
     Returns:
         A `keras.utils.PyDataset`; for a data set of unknown size, a `grain.IterDataset`.
     """
+    # A `PyDataset` must name its number of batches, or be infinite.
     if dataset.cardinality() == UNKNOWN:
         return KerasStream(dataset, keep_states)
     return KerasInput(dataset, keep_states)
@@ -59,6 +60,7 @@ class Position:
         self._held: list[Element] = []
         #: Whether no batch was read in this iteration yet.
         self._is_first = True
+        # Several, because `fit` reads batches ahead of the step whose state a backup asks for.
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
         self.given = 0
         self.iterations = 0

@@ -108,6 +108,7 @@ class FurtherTransforms(Transforms):
         size_of = window_size_func or (lambda key: window_size)
 
         def reduced(key: int, elements: list[Element]) -> Node:
+            # tf.data passes keys as int64.
             made = reduce_func(np.int64(key), self.derived(Held(elements)))
             return node_of(made, "group_by_window's function")
 
@@ -174,9 +175,11 @@ class FurtherTransforms(Transforms):
                 return _build.batched(source, sizes[bucket], drop_remainder)
             shapes = padded_shapes
             if pad_to_bucket_boundary:
+                # One less, as in tf.data: an element as long as the boundary belongs to the next bucket.
                 shapes = padded_to(parent.spec, shapes, bucket_boundaries[bucket] - 1)
             return _build.padded(source, sizes[bucket], drop_remainder, shapes, padding_values)
 
+        # A function, because the parent may have to compute an element to find its spec.
         spec = None if no_padding else lambda: padded_spec(parent.spec, None, padded_shapes)
         return self.derived(Groups(parent, key_of, batched, lambda bucket: sizes[bucket], spec))
 
@@ -384,6 +387,7 @@ class FurtherTransforms(Transforms):
         [0, 1, 2]
         """
         iterator = iter(self)
+        # A sentinel, because None is a valid element.
         missing = object()
         element = next(iterator, missing)
         if element is missing or next(iterator, missing) is not missing:

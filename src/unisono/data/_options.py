@@ -47,8 +47,10 @@ class Options:
         Returns:
             New options.
         """
+        # Deep, because `experimental_distribute` is an object that the user may change later.
         result = copy.deepcopy(self)
         policy = later.experimental_distribute.auto_shard_policy
+        # AUTO is the default and counts as not set: it must not override a policy that was chosen earlier.
         if policy != AutoShardPolicy.AUTO:
             result.experimental_distribute.auto_shard_policy = policy
         if later.deterministic is not None:

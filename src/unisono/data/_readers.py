@@ -94,6 +94,7 @@ class TFRecords(Node):
 def _records(filenames: Filenames, read: Callable[[str], Node], parallel: int | None) -> Dataset:
     if not isinstance(filenames, Dataset):
         names = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames)
+        # Names are bytes in elements, like all strings in tf.data.
         encoded = [os.fsencode(name) for name in names]
         filenames = Dataset(Slices(_structure.as_element(encoded), files=True))
     cycle = parallel if parallel and parallel > 0 else 1
@@ -109,4 +110,5 @@ def _records(filenames: Filenames, read: Callable[[str], Node], parallel: int | 
 def _lines(name: str) -> Iterator[bytes]:
     with open(name, "rb") as file:
         for line in file:
+            # The file is read as bytes, in which the line ends of Windows are not translated.
             yield line.rstrip(b"\r\n")

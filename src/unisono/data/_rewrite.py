@@ -57,12 +57,15 @@ def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
     def shard(node: Node, _: Node) -> Node:
         if not (isinstance(node, Slices) and node.files):
             return node
+        # As in tf.distribute: a worker without a file would have no data.
         if node.cardinality < num_shards:
             raise InvalidArgumentError(
                 "AutoShardPolicy.FILE needs at least one file for each worker. "
                 f"Received: {node.cardinality} files for {num_shards} workers. "
                 "Write AutoShardPolicy.DATA, or split the data into more files."
             )
+        # Directly at the names: shuffles after it may have other seeds on other workers, which then would
+        # read files twice or not at all.
         return Strided(node, index, num_shards)
 
     return _rewritten(dataset, shard)
@@ -108,6 +111,7 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
 
     def reseed(node: Node, original: Node) -> Node:
         if isinstance(node, _SEEDED) and not node.seeded:
+            # A seed of its own for each shuffle; their order in the plan is the same on all workers.
             return dataclasses.replace(node, seed=(seed + numbers[original]) % 2**64)
         return node
 
@@ -150,6 +154,7 @@ def with_batches_divided(
     >>> [len(x) for x in with_batches_divided(Dataset.range(6).batch(3), 2, 0)]
     [2, 2, 2]
     """
+    # `walk` begins at the end of the pipeline: the first batch that it finds is the last to be applied.
     last = next((node for node in walk(dataset.node) if isinstance(node, (Batch, StreamBatch))), None)
     if last is None:
         pieces = functools.partial(_pieces, parts=num_shards)

@@ -26,6 +26,7 @@ def balanced_sizes(total: int, parts: int) -> tuple[int, ...]:
             f"Rows must be 0 or more and parts 1 or more. Received: total={total}, parts={parts}."
         )
     size, more = divmod(total, parts)
+    # The first parts get the rest, so that a part is empty only where there are fewer rows than parts.
     return tuple(size + (i < more) for i in range(parts))
 
 

@@ -61,6 +61,7 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
         )
     if output_signature is not None:
         return map_leaves(_as_spec, output_signature)
+    # Types without shapes leave the rank open, as in tf.data.
     return None if output_types is None else _from_types(output_types, output_shapes)
 
 
@@ -114,6 +115,7 @@ def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
         return None
     _check(not isinstance(value, (tuple, Mapping)), value, signature, path)
     is_text = signature.dtype.kind in "OUS"
+    # Strings are encoded first: NumPy would keep Python's `str` in an array of objects.
     leaf = as_element(value, path) if is_text else np.asarray(value, signature.dtype)[()]
     if not _fits(np.shape(leaf), signature.shape):
         raise InvalidArgumentError(

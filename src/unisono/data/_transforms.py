@@ -107,6 +107,7 @@ class Transforms(grain.IterDataset):
         False
         """
         if buffer_size == UNKNOWN and self.node.cardinality >= 0:
+            # At least 1, which an empty data set needs to pass the check below.
             buffer_size = max(1, self.node.cardinality)
         size = _functions.whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
         # The shuffle draws 32-bit numbers.
@@ -258,6 +259,7 @@ class Transforms(grain.IterDataset):
         [1, 3]
         """
         if num_shards == SHARD_HINT and index == SHARD_HINT:
+            # All elements, until `hint_sharded` replaces start and step.
             return self.derived(_build.strided(self.node, 0, 1, hinted=True))
         shards = _functions.whole(num_shards, "num_shards", 1, "Write shard(num_workers, worker_index).")
         number = _functions.whole(index, "index", 0, "Write shard(num_workers, worker_index).")
@@ -345,6 +347,7 @@ class Transforms(grain.IterDataset):
         [(1, 7), (2, 8)]
         """
         first = _functions.whole(start, "start", -(2**63), "Write enumerate(start=0).")
+        # Infinite, because the size may be unknown: `zip` ends with the data.
         numbers = Range(first, 1, INFINITE, np.dtype(np.int64))
         return self.derived(_build.zipped([numbers, self.node], tuple))
 

@@ -57,15 +57,19 @@ class _Cache(StatefulNode):
         return self.parent.spec
 
     @property
+    # Every repetition reads what the first one stored.
     def varies(self) -> bool:
         return False
 
     @property
+    # The passes below are part of this node's own number: they are fixed when the cache is first filled.
     def inner(self) -> bool:
         return False
 
     def peek(self) -> Draw:
         return (
+            # These numbers pin nothing: `held` finds that they are not those of the pin, and an element that
+            # is computed for its spec is not stored.
             [node.peek() for node in stateful_nodes(self.parent)]
             if self.pin.draws is None
             else self.pin.draws
@@ -77,6 +81,8 @@ class _Cache(StatefulNode):
         return self.pin.draws
 
     def resume(self, draw: Draw) -> None:
+        # A state that was saved with another filling restores that one's order, and the elements stored so
+        # far belong to the old one.
         if self.pin.draws != draw:
             for node, below in zip(stateful_nodes(self.parent), draw, strict=True):
                 node.resume(below)
@@ -96,6 +102,7 @@ class _Cache(StatefulNode):
 
     def held(self, run: Pass) -> tuple[Pass, bool]:
         """Return the pass over the parent that `run` needs, and whether the store belongs to it."""
+        # A cache inside a data set that a function returned has no number in the pass around it.
         draws = run.draws[self] if self in run.draws else self.begin()
         if draws == self.pin.draws and self.pin.run is not None:
             return self.pin.run, True
@@ -119,6 +126,7 @@ class IndexedCache(_Cache, Indexed):
         if missing:
             for position, element in zip(missing, self.parent.rows(held, np.array(missing)), strict=True):
                 self.store.put(position, element)
+                # Read back, so that the first pass returns the same read-only elements as later ones.
                 kept[position] = self.store.get(position) or (element,)
             self.store.finish(self.cardinality)
         return [element for position in wanted for element in kept[position] or ()]
@@ -154,6 +162,8 @@ class _CachedIterator(StateIterator):
                 return found[0]
             if store.size is not None and self._position >= store.size:
                 raise StopIteration
+            # The store may lack earlier elements, too, where a restored iterator started in the middle: the
+            # loop reads and stores all up to its own position.
             self._read_one()
 
     def _read_one(self) -> None:
@@ -170,6 +180,8 @@ class _CachedIterator(StateIterator):
         self._stream_position += 1
 
     def get_state(self) -> dict[str, Any]:
+        # The stream's own state is not needed: a restored iterator reads the store, or the stream from its
+        # start.
         return {"position": self._position}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ UNKNOWN = -2
 # The names of `tf.data`.
 INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
+# -1 as in tf.data, like INFINITE: each argument accepts only one of them.
 AUTOTUNE = -1
 SHARD_HINT = -1
 
@@ -35,8 +36,10 @@ def repeated(size: int, count: int) -> int:
     """
     if size == 0 or count == 0:
         return 0
+    # As in tf.data also where the size is unknown, and may turn out to be 0.
     if count < 0:
         return INFINITE
+    # An infinite size stays infinite, and an unknown one unknown.
     return size if size < 0 else size * count
 
 
@@ -127,6 +130,7 @@ def shortest(sizes: Iterable[int]) -> int:
     (2, 2, -2)
     """
     known = list(sizes)
+    # An unknown data set may be the shortest one, so a finite neighbour does not bound the result.
     if UNKNOWN in known:
         return UNKNOWN
     return min((size for size in known if size != INFINITE), default=INFINITE)

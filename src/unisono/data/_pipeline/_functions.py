@@ -79,6 +79,8 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
     checked(fn, "filter")
 
     def decided(element: Element) -> bool:
+        # An array of several truth values is an error here: `bool` of it would raise NumPy's own message,
+        # without the name of the function.
         result = np.asarray(call(fn, element))
         if result.shape or result.dtype.kind not in "biu":
             raise InvalidTypeError(
@@ -128,6 +130,7 @@ def whole(value: UserValue, name: str, least: int, hint: str) -> int:
     3
     """
     try:
+        # `index` accepts NumPy's integers, and rejects floats, which `int` would truncate without an error.
         number = operator.index(value)
     except TypeError as error:
         raise InvalidTypeError(
@@ -151,4 +154,5 @@ def seed_or_drawn(seed: int | None) -> int:
     """
     if seed is None:
         return random.getrandbits(63)
+    # NumPy's `SeedSequence` rejects negative numbers, which are valid seeds in tf.data.
     return whole(seed, "seed", -(2**63), "Write seed=42.") % 2**64

@@ -89,6 +89,7 @@ class Source(Indexed):
         return len(self.records)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
+        # Records may be lists, strings and Python numbers, which become arrays by tf.data's rules.
         return [_structure.as_element(self.records[position]) for position in positions.tolist()]
 
 
@@ -122,6 +123,7 @@ class Stored(Indexed):
 
     @functools.cached_property
     def cardinality(self) -> int:
+        # The store counts the record of the spec, too.
         return (self.store.size or 1) - 1
 
     @functools.cached_property
@@ -217,6 +219,7 @@ class Repeat(Indexed):
 
     def _parts(self, positions: np.ndarray) -> list[np.ndarray]:
         """Split positions where the repetition changes, unless all repetitions are equal."""
+        # Equal repetitions need no split: `_within` takes all positions modulo the size, in one gather.
         if not self.parent.varies:
             return [positions]
         repetitions = positions // self.parent.cardinality
@@ -224,6 +227,7 @@ class Repeat(Indexed):
 
     def _within(self, run: Pass, part: np.ndarray) -> tuple[Pass, np.ndarray]:
         repetition, _ = divmod(int(part[0]), self.parent.cardinality)
+        # The number of the repetition becomes part of the seed of each shuffle below.
         return run.at(repetition), part % self.parent.cardinality
 
 
@@ -245,6 +249,7 @@ class Concatenate(Indexed):
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         size = self.first.cardinality
         early = positions < size
+        # One call for each part, which then looks up a shuffled order once and not for each row.
         firsts = iter(self.first.rows(run, positions[early]) if early.any() else ())
         seconds = iter(self.second.rows(run, positions[~early] - size) if not early.all() else ())
         return [next(firsts if is_early else seconds) for is_early in early.tolist()]
@@ -319,6 +324,8 @@ class Shuffle(Counting, Indexed):
 
     def entropy(self, run: Pass) -> tuple[int, ...]:
         """Return the numbers that decide the order in a pass."""
+        # Inside a data set that a function returned no draws are recorded: there the path alone tells passes
+        # apart.
         return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
@@ -356,6 +363,7 @@ class Batch(Indexed):
 
     def _members(self, position: int) -> np.ndarray:
         stop = (position + 1) * self.batch_size
+        # An infinite cardinality is -1, which `min` would take for the end.
         if self.parent.cardinality != INFINITE:
             stop = min(stop, self.parent.cardinality)
         return np.arange(position * self.batch_size, stop)

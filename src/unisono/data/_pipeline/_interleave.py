@@ -50,6 +50,7 @@ class Interleave(Counting):
         return True
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # Grain's own interleave has no `block_length`.
         return _InterleaveIterator(self, self.parent.iterate(run), run)
 
 
@@ -102,6 +103,8 @@ class _InterleaveIterator(StateIterator):
             try:
                 element = next(slot.iterator)
             except StopIteration:
+                # A data set that ends gives up the rest of its block, and a later `_fill` opens another in
+                # its slot: the order of tf.data, as in the example of its documentation.
                 slot.iterator.close()
                 self._slots[self._cycle] = None
                 self._turn()
@@ -120,6 +123,7 @@ class _InterleaveIterator(StateIterator):
         if self._is_parent_done:
             self._turn()
             return
+        # Kept with the slot: the data set cannot be saved, and is created again from this element.
         before = self._source.get_state()
         try:
             element = next(self._source)
@@ -155,6 +159,7 @@ class _InterleaveIterator(StateIterator):
         self._source.set_state(state["parent"])
 
     def _reopen(self, state: dict[str, Any]) -> _CycleElement:
+        # The user's function runs again, so it must return the same data set for the same element.
         self._source.set_state(state["before"])
         slot = self._open(state["number"], state["before"], next(self._source))
         slot.iterator.set_state(state["at"])

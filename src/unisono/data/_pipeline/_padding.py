@@ -68,6 +68,7 @@ def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Pa
     if spec is None:
         return None
     wanted = _at(shapes, path)
+    # The rank is unknown, and nothing says what it will be.
     if wanted is None and spec.shape is None:
         return spec
     sizes = (
@@ -93,6 +94,7 @@ def _padded(
     check_no_dataset(parts[0], path, "stacked")
     shapes = [np.shape(part) for part in parts]
     target = _target(shapes, path, wanted)
+    # Strings as objects: NumPy's own byte strings lose trailing zero bytes.
     dtype = np.dtype(object) if isinstance(parts[0], bytes) else parts[0].dtype
     fill = value if value is not None else (b"" if dtype.hasobject else 0)
     fill = fill.encode() if isinstance(fill, str) else fill

@@ -57,6 +57,7 @@ class _TakeWhileIterator(StateIterator):
         self._is_ended = False
 
     def __next__(self) -> Element:
+        # A further `next` must not read on: the source is already behind the element that ended the sequence.
         if not self._is_ended:
             element = next(self._source)
             if self._predicate(element):
@@ -94,6 +95,8 @@ class Scan(_Passing):
         return first_spec(self)
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # A state of `scan` may be any Python object, which JSON could not hold: a restored iterator computes
+        # it again.
         return ReplayIterator(self.parent.iterate(run), self._scanned)
 
     def _scanned(self, source: Iterator[Element]) -> Iterator[Element]:
@@ -108,6 +111,7 @@ class Unique(_Passing):
     """The first of equal elements."""
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # The set of seen elements grows with the data, so it is computed again instead of saved.
         return ReplayIterator(self.parent.iterate(run), _first_ones)
 
 
@@ -186,6 +190,7 @@ class _IgnoringPositions(StateIterator):
 
     def __next__(self) -> Element:
         while self._next != self._node.cardinality:
+            # Before the element is computed: one that raises is not tried again.
             self._next += 1
             try:
                 return self._node.rows(self._run, np.array([self._next - 1]))[0]
@@ -239,6 +244,7 @@ class _CountedIterator(StateIterator):
         return element
 
     def _error(self, how: str) -> InvalidArgumentError:
+        # At "more than", the count already includes the element that is too many.
         given = min(self._given, self._size) if self._size >= 0 else self._given
         return InvalidArgumentError(
             f"The number of elements must be that of assert_cardinality({self._size}). "

@@ -65,6 +65,7 @@ class Pass:
 
     def at(self, repetition: int) -> Pass:
         """Return this pass inside a repetition."""
+        # The copy shares `orders` and `lock`, so that the limit on kept orders holds for the whole pass.
         return dataclasses.replace(self, path=(*self.path, repetition))
 
     def order(
@@ -95,6 +96,8 @@ class Pass:
             return kept[entropy]
 
 
+# `eq=False` in all nodes: passes and orders are keyed by the node itself. Two shuffles with equal fields
+# count their passes separately, and fields that are arrays cannot be compared with `==`.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node(abc.ABC):
     """A source or a transformation. Its inputs are the fields that hold nodes or tuples of nodes."""
@@ -173,6 +176,8 @@ class StatefulNode(Node):
 class Counting(StatefulNode):
     """A node that numbers its passes."""
 
+    # `dataclasses.replace` hands the counter on: a pipeline that is rewritten for a worker continues to count
+    # the passes of the original.
     counter: Counter = dataclasses.field(default_factory=Counter, kw_only=True)
 
     def peek(self) -> Draw:
@@ -210,10 +215,14 @@ class Indexed(Node):
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         nodes = list(walk(self))
+        # One reader for the whole chain: each of its threads computes an element of this node through all
+        # nodes below. With a `batch` last, whole batches are computed in parallel.
         threads = max(node.threads for node in nodes if isinstance(node, Indexed))
         ahead = sum(node.ahead for node in nodes if isinstance(node, Indexed))
         if not threads and not ahead:
             return _DirectIterator(self, run)
+        # Grain reads ahead only with at least one thread, and never runs more threads than its buffer has
+        # places: it logs a warning where the buffer is smaller.
         options = grain.ReadOptions(num_threads=max(threads, 1), prefetch_buffer_size=max(threads, ahead))
         return iter(_OnePass(self, run).to_iter_dataset(options))
 
@@ -265,6 +274,7 @@ class _OnePass(grain.MapDataset):
         self._run = run
 
     def __len__(self) -> int:
+        # Python's `len` accepts neither infinity nor a negative number.
         return sys.maxsize if self._node.cardinality == INFINITE else self._node.cardinality
 
     def __getitem__(self, index: int) -> Element:
@@ -308,6 +318,7 @@ def stateful_nodes(node: Node) -> list[StatefulNode]:
 
 def _find_stateful(node: Node, found: dict[StatefulNode, None]) -> None:
     if isinstance(node, StatefulNode):
+        # A dict, because a node that is used twice is counted once, and a set has no order to save states by.
         found[node] = None
         if not node.inner:
             return
@@ -327,6 +338,7 @@ def first_spec(node: Node) -> Element:
     Raises:
         InvalidArgumentError: The data set is empty.
     """
+    # The passes are only peeked at, so that to ask for a spec does not change the order of the first epoch.
     iterator = node.iterate(Pass({below: below.peek() for below in stateful_nodes(node)}))
     try:
         return spec_of(next(iterator))
@@ -366,6 +378,8 @@ class PipelineIterator(StateIterator, DataIterator):
         return self
 
     def __next__(self) -> Element:
+        # A traced function reads its batches through a `Reader`: read here, a batch would become a constant
+        # of the compiled program.
         reader = current_reader()
         return next(self._inner) if reader is None else reader.read(self, lambda: next(self._inner))
 
@@ -375,6 +389,7 @@ class PipelineIterator(StateIterator, DataIterator):
         Returns:
             A dict that `json` can write.
         """
+        # The names of the nodes let `set_state` reject the state of another pipeline.
         return {"pipeline": describe(self._node), "passes": self._draws, "position": self._inner.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -394,6 +409,7 @@ class PipelineIterator(StateIterator, DataIterator):
                 f"Received: the state of {state.get('pipeline')} for {describe(self._node)}. "
                 "Build the data set with the same calls in the same order."
             )
+        # Before the inner iterator is started: a cache decides at its start whether its store has this pass.
         for stateful, draw in zip(stateful_nodes(self._node), state["passes"], strict=True):
             stateful.resume(draw)
         self._inner.close()

@@ -30,6 +30,7 @@ Tree: TypeAlias = "dict[str, Any] | Literal['leaf'] | None"
 #: With the version of the format. At both ends: a file that was truncated or is still being written lacks the
 #: second.
 _MAGIC = b"unisono cache 1\n"
+# Little-endian on every machine, like the offsets: a cache file may be shared by machines.
 _LENGTH = struct.Struct("<Q")
 _END = struct.Struct(f"<QQ{len(_MAGIC)}s")
 
@@ -66,6 +67,7 @@ def append(file: IO[bytes], element: Element) -> int:
 
 def end(file: IO[bytes], offsets: Sequence[int]) -> None:
     """Write the offset of each element, which makes the file complete."""
+    # At the end: the number of elements is often unknown until the last one was written.
     start = file.seek(0, os.SEEK_END)
     file.write(np.array(offsets, "<i8").tobytes())
     file.write(_END.pack(len(offsets), start, _MAGIC))
@@ -89,6 +91,8 @@ def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
     if length >= _END.size:
         file.seek(length - _END.size)
         count, start, magic = _END.unpack(file.read(_END.size))
+        # The arithmetic must agree, too: a truncated or concatenated file may end in the magic line by
+        # chance.
         if magic == _MAGIC and start + 8 * count + _END.size == length:
             file.seek(start)
             return np.frombuffer(file.read(8 * count), "<i8")
@@ -136,11 +140,13 @@ def _named(name: str, fields: tuple[str, ...]) -> Any:
 
 def _leaf_header(path: tuple[Any, ...], leaf: Any, parts: list[bytes]) -> dict[str, Any]:
     check_no_dataset(leaf, path, "written to a file")
+    # As an object, because NumPy's own byte strings lose trailing zero bytes.
     array = np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf)
     if array.dtype == object:
         strings = array.ravel().tolist()
         parts.extend(strings)
         return {"strings": [len(string) for string in strings], "shape": array.shape}
+    # bfloat16 and its like: NumPy names them `V`, which says only how many bytes they have when read back.
     if array.dtype.kind == "V":
         raise InvalidTypeError(
             "The components that cache(filename) writes must have numpy's own dtypes. "
@@ -159,5 +165,7 @@ def _read_leaf(file: IO[bytes], header: Mapping[str, Any]) -> np.ndarray | np.ge
             array[index] = file.read(length)
     else:
         dtype = np.dtype(header["dtype"])
+        # `prod` of an empty shape is a float without the dtype.
         array = np.frombuffer(file.read(dtype.itemsize * int(np.prod(shape, dtype=np.int64))), dtype)
+    # `[()]` makes a scalar of an array of rank 0, and leaves other arrays as they are.
     return array.reshape(shape)[()]

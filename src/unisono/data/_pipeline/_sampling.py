@@ -57,6 +57,7 @@ class Random(Counting, Indexed):
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
         entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+        # The usual case, element by element, needs only a slice of the cached chunk.
         if len(positions) == 1:
             chunk, place = divmod(int(positions[0]), _CHUNK)
             return _numbers((*entropy, chunk))[place : place + 1]
@@ -68,11 +69,13 @@ class Random(Counting, Indexed):
         return result
 
 
+# 512 KiB for all sequences of the process.
 @functools.lru_cache(maxsize=64)
 def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
     # NumPy guarantees the raw bits in all versions (NEP 19).
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy))).random_raw(_CHUNK)
     numbers: np.ndarray = (bits >> np.uint64(32)).astype(np.int64)
+    # All callers share the cached array.
     numbers.flags.writeable = False
     return numbers
 
@@ -97,7 +100,7 @@ def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.i
             f"Received: weights={weights} for {count} data sets. Write weights=[0.5, 0.5]."
         )
     points = (np.cumsum(given / given.sum()) * 2.0**32).tolist()
-    # Rounding may leave the last point below 2**32.
+    # Rounding may leave the last point below 2**32, and a data set of weight 0 must not be chosen there.
     last = int(np.flatnonzero(given)[-1])
     return lambda number: np.int64(min(bisect.bisect_right(points, int(number)), last))
 
@@ -139,6 +142,7 @@ class _DirectedIterator(StateIterator):
         self._node = node
         self._choices = node.choices.iterate(run)
         self._sources = [parent.iterate(run) for parent in node.parents]
+        # A data set of weight 0 does not count as live: it is never read, so its end would never be seen.
         self._live = list(node.used)
         #: The first element of each data set, to check that their structures are equal.
         self._firsts: dict[int, Element] = {}
@@ -151,6 +155,7 @@ class _DirectedIterator(StateIterator):
             try:
                 return self._checked(number, next(self._sources[number]))
             except StopIteration:
+                # The empty list also ends every further `next`.
                 self._live = [] if self._node.stop_on_empty else self._live
                 if self._live:
                     self._live[number] = False
@@ -168,6 +173,7 @@ class _DirectedIterator(StateIterator):
 
     def _checked(self, number: int, element: Element) -> Element:
         if number not in self._firsts:
+            # Only the first element of each: to compare the structure of every one would cost each `next`.
             self._firsts[number] = element
             _structure.combine(lambda parts, path: None, list(self._firsts.values()))
         return element
@@ -241,6 +247,7 @@ class _ResampleIterator(StateIterator):
     def __next__(self) -> Element:
         while True:
             element = next(self._source)
+            # The number of the element finds its random number, so that the state holds no generator.
             chunk, place = divmod(self._index, _CHUNK)
             self._index += 1
             kind = self._node.class_of(element)
@@ -256,6 +263,7 @@ class _ResampleIterator(StateIterator):
     def _share(self, kind: int) -> float:
         """Return the share of a class' elements to keep: all of the class that is most needed."""
         initial = self._node.initial or self._seen
+        # A class that the data lack cannot be sampled, whatever share is wanted.
         needed = [t / i if i else 0.0 for t, i in zip(self._node.target, initial, strict=True)]
         return needed[kind] / max(needed)
 

@@ -68,6 +68,7 @@ class MemoryStore(Store):
         return self._elements.get(position)
 
     def put(self, position: int, element: Element) -> None:
+        # Read-only: a caller that wrote into an element would change it in all later passes.
         self._elements[position] = (frozen(element),)
 
     def finish(self, size: int) -> None:
@@ -152,6 +153,7 @@ def write_all(path: str, elements: Iterable[Element]) -> None:
             part.put(position, element)
         part.publish(path)
     finally:
+        # Does nothing after `publish`, which detaches it.
         part.discard()
 
 
@@ -175,8 +177,11 @@ class _Part:
     def __init__(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))
         os.makedirs(folder, exist_ok=True)
+        # In the folder of the file, because `os.replace` is atomic only within one file system.
         handle, self._name = tempfile.mkstemp(prefix=f"{name}.", suffix=".part", dir=folder)
         self._file = os.fdopen(handle, "w+b")
+        # Runs when the object is collected, or the program ends. A function, not a method: a callback that
+        # refers to the object would keep it alive.
         self.discard = weakref.finalize(self, _close_and_remove, self._file, self._name)
         self.offsets: dict[int, int] = {}
         _records.begin(self._file)
@@ -187,6 +192,7 @@ class _Part:
         return (_records.read(self._file, self.offsets[position]),)
 
     def put(self, position: int, element: Element) -> None:
+        # Two iterators over one data set may both compute an element: the first copy stays.
         if position not in self.offsets:
             self.offsets[position] = _records.append(self._file, element)
 
@@ -197,6 +203,7 @@ class _Part:
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._name, path)
+        # The temporary name is gone: a finalizer that removes it would raise.
         self.discard.detach()
         _sync_folder(os.path.dirname(os.path.abspath(path)))
 

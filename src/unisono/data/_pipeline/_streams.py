@@ -134,8 +134,10 @@ class _ParallelMapIterator(StateIterator):
         self._flying: deque[tuple[dict[str, Any], futures.Future[Element]]] = deque()
 
     def __next__(self) -> Element:
+        # With the first element: an iterator that is only restored or inspected starts no threads.
         if self._pool is None:
             self._pool = futures.ThreadPoolExecutor(self._calls, thread_name_prefix="unisono-map")
+        # No more elements than there are threads: others would only be read again after a restore.
         while len(self._flying) < self._calls:
             state = self._source.get_state()
             try:
@@ -145,6 +147,7 @@ class _ParallelMapIterator(StateIterator):
             self._flying.append((state, self._pool.submit(self._fn, element)))
         if not self._flying:
             raise StopIteration
+        # Removed before `result` raises, so that the next call continues after an element that failed.
         return self._flying.popleft()[1].result()
 
     def get_state(self) -> dict[str, Any]:
@@ -158,6 +161,7 @@ class _ParallelMapIterator(StateIterator):
     def close(self) -> None:
         super().close()
         if self._pool is not None:
+            # Without waiting for calls in progress, which are the user's and may take any time.
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -226,6 +230,7 @@ class Take(_OneParent):
         return _cardinality.taken(self.parent.cardinality, self.count)
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
+        # Grain rejects a limit of 0: `_build.taken` never passes one.
         return iter(grain.experimental.LimitIterDataset(Stream(self.parent, run), self.count))
 
 
@@ -284,6 +289,7 @@ class StreamShuffle(Counting, _OneParent):
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         # Not Grain's shuffle of streams, which permutes one window after another: tf.data's buffer slides.
+        # The same numbers as in `Shuffle`: an order does not depend on whether the input is indexed.
         entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
         return ReplayIterator(
             self.parent.iterate(run), lambda source: _order.shuffled(source, self.buffer_size, entropy)
@@ -306,6 +312,7 @@ class ReplayIterator(StateIterator):
         super().__init__(parent)
         self._source = parent
         self._make = make
+        # Before the generator reads anything: it may read many elements ahead of those that it yields.
         self._begin = parent.get_state()
         self._restart()
 
@@ -326,6 +333,7 @@ class ReplayIterator(StateIterator):
         self._begin = state["begin"]
         self._source.set_state(self._begin)
         self._restart()
+        # The elements are computed again, so that the buffer of the generator holds what it held.
         for _ in range(state["emitted"]):
             next(self)
 
@@ -344,6 +352,7 @@ class StreamRepeat(_OneParent):
         return _SequenceIterator(lambda part: self._part(run, part), endless=self.count < 0)
 
     def _part(self, run: Pass, part: int) -> grain.DatasetIterator | None:
+        # Each repetition has its own number in the path, so a shuffle below has its own order in each.
         return None if 0 <= self.count <= part else self.parent.iterate(run.at(part))
 
 
@@ -392,6 +401,7 @@ class _SequenceIterator(StateIterator):
             try:
                 element = next(self._current)
             except StopIteration:
+                # The input is empty, and would be in every repetition.
                 if self._endless and self._is_empty:
                     raise
                 self._current.close()
@@ -439,6 +449,7 @@ class StreamZip(Node):
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         streams = [Stream(parent, run) for parent in self.parents]
+        # `strict=False`: as in tf.data the shortest input ends the sequence, and Grain would raise.
         return iter(grain.experimental.ZipIterDataset(streams, strict=False).map(self.arrange))
 
 

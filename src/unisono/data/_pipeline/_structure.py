@@ -203,6 +203,7 @@ def as_element(value: UserValue, path: Path = ()) -> Element:
     >>> as_element(([1.0, 2.0], "a"))
     (array([1., 2.], dtype=float32), b'a')
     """
+    # Arrays of rank 0 become scalars in `_plain`, and strings become bytes.
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind not in "OUS":
         return value
     if isinstance(value, tuple):
@@ -242,6 +243,7 @@ def _holds_numpy(value: UserValue) -> bool:
 
 
 def _narrowed(array: np.ndarray) -> np.ndarray:
+    # As tf.data converts Python numbers; numbers of NumPy keep their dtype, see `_holds_numpy`.
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.int64 and (array == array.astype(np.int32)).all():
@@ -277,6 +279,7 @@ def frozen(element: Element) -> Element:
 
 def _frozen_leaf(leaf: Component) -> Component:
     if isinstance(leaf, np.ndarray):
+        # The flag belongs to the view: the user's own array stays writable.
         leaf = leaf.view()
         leaf.flags.writeable = False
     return leaf
@@ -334,6 +337,7 @@ def gather(arrays: Element, positions: np.ndarray) -> Element:
     # Without a shuffle positions are successive, and a slice is copied faster than rows one by one.
     first, count = int(positions[0]), len(positions)
     if count > 1 and positions[-1] - first == count - 1 and bool((np.diff(positions) == 1).all()):
+        # Copied, because the caller may write into a batch.
         return map_leaves(lambda array: array[first : first + count].copy(), arrays)
     return map_leaves(lambda array: array.take(positions, axis=0), arrays)
 
@@ -361,6 +365,7 @@ def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
     try:
         if isinstance(parts[0], np.ndarray):
             return np.stack(parts)
+        # NumPy's own byte strings would lose trailing zero bytes.
         return np.array(parts, dtype=object if isinstance(parts[0], bytes) else None)
     except ValueError as error:
         shapes = [np.shape(part) for part in parts]
@@ -374,6 +379,7 @@ def _stack_leaves(parts: Sequence[Any], path: Path) -> np.ndarray:
 
 def concatenated(batches: Sequence[Element]) -> Element:
     """Return batches joined along their first dimension."""
+    # Most batches lie within one repetition, or one input batch: these are not copied again.
     if len(batches) == 1:
         return batches[0]
     return combine(lambda parts, path: np.concatenate(parts), batches)
@@ -408,6 +414,7 @@ def _leaf_spec(leaf: Component) -> TensorSpec | DatasetSpec:
 def spec_as_bytes(spec: TensorSpec) -> bytes:
     """Return a spec as JSON."""
     check_no_dataset(spec, (), "written to a file")
+    # As bytes, because the store holds components, and a spec is not one.
     return json.dumps([spec.shape, spec.dtype.str]).encode()
 
 

@@ -49,6 +49,7 @@ class _WindowNode(Node):
         if size < 0:
             return size
         if self.drop_remainder:
+            # A full window needs its last member, which lies this far behind its start.
             size = max(0, size - (self.size - 1) * self.stride)
         return _cardinality.strided(size, 0, self.shift)
 
@@ -61,6 +62,7 @@ class _WindowNode(Node):
         return _structure.combine(lambda parts, path: self._component(list(parts)), elements)
 
     def _component(self, parts: list[Any]) -> Any:
+        # The elements are held as they are, not stacked: those of a window may differ in shape.
         return self.wrap(Held(parts))
 
 
@@ -168,6 +170,7 @@ class Groups(Counting):
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         inside = run.at(run.draws.get(self, 0))
+        # Incomplete groups may hold any number of elements: a restored iterator fills them again.
         return ReplayIterator(self.parent.iterate(run), lambda source: self._joined(source, inside))
 
     def _joined(self, source: Iterator[Element], run: Pass) -> Iterator[Element]:
@@ -187,6 +190,7 @@ class Groups(Counting):
             yield from self._made(key, groups[key], run.at(next(numbers)))
 
     def _made(self, key: int, elements: list[Element], run: Pass) -> Iterator[Element]:
+        # The data set was created just now and has no numbers of passes: the path alone decides its shuffles.
         iterator = self.reduce(key, elements).iterate(Pass({}, run.path))
         try:
             yield from iterator
@@ -257,12 +261,14 @@ class _RebatchIterator(StateIterator):
         return _structure.map_leaves(lambda array: array[start:stop], self._batch)
 
     def _has_rows(self) -> bool:
+        # A loop, because a batch may have no rows.
         while self._before is None or self._used >= _structure.leading_size(self._batch):
             before = self._source.get_state()
             try:
                 self._batch = next(self._source)
             except StopIteration:
                 return False
+            # Only once a batch was read: at the end the state remains that of the last batch.
             self._before, self._used = before, 0
         return True
 
@@ -274,6 +280,7 @@ class _RebatchIterator(StateIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._source.set_state(state["before"])
         self._before, self._turn = None, state["turn"]
+        # The state does not hold the rows of the batch in use: the source returns it again.
         if state["in_use"]:
             self._has_rows()
             self._used = state["used"]
@@ -285,6 +292,7 @@ def bucket_of(length: int, boundaries: Sequence[int]) -> int:
     >>> [bucket_of(n, [3, 5]) for n in (2, 3, 4, 5)]
     [0, 1, 1, 2]
     """
+    # As in tf.data, an element as long as a boundary belongs to the next bucket.
     return int(np.searchsorted(np.asarray(boundaries), length, side="right"))
 
 
