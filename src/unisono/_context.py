@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import keras
 
     from unisono.strategies._base import Strategy
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 
 class ReplicaEngine(Protocol):
@@ -79,10 +80,10 @@ class Context:
 
 _CURRENT: ContextVar[Context | None] = ContextVar("unisono_context", default=None)
 #: Registered by the strategies' module, which this one must not import: it is in a lower layer.
-_default_strategy: Callable[[], Strategy] | None = None
+_default_strategy: Callable[[], ReplicatedStrategy] | None = None
 
 
-def register_default_strategy(factory: Callable[[], Strategy]) -> None:
+def register_default_strategy(factory: Callable[[], ReplicatedStrategy]) -> None:
     """Register the function that returns the default strategy, which is current outside of every scope."""
     global _default_strategy
     _default_strategy = factory
@@ -110,8 +111,11 @@ def get_strategy() -> Strategy:
     1
     """
     context = _CURRENT.get()
-    if context is not None:
-        return context.strategy
+    return default_strategy() if context is None else context.strategy
+
+
+def default_strategy() -> ReplicatedStrategy:
+    """Return the strategy of code outside of every scope, which has one replica."""
     if _default_strategy is None:
         raise ContextError(
             "The default strategy is not loaded. Write `import unisono` before `get_strategy()`."
@@ -136,7 +140,7 @@ def get_replica_context() -> ReplicaContext | None:
     """
     context = _CURRENT.get()
     if context is None:
-        return ReplicaContext(get_strategy(), _ONE)
+        return ReplicaContext(default_strategy(), _ONE)
     return context.replica
 
 
@@ -241,7 +245,7 @@ class ReplicaContext:
     Returned by `get_replica_context()` inside the function given to `strategy.run`.
     """
 
-    def __init__(self, strategy: Strategy, engine: ReplicaEngine) -> None:
+    def __init__(self, strategy: ReplicatedStrategy, engine: ReplicaEngine) -> None:
         self._strategy = strategy
         self._engine = engine
         #: In `fit`: whether the loss was divided by the number of replicas, so that gradients are summed.
@@ -253,7 +257,7 @@ class ReplicaContext:
         return self._engine
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> ReplicatedStrategy:
         """The strategy of this replica."""
         return self._strategy
 

@@ -306,9 +306,13 @@ def test_strategies_override_only_what_the_recipe_names():
         for node in tree.body
         if name.startswith("strategies.") and isinstance(node, ast.ClassDef)
     }
-    common = classes["Strategy"] | classes["DeprecatedMethods"]
-    strategies = {name for name in classes if name.endswith("Strategy")} - {"Strategy", "DefaultStrategy"}
+    bases = {"Strategy", "ReplicatedStrategy", "DeprecatedMethods"}
+    common = set().union(*(classes[name] for name in bases))
+    strategies = {name for name in classes if name.endswith("Strategy")} - bases - {"DefaultStrategy"}
     assert len(strategies) >= 5
     assert allowed - {"__init__"} <= common | {"runs_ahead"}
     for name in strategies:
         assert classes[name] & common <= allowed, f"{name} overrides {classes[name] & common - allowed}"
+    public = {name for name in classes["Strategy"] & classes["ReplicatedStrategy"] if name[0] != "_"}
+    from_mesh = {"num_replicas_in_sync", "worker_devices", "replicated", "gather_state"}
+    assert public <= allowed | from_mesh, f"ReplicatedStrategy overrides {public - allowed - from_mesh}"

@@ -299,7 +299,7 @@ class FitBackup:
         strategy = strategy_of(self._model)
         # A collective, so before the workers that do not write return.
         if strategy is not None:
-            strategy.state_layout.gather(self._model.optimizer.variables, values)
+            strategy.gather_state(self._model.optimizer.variables, values)
         if self._backups.read_only:
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():

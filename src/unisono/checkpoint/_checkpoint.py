@@ -218,7 +218,7 @@ class Checkpoint(Holder):
         # (that of a set would differ between processes).
         for strategy in dict.fromkeys(holder_of(variable) for variable in variables):
             if strategy is not None:
-                strategy.state_layout.gather(variables)
+                strategy.gather_state(variables)
         if self.is_written_here():
             # Once per directory: what a file system does not give back is noticed at the first save.
             read_back = target.parent not in self._was_read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 from unisono.step._sharded_layout import Shards
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 _LOG = logging.getLogger("unisono")
 
@@ -50,7 +53,7 @@ class Entry:
         self,
         traced: Callable[..., tuple[Any, list[Any]]],
         plan: StatePlan,
-        strategy: Any,
+        strategy: ReplicatedStrategy,
         is_shared: bool = True,
     ) -> None:
         self.plan = plan
@@ -193,7 +196,7 @@ class StepCompiler:
             `state_layout`.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy = strategy
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Code of functions that change what they close over: each function is a step of its own.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -26,6 +26,9 @@ from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._program import Frame, Program, Run
 from unisono.step._scope import StateScope, discovering
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Replicated:
         scopes: filled with each replica's state when traced.
     """
 
-    strategy: Any
+    strategy: ReplicatedStrategy
     fn: Callable[..., Any]
     call: Call
     plan: StatePlan | None = None

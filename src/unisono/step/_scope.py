@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono.step._keras_internals import stored_dtype, stored_value
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 #: Whether steps run to learn what they touch; values do not matter then.
 _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
@@ -66,7 +69,7 @@ class StateScope(keras.StatelessScope):
         self.written: dict[int, keras.Variable] = {}
         self.written_by_replica: dict[int, keras.Variable] = {}
         #: Strategies whose `run` was called inside.
-        self.strategies: set[Any] = set()
+        self.strategies: set[ReplicatedStrategy] = set()
         self._parent = parent
         self._synced = 0
 

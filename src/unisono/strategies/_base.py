@@ -1,43 +1,41 @@
-"""`Strategy`: where variables live, which devices compute, and how values are reduced."""
+"""`Strategy`: the programming model that all strategies share; it knows of no devices.
+
+Tests: tests/virtual/strategies/test_contract.py, tests/unit/training/test_trainer_protocol.py.
+"""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 import keras
 
 from unisono._backend import require_jax
-from unisono._context import Context, check_same_strategy, current, entered, require_cross_replica
-from unisono._errors import ContextError, InvalidArgumentError
-from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
+from unisono._context import Context, check_same_strategy, entered, require_cross_replica
+from unisono._errors import ContextError, UnsupportedError
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
-from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.cluster_resolver._base import ClusterResolver
 from unisono.data._dataset import Dataset
-from unisono.data._distribute import (
-    DistributedDataset,
-    FunctionDataset,
-    SplitDataset,
-)
+from unisono.data._distribute import DistributedDataset
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
-from unisono.data._workers import pipeline_of_worker, values_of_workers
-from unisono.step import _per_replica_ops as results
-from unisono.step._compiler import StepCompiler
-from unisono.step._layout import MirroredLayout, StateLayout
+from unisono.data._workers import pipeline_of_worker
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
-from unisono.strategies._options import check_run_options
+from unisono.strategies._options import RunOptions, check_run_options
 from unisono.training._bind import install
 from unisono.training._scope_warnings import strategy_made, strategy_used
 from unisono.training.trainer._protocol import StepFunction
-from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+# Before the first scope: with another backend Keras would create variables that no strategy can hold.
 require_jax()
 
 #: Arguments of a method of Keras, by name.
@@ -47,24 +45,27 @@ Arguments = dict[str, UserValue]
 class Strategy(DeprecatedMethods):
     """How a model is trained on many devices; base of all strategies.
 
-    A strategy says only where the state lies between steps, which devices compute, and how
-    values of replicas are reduced; what a step *is*, is the same for all of them.
+    User code means the same under every strategy, so that the public methods are written here, once, with
+    their checks. A strategy whose replicas run one program on a mesh of devices derives from
+    `ReplicatedStrategy`, which has all that follows. Another one must override
+
+    - `num_replicas_in_sync` and `worker_devices`, to report what computes,
+    - `make_trainer_function`: what Keras' loop calls for each batch.
+
+    It may override `around_fit`, `prepare_call`, `runs_ahead`, `gather_state`, `parameter_devices` and
+    `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and
+    `_values_from_function` that it supports; the others raise an `UnsupportedError`. It never overrides
+    `scope`, `run`, `reduce`, `gather`, `local_results`, `distribute_dataset` and its sisters, `extended` and
+    the deprecated methods, whose aliases would call these here.
 
     Args:
-        mesh: the devices that compute, in replica order.
         process_group: the processes that train together; this one alone by default.
     """
 
     is_default = False
 
-    def __init__(self, mesh: ReplicaMesh, process_group: ProcessGroup | None = None) -> None:
-        ensure_collectives_can_run(mesh.devices)
-        self._mesh = mesh
+    def __init__(self, process_group: ProcessGroup | None = None) -> None:
         self._group = process_group or SingleProcessGroup()
-        # What this strategy's models have begun with values that all processes hold.
-        self._begun: set[str] = set()
-        self._state_layout: StateLayout = MirroredLayout(mesh)
-        self._compiler = StepCompiler(self)
         self._extended = StrategyExtended(self)
         if not self.is_default:
             # From now on `fit` of a model that is made outside of the scope can be noticed.
@@ -75,17 +76,22 @@ class Strategy(DeprecatedMethods):
 
     @property
     @abc.abstractmethod
-    def cross_device_ops(self) -> CrossDeviceOps:
-        """How an all-reduce between the replicas is done."""
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas' gradients are aggregated together."""
 
     @property
-    def state_layout(self) -> StateLayout:
-        """Where variables rest between steps, and how gradients are reduced."""
-        return self._state_layout
+    @abc.abstractmethod
+    def worker_devices(self) -> tuple[jax.Device, ...]:
+        """This process' devices that compute, in replica order."""
 
+    @abc.abstractmethod
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what `fit`, `evaluate` or `predict` of a model call for each batch."""
-        return TrainerFunction(model, self, task)
+
+    @property
+    def replicated(self) -> ReplicatedStrategy | None:
+        """The strategy on whose mesh programs are compiled: this one, or None where it has no mesh."""
+        return None
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
     runs_ahead = True
@@ -122,17 +128,70 @@ class Strategy(DeprecatedMethods):
         """
         return args, kwargs
 
+    def gather_state(
+        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
+    ) -> None:
+        """Let one of several workers alone read variables until the next step; all of them must call it.
+
+        Args:
+            variables: any.
+            values: by `id` of a variable, what it would hold if Keras' loop had not emptied it.
+        """
+
     @property
-    def parameter_devices(self) -> tuple[Any, ...]:
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices on which variables live between steps."""
-        return self._mesh.devices
+        return self.worker_devices
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """What describes the cluster; None for strategies of one machine."""
+        return None
+
+    # --- what replicas do: a strategy without one of these raises an error at its use -------------
+
+    def _run(self, fn: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Arguments) -> UserValue:
+        """Call `fn` once per replica; see `run`."""
+        raise self.unsupported("run")
+
+    def _reduced(self, op: ReduceOp, leaf: PyTree, axis: int | Sequence[int] | None) -> PyTree:
+        """Return one value of all replicas combined; see `reduce`."""
+        raise self.unsupported("reduce")
+
+    def _gathered(self, leaf: PyTree, axis: int) -> PyTree:
+        """Return one value of all replicas joined; see `gather`."""
+        raise self.unsupported("gather")
+
+    def _local(self, value: PyTree) -> tuple[PyTree, ...]:
+        """Return the values of this machine's replicas; see `local_results`."""
+        raise self.unsupported("local_results")
+
+    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
+        """Return global batches, split over the replicas; see `distribute_dataset`."""
+        raise self.unsupported("distribute_dataset")
+
+    def _from_function(
+        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions
+    ) -> DistributedDataset:
+        """Return the replicas' own batches; see `distribute_datasets_from_function`."""
+        raise self.unsupported("distribute_datasets_from_function")
+
+    def _values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
+        """Return the replicas' own values; see `distribute_values_from_function`."""
+        raise self.unsupported("distribute_values_from_function")
+
+    def unsupported(self, name: str) -> UnsupportedError:
+        """Return the error for an operation that this strategy does not have.
+
+        Args:
+            name: of a member of the strategy.
+        """
+        return UnsupportedError(
+            f"`strategy.{name}` needs a strategy that runs replicas on a mesh of devices. Received: a "
+            f"{type(self).__name__}. Train with `fit`, or take a `MirroredStrategy`."
+        )
 
     # --- what every strategy is ------------------------------------------------------------
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        """The devices that compute."""
-        return self._mesh
 
     @property
     def is_chief(self) -> bool:
@@ -145,29 +204,9 @@ class Strategy(DeprecatedMethods):
         return self._group
 
     @property
-    def worker_devices(self) -> tuple[Any, ...]:
-        """This process' devices that compute, in replica order."""
-        return self._mesh.local_devices
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas' gradients are aggregated together."""
-        return self._mesh.num_replicas
-
-    @property
-    def cluster_resolver(self) -> Any | None:
-        """What describes the cluster; None for strategies of one machine."""
-        return None
-
-    @property
     def extended(self) -> StrategyExtended:
         """Less common operations, under tf.distribute's name for them."""
         return self._extended
-
-    @property
-    def num_programs(self) -> int:
-        """How many programs `run` has compiled and keeps."""
-        return self._compiler.num_programs
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -192,11 +231,11 @@ class Strategy(DeprecatedMethods):
 
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
-    ) -> Any:
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] = (),
+        kwargs: Mapping[str, UserValue] | None = None,
+        options: RunOptions | None = None,
+    ) -> UserValue:
         """Call `fn` once per replica, each with its own part of the per-replica arguments.
 
         Args:
@@ -216,9 +255,9 @@ class Strategy(DeprecatedMethods):
         check_run_options(options)
         install()
         strategy_used(self)
-        return self._compiler.run(fn, args, kwargs or {})
+        return self._run(fn, args, dict(kwargs or {}))
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None) -> PyTree:
         """Combine a per-replica value into one array.
 
         Args:
@@ -244,18 +283,7 @@ class Strategy(DeprecatedMethods):
             is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
 
-    def _reduced(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
-        with self._collective_of(leaf):
-            if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
-                return self.cross_device_ops.reduce(op, leaf)
-            return results.reduce(op, leaf, axis, self._mesh, self._group)
-
-    def _collective_of(self, leaf: Any) -> contextlib.AbstractContextManager[None]:
-        """Around the reduction of a value: of one that is the same on all replicas it is no collective."""
-        is_shared = isinstance(leaf, (IndexedSlices, PerReplica))
-        return self._group.collective() if is_shared else contextlib.nullcontext()
-
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: PyTree, axis: int) -> PyTree:
         """Concatenate a per-replica value along `axis`, in replica order.
 
         Args:
@@ -274,20 +302,18 @@ class Strategy(DeprecatedMethods):
             is_leaf=lambda leaf: isinstance(leaf, (IndexedSlices, PerReplica)),
         )
 
-    def _gathered(self, leaf: Any, axis: int) -> Any:
-        with self._collective_of(leaf):
-            return results.gather(leaf, axis, self._mesh, self._group)
-
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Return the values of this machine's replicas as a tuple.
 
         Args:
             value: a `PerReplica`, or a pytree of them, which gives a tuple of pytrees. A variable of
                 this strategy gives the copy of each replica. Another value gives a tuple of it alone.
         """
-        return results.local_results(value, self._mesh)
+        return self._local(value)
 
-    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+    def distribute_dataset(
+        self, dataset: UserValue, options: InputOptions | None = None
+    ) -> DistributedDataset:
         """Split the batches of any iterable over the replicas.
 
         Args:
@@ -300,12 +326,8 @@ class Strategy(DeprecatedMethods):
         """
         return self._split(dataset, options)
 
-    def _split(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
-        pipeline = self.shared_pipeline(dataset)
-        return SplitDataset(pipeline, self._mesh, options=options, check_iterable_here=_not_in_replica)
-
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Make the input from a function of the `InputContext`; batches are *per replica*.
 
@@ -314,16 +336,9 @@ class Strategy(DeprecatedMethods):
                 successive replicas.
             options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
         """
-        options = options or InputOptions()
-        return FunctionDataset(
-            dataset_fn,
-            self._mesh,
-            options,
-            _not_in_replica,
-            self._group,
-        )
+        return self._from_function(dataset_fn, options or InputOptions())
 
-    def shared_pipeline(self, dataset: Any) -> Any:
+    def shared_pipeline(self, dataset: UserValue) -> UserValue:
         """Return the pipeline with which this worker makes the global batches.
 
         A `unisono.data.Dataset` is divided by its `AutoShardPolicy` between several workers.
@@ -333,7 +348,7 @@ class Strategy(DeprecatedMethods):
         """
         return pipeline_of_worker(dataset, self._group) if isinstance(dataset, Dataset) else dataset
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
         """Return the `PerReplica` of what `value_fn` gives for each replica.
 
         Args:
@@ -344,42 +359,7 @@ class Strategy(DeprecatedMethods):
             A `PerReplica` for each value of the structure that `value_fn` returns; with one replica, what
             it returns.
         """
-        replicas = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(i, replicas)) for i in self._mesh.local_replicas]
-        return values_of_workers(values, self._mesh, self._group) if replicas > 1 else values[0]
-
-    # --- one begin for all processes ---------------------------------------------------------
-
-    def same_on_all(
-        self, values: PyTree, what: str, known: Sequence[bool], key: object, batch: PyTree = None
-    ) -> PyTree:
-        """Return the first process' values on every process: once for each call of `fit`, else once.
-
-        Args:
-            values: pytree of arrays with which a step is about to begin.
-            what: the step: one may begin with what it ended with the last time.
-            known: for each array, whether it is what the step ended with.
-            key: which step that was, the same on processes that took the same steps.
-            batch: what the step begins with, the same on all processes; pytree of host arrays.
-
-        Returns:
-            The values; None where they are what the last step of all processes ended with.
-        """
-        if what in self._begun:
-            return None if all(known) else values
-        self._begun.add(what)
-        leaves, structure = jax.tree.flatten(values)
-        rows = None if batch is None else jax.tree.leaves(batch)
-        found = self._group.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
-        return None if found is None else jax.tree.unflatten(structure, found)
-
-    def begin_again(self, what: str) -> None:
-        """Let the next step begin with the first process' values.
-
-        Args:
-            what: the step, as in `same_on_all`.
-        """
-        self._begun.discard(what)
+        return self._values_from_function(value_fn)
 
     # tf.distribute's other names for the same.
     experimental_local_results = local_results
@@ -392,14 +372,14 @@ class Strategy(DeprecatedMethods):
     def __copy__(self) -> NoReturn:
         raise _not_copied("copy.copy(strategy)")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
         # A variable, or a program's settings, may be copied; the copy belongs to the same strategy.
         if memo:
             return self
         raise _not_copied("copy.deepcopy(strategy)")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(str(d) for d in self._mesh.devices)})"
+        return f"{type(self).__name__}({', '.join(map(str, self.worker_devices))})"
 
 
 def _not_copied(call: str) -> ContextError:
@@ -407,12 +387,3 @@ def _not_copied(call: str) -> ContextError:
         f"A strategy cannot be copied: its variables know one object. Received: {call}. "
         "Use the strategy itself."
     )
-
-
-def _not_in_replica() -> None:
-    context = current()
-    if context is not None and context.replica is not None:
-        raise InvalidArgumentError(
-            "A distributed dataset must be iterated outside of the replicas. Received: iteration inside "
-            "the function given to `strategy.run`. Pass the batch to `run` as an argument."
-        )

@@ -10,10 +10,10 @@ import jax
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.step._layout import CentralLayout
-from unisono.strategies._base import Strategy
+from unisono.strategies._replicated import ReplicatedStrategy
 
 
-class CentralStorageStrategy(Strategy):
+class CentralStorageStrategy(ReplicatedStrategy):
     """Variables and optimizer state live once, on the parameter device or in host memory.
 
     Each step brings them to the devices that compute and takes the new ones back: slower than

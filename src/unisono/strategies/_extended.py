@@ -144,13 +144,14 @@ class StrategyExtended:
         """
         if isinstance(tensor, (int, float)):
             return tensor
-        made = self._strategy.cross_device_ops.broadcast(tensor, destinations)
-        mesh = self._strategy.mesh
-        return (
-            Mirrored(mesh.local(mesh.put(made.value, mesh.replicated)))
-            if isinstance(made, Mirrored)
-            else made
-        )
+        strategy = self._strategy.replicated
+        if strategy is None:
+            raise self._strategy.unsupported("extended.broadcast_to")
+        made = strategy.cross_device_ops.broadcast(tensor, destinations)
+        if not isinstance(made, Mirrored):
+            return made
+        mesh = strategy.mesh
+        return Mirrored(mesh.local(mesh.put(made.value, mesh.replicated)))
 
     def read_var(self, variable: Any) -> Any:
         """Return a variable's value; of an ON_READ variable, its copies aggregated.

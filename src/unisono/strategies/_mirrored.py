@@ -12,11 +12,11 @@ import jax
 from unisono._errors import InvalidTypeError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.strategies._base import Strategy
+from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
 
 
-class MirroredStrategy(Strategy):
+class MirroredStrategy(ReplicatedStrategy):
     """Every device holds a copy of every variable; gradients are all-reduced at each step.
 
     Args:

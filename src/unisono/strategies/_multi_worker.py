@@ -26,12 +26,13 @@ from unisono.collectives._cross_device import (
     CrossDeviceOps,
     PackedAllReduce,
 )
-from unisono.strategies._base import Arguments, Strategy
+from unisono.strategies._base import Arguments
+from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
 from unisono.strategies.multi_worker_fit._fit import MultiWorkerFit
 
 
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(ReplicatedStrategy):
     """Every device of every worker holds a copy of every variable; gradients are all-reduced.
 
     The same program runs on every worker, with the same *global* batches: each worker computes its

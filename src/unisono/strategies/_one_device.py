@@ -15,10 +15,10 @@ import jax
 from unisono._context import register_default_strategy
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.strategies._base import Strategy
+from unisono.strategies._replicated import ReplicatedStrategy
 
 
-class OneDeviceStrategy(Strategy):
+class OneDeviceStrategy(ReplicatedStrategy):
     """Train on one device; results and dataset elements are plain arrays.
 
     Args:

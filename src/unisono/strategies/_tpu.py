@@ -10,10 +10,10 @@ from unisono._mesh import ReplicaMesh
 from unisono.cluster_resolver._tpu import TPUClusterResolver
 from unisono.cluster_resolver._tpu_topology import DeviceAssignment
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.strategies._base import Strategy
+from unisono.strategies._replicated import ReplicatedStrategy
 
 
-class TPUStrategy(Strategy):
+class TPUStrategy(ReplicatedStrategy):
     """Every TPU core holds a copy of every variable; XLA all-reduces gradients over the TPU's links.
 
     Args:

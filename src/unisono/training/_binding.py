@@ -6,7 +6,7 @@ Checkpoints, callbacks, the evaluator and the export ask here.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 
@@ -50,7 +50,7 @@ def bind(model: keras.Model, strategy: Strategy | None) -> None:
         _BOUND[model] = strategy
 
 
-def strategy_of(model: keras.Model) -> Any | None:
+def strategy_of(model: keras.Model) -> Strategy | None:
     """Return the strategy that a compiled model is bound to, or None."""
     return _BOUND.get(model)
 

@@ -45,7 +45,7 @@ def written_once(
     context = current()
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
-        strategy.state_layout.gather(getattr(getattr(model, "optimizer", None), "variables", ()))
+        strategy.gather_state(getattr(getattr(model, "optimizer", None), "variables", ()))
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)
     return result

@@ -102,7 +102,8 @@ def _check_has_rows(model: keras.Model, data: Dataset) -> None:
 def _keras_input(strategy: Strategy, data: Dataset | DistributedDataset) -> UserValue:
     if isinstance(data, Dataset):
         return as_keras_input(strategy.shared_pipeline(data))
-    if data.mesh.devices != strategy.mesh.devices:
+    own = strategy.replicated
+    if own is None or data.mesh.devices != own.mesh.devices:
         raise MixedStrategyError(
             "Distributed data must be made by the strategy of the model. Received: data for "
             f"{len(data.mesh.devices)} replicas on {', '.join(map(str, data.mesh.devices))}, and a model of "

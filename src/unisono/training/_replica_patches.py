@@ -216,6 +216,16 @@ def _must_aggregate() -> Context | None:
     return None if _AGGREGATED.get() else _replica_context()
 
 
+def _layout_of(context: Context) -> StateLayout:
+    """Return how the state of a replica's strategy lies.
+
+    Args:
+        context: what `_must_aggregate` returned.
+    """
+    # `_replica_context` has looked for the replica.
+    return context.replica.strategy.state_layout  # type: ignore[union-attr]
+
+
 def _stateless_apply(
     original: Callable[..., tuple[Values, Values]],
     self: keras.Optimizer,
@@ -234,7 +244,7 @@ def _stateless_apply(
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
 
     with _aggregated():
-        layout: StateLayout = context.strategy.state_layout
+        layout = _layout_of(context)
         apply = functools.partial(original, self)
         return layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)
 
@@ -277,7 +287,7 @@ def _apply(
 
 def _prepare(optimizer: keras.Optimizer, context: Context) -> None:
     """Decide how an optimizer's variables lie, in the first trace of a step, which plans its variables."""
-    if context.strategy.state_layout.prepare(optimizer):
+    if _layout_of(context).prepare(optimizer):
         # The update in parts reads all variables, also where a step applies gradients of a few.
         for variable in (*trained_variables(optimizer), *optimizer.variables):
             variable.value  # noqa: B018
@@ -297,7 +307,7 @@ def _apply_in_parts(
         variables: what they belong to.
         context: the replica's.
     """
-    layout: StateLayout = context.strategy.state_layout
+    layout = _layout_of(context)
     frame = current_frame()
     if frame is None or not optimizer.built:
         return False

@@ -43,13 +43,12 @@ class TimedEagerFunction(EagerFunction):
         return result
 
 
-class EagerStrategy(unisono.OneDeviceStrategy):
-    """Runs steps in its own way."""
+class EagerStrategy(unisono.Strategy):
+    """Runs steps in its own way, on no mesh."""
 
     made = EagerFunction
-
-    def __init__(self):
-        super().__init__("cpu:0")
+    num_replicas_in_sync = 1
+    worker_devices = ()
 
     def make_trainer_function(self, model, task):
         return self.made(model, task)
@@ -153,6 +152,42 @@ def test_step_timer_reads_the_timer_of_the_function_where_it_has_one():
     assert model.train_function.timer.read().batches == 3
     with pytest.raises(unisono.InvalidArgumentError, match="StepTimer needs"):
         held(EagerStrategy()).fit(x, y, verbose=0, callbacks=[StepTimer()])
+
+
+def test_a_strategy_without_a_mesh_says_what_it_cannot_do():
+    strategy = EagerStrategy()
+    calls = {
+        "run": lambda: strategy.run(abs, args=(1,)),
+        "reduce": lambda: strategy.reduce("sum", 1.0, axis=None),
+        "gather": lambda: strategy.gather(np.ones(2), axis=0),
+        "local_results": lambda: strategy.local_results(1.0),
+        "distribute_dataset": lambda: strategy.distribute_dataset([np.ones(2)]),
+        "distribute_datasets_from_function": lambda: strategy.distribute_datasets_from_function(list),
+        "distribute_values_from_function": lambda: strategy.distribute_values_from_function(print),
+        "extended.broadcast_to": lambda: strategy.extended.broadcast_to(np.ones(2)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(unisono.UnsupportedError, match=rf"`strategy\.{name}`.*EagerStrategy"):
+            call()
+    with strategy.scope():
+        model = build()
+    distributed = unisono.OneDeviceStrategy("cpu:0").distribute_dataset([data()])
+    with pytest.raises(unisono.MixedStrategyError, match="must be made by the strategy of the model"):
+        model.fit(distributed, verbose=0)
+
+
+def test_a_function_in_the_scope_of_a_strategy_without_a_mesh():
+    with EagerStrategy().scope():
+        doubled = unisono.function(lambda x: 2 * x)(np.arange(3.0))
+    np.testing.assert_array_equal(doubled, [0, 2, 4])
+
+
+def test_a_dataset_trains_on_a_strategy_without_a_mesh():
+    x, y = data()
+    batches = unisono.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    found = held(EagerStrategy()).fit(batches, verbose=0).history
+    expected = build().fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    assert_close(found, expected)
 
 
 def test_any_callable_can_be_a_function_of_a_model():

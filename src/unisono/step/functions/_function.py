@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from unisono._context import current, get_strategy
+from unisono._context import current, default_strategy, get_strategy
 from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
 from unisono._values import PerReplica
 from unisono.step._call_signature import Call, Kind
@@ -32,6 +32,9 @@ from unisono.step.functions._fetching import (
     is_traceable,
 )
 from unisono.step.functions._input_signature import InputSignature
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 #: Errors of JAX where code needs the value of what is traced, as `range(steps)` does.
 _NEEDS_VALUE = (
@@ -250,7 +253,7 @@ class _Compiled:
         strategy: whose replicas.
     """
 
-    def __init__(self, trace: _Trace, plan: StatePlan, strategy: Any) -> None:
+    def __init__(self, trace: _Trace, plan: StatePlan, strategy: ReplicatedStrategy) -> None:
         self._trace, self._plan = trace, plan
         self._entry = Entry(self._traced, plan, strategy, is_shared=bool(trace.scope.strategies))
         trace.result = None
@@ -288,13 +291,16 @@ def _per_replica(kind: Kind, part: tuple[Any, ...]) -> PerReplica:
     return PerReplica.from_stacked(part[0]) if kind is Kind.SPLIT else PerReplica(part)
 
 
-def _one_strategy(strategies: set[Any]) -> Any:
+def _one_strategy(strategies: set[ReplicatedStrategy]) -> ReplicatedStrategy:
     if len(strategies) > 1:
         raise MixedStrategyError(
             "A function may call `run` of one strategy only. Received: "
             f"{sorted(repr(s) for s in strategies)}. Write one `@unisono.function` for each."
         )
-    return next(iter(strategies)) if strategies else get_strategy()
+    if strategies:
+        return next(iter(strategies))
+    # Without `run` in it the function asks for no replicas: any mesh will do.
+    return get_strategy().replicated or default_strategy()
 
 
 def function(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from unisono.step.variables._merge_rules import (
     spread_copies,
 )
 from unisono.step.variables._scatter import as_slices, check_scatter, scattered
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
 
 
 class Variable(keras.Variable, DistributedValues):
@@ -324,7 +327,10 @@ def _parse(kind: type[enum.Enum], value: Any, name: str) -> Any:
 
 
 def _check_declaration(
-    synchronization: VariableSynchronization, aggregation: VariableAggregation, dtype: str, strategy: Any
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    dtype: str,
+    strategy: Strategy | None,
 ) -> None:
     if synchronization is VariableSynchronization.NONE and strategy is not None and not strategy.is_default:
         raise InvalidArgumentError(

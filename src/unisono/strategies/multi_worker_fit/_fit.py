@@ -26,7 +26,8 @@ from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._keras_internals import is_validation, stored_value
 from unisono.step._sharded_layout import Shards
-from unisono.strategies._base import Arguments, Strategy
+from unisono.strategies._base import Arguments
+from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.multi_worker_fit._call_comparison import (
     are_within,
     facts_of,
@@ -51,7 +52,7 @@ class MultiWorkerFit:
         strategy: on several workers.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
         self._said = ""
 
@@ -122,7 +123,7 @@ class MultiWorkerFit:
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read the variables after this.
-        self._strategy.state_layout.gather(variables)
+        self._strategy.gather_state(variables)
         variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]

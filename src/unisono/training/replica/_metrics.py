@@ -62,7 +62,7 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
         # A replica's part of a sum is itself a sum over its rows: so the analysis sees the old value as one.
         start = list(zip(variables, [jnp.sum(b, axis=0, dtype=b.dtype) for b in before], strict=True))
         traced = rows_of(given) or rows
-        part = ReplicaContext(context.strategy, _PartEngine(total / traced))
+        part = ReplicaContext(replica.strategy, _PartEngine(total / traced))
         with entered(Context(context.strategy, part, means=True)), Aside(start) as scope:
             update(*given)
         return [scope.get_current_value(v) for v in variables]

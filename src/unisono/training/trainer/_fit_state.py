@@ -25,7 +25,7 @@ from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
 if TYPE_CHECKING:
-    from unisono.strategies._base import Strategy
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 #: Stands for a value in parts where workers compare what they begin with.
 _IN_PARTS = np.zeros((), np.int8)
@@ -90,7 +90,7 @@ class FitState:
         task: names the variables.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, task: TrainerTask) -> None:
+    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._layout: StateLayout = strategy.state_layout
         self._layouts: tuple[list[VariableLayout], ...] = ()

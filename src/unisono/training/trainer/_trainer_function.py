@@ -33,7 +33,7 @@ from unisono.training.trainer._step_programs import StepPrograms
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:
-    from unisono.strategies._base import Strategy
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 
 #: The groups of one call, each with its logs or predictions.
@@ -49,7 +49,7 @@ class TrainerFunction:
         task: which function.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, task: TrainerTask) -> None:
+    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._kind = task.name.lower()
         self._step = TrainerStep(model, strategy, task)

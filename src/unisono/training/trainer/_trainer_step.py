@@ -31,7 +31,7 @@ from unisono.training.replica._rows import first_rows, gather_rows
 from unisono.training.trainer._protocol import State
 
 if TYPE_CHECKING:
-    from unisono.strategies._base import Strategy
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 
 class TrainerTask(enum.Enum):
@@ -53,7 +53,7 @@ class TrainerStep:
     """
 
     model: keras.Model
-    strategy: Strategy
+    strategy: ReplicatedStrategy
     task: TrainerTask
 
     def one_device(self, state: State, batch: PyTree) -> tuple[PyTree, State]:

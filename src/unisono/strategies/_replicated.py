@@ -1,0 +1,187 @@
+"""`ReplicatedStrategy`: replicas run one compiled program on a mesh of devices.
+
+Tests: tests/virtual/strategies/test_contract.py, tests/virtual/strategies/test_recipe.py.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import jax
+import keras
+
+from unisono._context import current
+from unisono._errors import InvalidArgumentError
+from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
+from unisono._types import PyTree, UserValue
+from unisono._values import IndexedSlices, PerReplica, ReduceOp
+from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.data._distribute import DistributedDataset, FunctionDataset, SplitDataset
+from unisono.data._sharding import InputContext, InputOptions, ValueContext
+from unisono.data._workers import values_of_workers
+from unisono.step import _per_replica_ops as results
+from unisono.step._compiler import StepCompiler
+from unisono.step._layout import MirroredLayout, StateLayout
+from unisono.strategies._base import Arguments, Strategy
+from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._trainer_function import TrainerFunction
+from unisono.training.trainer._trainer_step import TrainerTask
+
+
+class ReplicatedStrategy(Strategy):
+    """A strategy whose steps are compiled for a mesh of devices, with a replica on each.
+
+    It says which devices compute, where the state lies between steps (`state_layout`), and how values of
+    replicas are reduced (`cross_device_ops`); what a step *is*, is the same for all of them.
+
+    Args:
+        mesh: the devices that compute, in replica order.
+        process_group: the processes that train together; this one alone by default.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, process_group: ProcessGroup | None = None) -> None:
+        ensure_collectives_can_run(mesh.devices)
+        self._mesh = mesh
+        super().__init__(process_group)
+        # What this strategy's models have begun with values that all processes hold.
+        self._begun: set[str] = set()
+        self._state_layout: StateLayout = MirroredLayout(mesh)
+        self._compiler = StepCompiler(self)
+
+    # --- what a strategy decides ---------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """How an all-reduce between the replicas is done."""
+
+    @property
+    def state_layout(self) -> StateLayout:
+        """Where variables rest between steps, and how gradients are reduced."""
+        return self._state_layout
+
+    def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
+        """Return what runs compiled steps on the mesh."""
+        return TrainerFunction(model, self, task)
+
+    # --- what follows from the mesh ----------------------------------------------------------
+
+    @property
+    def replicated(self) -> ReplicatedStrategy:
+        """This strategy."""
+        return self
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The devices that compute."""
+        return self._mesh
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas' gradients are aggregated together."""
+        return self._mesh.num_replicas
+
+    @property
+    def worker_devices(self) -> tuple[jax.Device, ...]:
+        """This process' devices that compute, in replica order."""
+        return self._mesh.local_devices
+
+    @property
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
+        """The devices on which variables live between steps."""
+        return self._mesh.devices
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs `run` has compiled and keeps."""
+        return self._compiler.num_programs
+
+    def gather_state(
+        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
+    ) -> None:
+        """Gather what lies in parts on several workers; see `step._layout.StateLayout.gather`."""
+        self.state_layout.gather(variables, values)
+
+    def _run(self, fn: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Arguments) -> UserValue:
+        return self._compiler.run(fn, args, kwargs)
+
+    def _reduced(self, op: ReduceOp, leaf: PyTree, axis: int | Sequence[int] | None) -> PyTree:
+        with self._collective_of(leaf):
+            if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
+                return self.cross_device_ops.reduce(op, leaf)
+            return results.reduce(op, leaf, axis, self._mesh, self._group)
+
+    def _collective_of(self, leaf: PyTree) -> contextlib.AbstractContextManager[None]:
+        """Surround the reduction of a value: of one that is the same on all replicas it is no collective."""
+        is_shared = isinstance(leaf, (IndexedSlices, PerReplica))
+        return self._group.collective() if is_shared else contextlib.nullcontext()
+
+    def _gathered(self, leaf: PyTree, axis: int) -> PyTree:
+        with self._collective_of(leaf):
+            return results.gather(leaf, axis, self._mesh, self._group)
+
+    def _local(self, value: PyTree) -> tuple[PyTree, ...]:
+        return results.local_results(value, self._mesh)
+
+    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
+        pipeline = self.shared_pipeline(dataset)
+        return SplitDataset(pipeline, self._mesh, options=options, check_iterable_here=_not_in_replica)
+
+    def _from_function(
+        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions
+    ) -> DistributedDataset:
+        return FunctionDataset(dataset_fn, self._mesh, options, _not_in_replica, self._group)
+
+    def _values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
+        replicas = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(i, replicas)) for i in self._mesh.local_replicas]
+        return values_of_workers(values, self._mesh, self._group) if replicas > 1 else values[0]
+
+    # --- one begin for all processes ---------------------------------------------------------
+
+    def same_on_all(
+        self, values: PyTree, what: str, known: Sequence[bool], key: object, batch: PyTree = None
+    ) -> PyTree:
+        """Return the first process' values on every process: once for each call of `fit`, else once.
+
+        Args:
+            values: pytree of arrays with which a step is about to begin.
+            what: the step: one may begin with what it ended with the last time.
+            known: for each array, whether it is what the step ended with.
+            key: which step that was, the same on processes that took the same steps.
+            batch: what the step begins with, the same on all processes; pytree of host arrays.
+
+        Returns:
+            The values; None where they are what the last step of all processes ended with.
+        """
+        if what in self._begun:
+            return None if all(known) else values
+        self._begun.add(what)
+        leaves, structure = jax.tree.flatten(values)
+        rows = None if batch is None else jax.tree.leaves(batch)
+        found = self._group.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
+        return None if found is None else jax.tree.unflatten(structure, found)
+
+    def begin_again(self, what: str) -> None:
+        """Let the next step begin with the first process' values.
+
+        Args:
+            what: the step, as in `same_on_all`.
+        """
+        self._begun.discard(what)
+
+    def __repr__(self) -> str:
+        # The devices of all processes: the name is the same in the logs of each.
+        return f"{type(self).__name__}({', '.join(map(str, self._mesh.devices))})"
+
+
+def _not_in_replica() -> None:
+    context = current()
+    if context is not None and context.replica is not None:
+        raise InvalidArgumentError(
+            "A distributed dataset must be iterated outside of the replicas. Received: iteration inside "
+            "the function given to `strategy.run`. Pass the batch to `run` as an argument."
+        )
