@@ -140,6 +140,7 @@ def get_replica_context() -> ReplicaContext | None:
     """
     context = _CURRENT.get()
     if context is None:
+        # The same code runs unchanged without a scope: it finds one replica with number 0.
         return ReplicaContext(default_strategy(), _ONE)
     return context.replica
 
@@ -151,6 +152,7 @@ def in_cross_replica_context() -> bool:
     False
     """
     context = _CURRENT.get()
+    # As in tf.distribute, code inside `update` is in neither of the two contexts.
     return context is not None and context.replica is None and not context.is_update
 
 
@@ -166,6 +168,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             "`experimental_set_strategy` must be called outside every `strategy.scope()`. "
             f"Received: a call inside the scope of {context.strategy!r}. Leave the `with` block first."
         )
+    # No token is kept: there is no block at whose end it would be reset.
     _CURRENT.set(None if strategy is None else _SetContext(strategy))
 
 
@@ -291,7 +294,9 @@ class ReplicaContext:
         import jax
 
         op = ReduceOp.parse(reduce_op)
+        # `IndexedSlices` is a pytree, too: without `is_leaf` its row numbers would be summed like values.
         leaves, structure = jax.tree.flatten(value, is_leaf=lambda leaf: isinstance(leaf, IndexedSlices))
+        # One call for all dense arrays, so that the engine can pack them into few collectives.
         plain = iter(self._engine.all_reduce(op, [x for x in leaves if not isinstance(x, IndexedSlices)]))
         every = [self._rows(op, x) if isinstance(x, IndexedSlices) else next(plain) for x in leaves]
         return jax.tree.unflatten(structure, every)
@@ -299,6 +304,7 @@ class ReplicaContext:
     def _rows(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
         """Return the sum of sparse rows: the concatenated rows of all replicas."""
         values, indices = self._engine.all_gather((slices.values, slices.indices), 0)
+        # Sparse rows are concatenated, not added: the values are divided, as in TensorFlow.
         if op is ReduceOp.MEAN:
             values = values / self.num_replicas_in_sync
         return IndexedSlices(values, indices, slices.dense_shape)
@@ -330,6 +336,7 @@ class ReplicaContext:
             This replica's part of the result of `merge_fn`.
         """
         every_args, every_kwargs = self._engine.exchange((tuple(args), dict(kwargs or {})))
+        # Without a replica: `merge_fn` may call what only cross-replica context allows, such as `update`.
         with entered(Context(self._strategy)):
             result = merge_fn(self._strategy, *every_args, **every_kwargs)
         return self._own_part(result)
@@ -341,6 +348,7 @@ class ReplicaContext:
             if not isinstance(leaf, PerReplica):
                 return leaf
             index = self._engine.replica_id
+            # A number that is traced can index an array, but not a tuple.
             return leaf.values[index] if leaf.stacked is None else leaf.stacked[index]
 
         return jax.tree.map(part, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))

@@ -96,6 +96,7 @@ class PerReplica(DistributedValues):
             stacked: an array of shape `(replicas, ...)`.
         """
         made = cls.__new__(cls)
+        # Not through `__init__`, which would split the array into a tuple.
         made._values, made._stacked = None, stacked
         return made
 
@@ -147,6 +148,7 @@ class PerReplica(DistributedValues):
     __lt__ = __le__ = __gt__ = __ge__ = _forbidden("a comparison")
 
     def __format__(self, spec: str) -> str:
+        # Without a format spec the value is only printed.
         return _forbidden(f"the format {spec!r}")(self) if spec else repr(self)
 
 
@@ -192,6 +194,7 @@ def _shards(stacked: ArrayLike) -> tuple[jax.Array, ...] | None:
     is_whole = getattr(stacked, "is_fully_addressable", True)
     if (is_whole and len(shards) != stacked.shape[0]) or any(s.data.shape[0] != 1 for s in shards):
         return None
+    # By their place in the array, the replica's number; `start` is None where one shard is the whole array.
     ordered = sorted(shards, key=lambda s: s.index[0].start or 0)
     return tuple(s.data[0] for s in ordered)
 

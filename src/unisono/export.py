@@ -37,6 +37,7 @@ __all__ = [
 
 _FORMATS = ("stablehlo", "keras", "saved_model", "onnx")
 _BY_SUFFIX = {"": "stablehlo", ".stablehlo": "stablehlo", ".keras": "keras", ".onnx": "onnx"}
+# Equal to `_stablehlo.PLATFORMS`, which is not imported here: its module imports JAX and Keras.
 _EVERYWHERE = ("cpu", "cuda", "tpu", "rocm")
 
 
@@ -97,6 +98,7 @@ def export(
     target = Path(path)
     chosen = _chosen_format(target, format)
     _check_model(model)
+    # An argument that the format ignores is an error, because its artefact would not be what was requested.
     if chosen != "stablehlo":
         _check_unused(chosen, platforms, batch_size, input_spec)
     if _writes_files(model):
@@ -166,6 +168,7 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
     """
     _check_model(model)
     if _writes_files(model):
+        # As in `export`: during `fit` the training loop holds the newest values.
         model.jax_state_sync()
         from unisono._export._through_keras import write_keras_folder
 

@@ -46,6 +46,7 @@ def compute_average_loss(
     losses = jnp.asarray(per_example_loss)
     if sample_weight is not None:
         weights = jnp.asarray(sample_weight, losses.dtype)
+        # Weights belong to the first axes, the examples; NumPy would align them with the last ones.
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     if global_batch_size is None:
         # At least 1: where no replica has rows, the loss is 0 and not NaN.
@@ -68,6 +69,7 @@ def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
     """
     replica = _replica("scale_regularization_loss")
     values = regularization_loss if isinstance(regularization_loss, list) else [regularization_loss]
+    # The start value makes an array of the empty list that a model without regularizers has.
     return sum((jnp.sum(v) for v in values), jnp.zeros(())) / replica.num_replicas_in_sync
 
 

@@ -62,6 +62,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
             "`unisono.export.load` reads artefacts of `export(..., format='stablehlo')`, and "
             "`load_from_saved_model` those of `export_saved_model`."
         )
+    # Before the checksum, whose rules a newer version may change.
     if number > version:
         raise InvalidArgumentError(
             f"{str(file)!r} must have a format version of at most {version}. Received: version={number}. "
@@ -73,6 +74,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def _digest_of(kind: str, version: int, body: Mapping[str, Any]) -> str:
+    # One text for one content: the digest must not depend on the order or the spaces of the file.
     text = json.dumps([kind, version, body], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -123,6 +125,7 @@ def read_file(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]]) -
         data = file.read_bytes()
     except FileNotFoundError as error:
         raise damaged(file, "no such file") from error
+    # Before the checksum, because "truncated" says more than "changed".
     if len(data) != files[name]["bytes"]:
         raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")
     if hashlib.sha256(data).hexdigest() != files[name]["sha256"]:
@@ -145,6 +148,8 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
     """
     _check_replaceable(path, marker)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside `path`, because a rename is atomic only within one file system; random, so that two processes do
+    # not write to one.
     aside = path.parent / f".{secrets.token_hex(4)}.{path.name}"
     try:
         yield aside
@@ -178,6 +183,7 @@ def _move(aside: Path, path: Path) -> None:
     path.rename(old)
     try:
         aside.rename(path)
+    # Also at Ctrl-C: the old artefact must be back.
     except BaseException:
         old.rename(path)
         raise
@@ -197,6 +203,7 @@ def _flush(path: Path) -> None:
     Before the rename: otherwise a crash of the machine could leave the final name with incomplete content.
     """
     if not path.is_dir():
+        # Open for writing, which Windows demands of a file that is flushed.
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         return

@@ -52,6 +52,7 @@ class ExportedModel:
     ) -> None:
         self._exported = exported
         self._function = jax.jit(exported.call)
+        # Once: NumPy arrays would be copied to the device at every call.
         self._weights = jax.device_put(weights)
         self._manifest = manifest
         self._inputs = decode(manifest["inputs"])
@@ -112,6 +113,7 @@ def _as_array(spec: ArraySpec, value: ArrayLike, where: str) -> jax.Array:
     """Convert as Keras does: integers to floats, and between precisions, but never floats to integers."""
     dtype = jnp.dtype(spec.dtype)
     array = value if isinstance(value, jax.Array) else np.asarray(value)
+    # `jnp.issubdtype`, because NumPy's does not count bfloat16 as a number.
     number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool
     if not number or (jnp.issubdtype(array.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact)):
         raise InvalidArgumentError(
@@ -142,6 +144,8 @@ def load_exported(folder: Path) -> ExportedModel:
 
 def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.ndarray[Any, Any]]:
     try:
+        # From the bytes whose checksum was verified. Without pickle: to load an artefact must not run code of
+        # it.
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = [arrays[key_of(index)] for index in range(len(specs))]
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
@@ -151,6 +155,7 @@ def _read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nd
 
 def _typed(array: np.ndarray[Any, Any], spec: ArraySpec) -> np.ndarray[Any, Any]:
     # NumPy's format stores bfloat16 and similar types as raw bytes.
+    # See https://github.com/jax-ml/ml_dtypes/issues/41.
     return array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
 
 

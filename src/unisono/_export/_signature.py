@@ -41,6 +41,7 @@ def input_specs(model: keras.Model, given: PyTree, batch_size: int | None) -> Py
             "Leave it out for batches of any size."
         )
     tree = map_leaves(_spec_of, _own_inputs(model) if given is None else given)
+    # By identity, because two inputs may have equal specs; `_spec_of` has created each of them anew.
     number = {id(leaf): index for index, leaf in enumerate(leaves(tree))}
     return map_leaves(lambda spec: _named(spec, number[id(spec)], batch_size), tree)
 
@@ -57,6 +58,7 @@ def _own_inputs(model: keras.Model) -> PyTree:
 
 def _built_inputs(model: keras.Model) -> PyTree:
     config = model.get_build_config() or {}
+    # Keras writes `shapes_dict` for a `build` of several shapes, and `input_shape` for one.
     shapes = config.get("shapes_dict", {"input_shape": config.get("input_shape")})
     values = list(shapes.values())
     if len(values) != 1 or values[0] is None:
@@ -91,6 +93,7 @@ def _spec_of(leaf: UserValue) -> ArraySpec:
 
 def _named(spec: ArraySpec, index: int, batch_size: int | None) -> ArraySpec:
     """Name the open sizes of an input: `batch` is common to all inputs, other names are particular to one."""
+    # A name of its own for each: `jax.export` would demand that sizes of one name are equal.
     shape = [f"size{index}_{axis}" if size is None else size for axis, size in enumerate(spec.shape)]
     if shape and batch_size is not None:
         shape[0] = batch_size

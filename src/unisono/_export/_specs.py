@@ -40,6 +40,7 @@ def plain(tree: PyTree) -> PyTree:
 def map_leaves(function: Callable[[Any], Any], tree: PyTree) -> PyTree:
     """Return the structure with `function(leaf)` for each leaf, called in the order of `leaves`."""
     if isinstance(tree, Mapping):
+        # Sorted, as JAX orders the leaves of a dict.
         return {key: map_leaves(function, tree[key]) for key in sorted(tree)}
     if isinstance(tree, list):
         return [map_leaves(function, item) for item in tree]
@@ -68,6 +69,7 @@ def rebuild(tree: PyTree, values: Sequence[Any]) -> PyTree:
 def encode(tree: PyTree) -> dict[str, Any] | None:
     """Return a structure of `ArraySpec`s as dicts and lists for JSON."""
     if isinstance(tree, Mapping):
+        # Pairs, because the objects of JSON have only strings as keys.
         return {"dict": [[key, encode(tree[key])] for key in sorted(tree)]}
     if isinstance(tree, list):
         return {"list": [encode(item) for item in tree]}
@@ -154,6 +156,7 @@ def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[st
     fits = len(shape) == len(spec.shape)
     for wanted, size in zip(spec.shape, shape, strict=False):
         expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        # `jax.export` assumes sizes of at least 1: its program may be wrong for empty arrays.
         fits = fits and size == expected and size > 0
     if not fits:
         known = {name: sizes[name] for name in spec.shape if isinstance(name, str) and name in sizes}

@@ -55,6 +55,7 @@ class _Serve:
             outputs, _ = self.model.stateless_call(
                 weights[:count], weights[count:], inputs, **_inference(self.model)
             )
+        # Noted while JAX traces: the exported function has a flat list of outputs.
         self.outputs = plain(outputs)
         return [jnp.asarray(leaf) for leaf in leaves(self.outputs)]
 
@@ -83,6 +84,7 @@ def write_stablehlo(
         (aside / FUNCTION).write_bytes(exported.serialize())
         # No object arrays, which would need pickle: loading an artefact must not run code of it.
         np.savez(aside / WEIGHTS, allow_pickle=False, **{key_of(i): w for i, w in enumerate(weights)})
+        # Without times and paths: the same model gives the same files.
         body = {
             "name": model.name,
             "inputs": encode(inputs),
@@ -106,11 +108,13 @@ def one_replica(value: ArrayLike) -> np.ndarray[Any, Any]:
         value: an array on one device, replicated on several, or in the host's memory.
     """
     if isinstance(value, jax.Array) and value.is_fully_replicated:
+        # `np.asarray` fails for an array that belongs to several processes.
         value = value.addressable_data(0)
     return np.asarray(value)
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    # A string is also a sequence, of letters.
     chosen = (platforms,) if isinstance(platforms, str) else tuple(platforms)
     unknown = [p for p in chosen if p not in PLATFORMS]
     if unknown or not chosen:
@@ -140,6 +144,8 @@ def _export(
     try:
         return attempt(inputs, platforms)
     except Exception as error:
+        # Tracing runs the user's layers, so any error is possible. One that remains with fixed sizes and on a
+        # single platform is the model's own, and is raised as it is.
         fixed = [map_leaves(_fixed, spec) for spec in inputs]
         if fixed != inputs and _works(attempt, fixed, platforms):
             raise InvalidArgumentError(
@@ -179,6 +185,7 @@ def _fixed(spec: ArraySpec) -> ArraySpec:
 def _symbolic(specs: list[ArraySpec]) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes for JAX, with the same symbol for the same name."""
     names = sorted({d for spec in specs for d in spec.shape if isinstance(d, str)})
+    # In one call: JAX does not mix symbols of different scopes.
     symbols = jax.export.symbolic_shape(", ".join(names)) if names else ()
     dims: dict[Any, Any] = dict(zip(names, symbols, strict=True))
     return [jax.ShapeDtypeStruct(tuple(dims.get(d, d) for d in s.shape), jnp.dtype(s.dtype)) for s in specs]

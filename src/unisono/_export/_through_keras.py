@@ -65,6 +65,7 @@ def write_onnx(model: keras.Model, path: Path) -> None:
         with _one_copy(model):
             model(inputs, training=False)  # Keras exports only models that have been called
             model.export(aside, format="onnx", verbose=False)
+        # Before the rename: a file that does not run never receives its name.
         try_onnx(aside, leaves(inputs), model.name)
 
 
@@ -99,6 +100,7 @@ def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
 def _one_copy(model: keras.Model) -> Iterator[None]:
     """Give the model's variables one replica's values, on one device, for a block."""
     values = [(v, jnp.asarray(one_replica(v.value))) for v in model.variables]
+    # Inside, reads return these values; the variables keep theirs, and their shardings.
     with keras.StatelessScope(state_mapping=values):
         yield
 
@@ -115,6 +117,7 @@ def write_keras_folder(model: keras.Model, path: Path) -> None:
 def load_keras_folder(path: Path, custom_objects: Mapping[str, Any] | None) -> keras.Model:
     """Load the directory of `write_keras_folder`; compile the model if its losses and metrics are found."""
     manifest = read_manifest(path, KIND, VERSION)
+    # Only to verify the checksum: Keras reads the file itself.
     read_file(path, MODEL, manifest["files"])
     file = path / MODEL
     try:
