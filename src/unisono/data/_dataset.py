@@ -336,6 +336,7 @@ class Dataset(FurtherTransforms, DataSet):
         nodes = [node_of(dataset, "choose_from_datasets") for dataset in datasets]
         _check_some(nodes, "choose_from_datasets")
         choices = node_of(choice_dataset, "choose_from_datasets")
+        # The choices are data: any data set may still be chosen.
         node = Directed(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
         return datasets[0].derived(node, *datasets[1:])
 

@@ -161,6 +161,7 @@ class FurtherTransforms(Transforms):
 
         def key_of(element: Element) -> int:
             bucket = bucket_of(length_of(element), bucket_boundaries)
+            # The last bucket has no boundary to pad to.
             if pad_to_bucket_boundary and bucket == len(bucket_boundaries):
                 raise InvalidArgumentError(
                     "With pad_to_bucket_boundary=True, elements must be shorter than the last boundary. "
@@ -418,6 +419,7 @@ def _numbering(fn: Callable[..., Any], name: str) -> Callable[[Element], int]:
 def _not_supported(method: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
+            # Not ignored, because these functions decide which elements are read and in which order.
             raise UnsupportedError(
                 f"{method}() does not support {name}. Received: {name}={value!r:.100}. "
                 "Leave it out, and use the methods `shuffle`, `shard` and `interleave`."

@@ -107,6 +107,7 @@ class InputOptions:
         InvalidArgumentError: for `experimental_place_dataset_on_device=True`, or a negative size.
     """
 
+    # Names and defaults are those of `tf.distribute.InputOptions`.
     experimental_fetch_to_device: bool = True
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False

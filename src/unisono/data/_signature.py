@@ -25,6 +25,7 @@ from unisono.data._pipeline._structure import (
 
 
 @runtime_checkable
+# Checked by `isinstance`, which asks for the attributes only: the specs of JAX, Keras and TensorFlow fit.
 class SpecLike(Protocol):
     """An object with a shape and a dtype: `TensorSpec`, `jax.ShapeDtypeStruct`, an array."""
 
@@ -113,6 +114,7 @@ def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
         return {key: conform(value[key], spec, (*path, key)) for key, spec in signature.items()}
     if signature is None:
         return None
+    # NumPy would make an array of a tuple, and hide that the structure differs.
     _check(not isinstance(value, (tuple, Mapping)), value, signature, path)
     is_text = signature.dtype.kind in "OUS"
     # Strings are encoded first: NumPy would keep Python's `str` in an array of objects.

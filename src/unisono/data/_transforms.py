@@ -27,6 +27,7 @@ from unisono.data._pipeline._structure import Element
 _CYCLE_LENGTH = 4
 
 
+# A data set of Grain, so that Keras' own data adapters accept it, too.
 class Transforms(grain.IterDataset):
     """The transformations of a data set; `Dataset` is the only subclass."""
 
@@ -112,7 +113,10 @@ class Transforms(grain.IterDataset):
         size = _functions.whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
         # The shuffle draws 32-bit numbers.
         size = min(size, 2**32 - 1)
+        # Drawn when the pipeline is built, not when it is read: every iteration, and every restored one,
+        # derives its order from this number.
         drawn = _functions.seed_or_drawn(seed)
+        # As in tf.data, None means yes.
         reshuffle = reshuffle_each_iteration is not False
         return self.derived(_build.shuffled(self.node, size, drawn, reshuffle, seed is not None))
 

@@ -28,6 +28,7 @@ from unisono.data._sharding import AutoShardPolicy
 Counter = Dataset.counter
 RandomDataset = Dataset.random
 choose_from_datasets = Dataset.choose_from_datasets
+# A list of elements is a random-access source.
 from_list = Dataset.from_source
 load = Dataset.load
 sample_from_datasets = Dataset.sample_from_datasets
@@ -62,6 +63,7 @@ def get_single_element(dataset: Dataset) -> Element:
     return dataset.get_single_element()
 
 
+# Made from the methods, so that arguments and results cannot differ between the two ways to write a step.
 def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
     """Return the function for `apply` that calls a method of `Dataset`."""
     method = getattr(Dataset, name)
@@ -83,6 +85,7 @@ def _applying(name: str) -> Callable[..., Callable[[Dataset], Dataset]]:
     return transformation
 
 
+# In tf.data these are functions of arguments that return a function for `apply`.
 assert_cardinality = _applying("assert_cardinality")
 bucket_by_sequence_length = _applying("bucket_by_sequence_length")
 enumerate_dataset = _applying("enumerate")

@@ -222,6 +222,7 @@ class Repeat(Indexed):
         # Equal repetitions need no split: `_within` takes all positions modulo the size, in one gather.
         if not self.parent.varies:
             return [positions]
+        # Positions need not grow: after a shuffle every change of the repetition begins a part.
         repetitions = positions // self.parent.cardinality
         return np.split(positions, np.flatnonzero(np.diff(repetitions)) + 1)
 
@@ -286,6 +287,7 @@ class Zip(Indexed):
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         columns = [parent.rows(run, positions) for parent in self.parents]
+        # All inputs have as many rows as there are positions, whatever their own sizes.
         return [self.arrange(parts) for parts in zip(*columns, strict=True)]
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:

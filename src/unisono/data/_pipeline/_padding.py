@@ -71,6 +71,7 @@ def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Pa
     # The rank is unknown, and nothing says what it will be.
     if wanted is None and spec.shape is None:
         return spec
+    # As in tf.data, -1 is another way to write None.
     sizes = (
         [None] * len(spec.shape)
         if wanted is None

@@ -130,6 +130,7 @@ def _bytes_of(element: Element) -> bytes:
             "The elements of unique() must be one component of numbers, or a string. "
             f"Received: {element!r:.200}. Choose the component with map() first."
         )
+    # As bytes, because arrays cannot be hashed.
     return np.asarray(element).tobytes()
 
 
@@ -162,6 +163,7 @@ class _Ignoring(StateIterator):
             try:
                 return next(self._source)
             except StopIteration:
+                # The end of the data is not an error to skip.
                 raise
             except Exception as error:
                 if error is self._last:
@@ -206,6 +208,7 @@ class _IgnoringPositions(StateIterator):
 
 
 def _note(error: Exception, log_warning: bool) -> None:
+    # As in tf.data, skipped elements are not reported by default.
     level = logging.WARNING if log_warning else logging.DEBUG
     _LOG.log(level, "ignore_errors() skipped an element: %s: %s", type(error).__name__, error)
 
