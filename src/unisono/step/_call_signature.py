@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import Mirrored, PerReplica
 
 
@@ -40,7 +41,7 @@ class Call:
         statics: for each leaf, its object if static, its inner pytree if mirrored, else None.
     """
 
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
     kinds: tuple[Kind, ...]
     parts: tuple[tuple[Any, ...], ...]
     statics: tuple[Any, ...]
@@ -94,7 +95,7 @@ class Call:
         """For each of `arrays`, whether it has a leading replica axis."""
         return [k is Kind.SPLIT for k, part in zip(self.kinds, self.parts, strict=True) for _ in part]
 
-    def rebuild(self, arrays: Sequence[Any], pick: Callable[[Kind, tuple[Any, ...]], Any]) -> Any:
+    def rebuild(self, arrays: Sequence[Any], pick: Callable[[Kind, tuple[Any, ...]], Any]) -> PyTree:
         """Put `(args, kwargs)` together again around other arrays.
 
         Args:
@@ -116,16 +117,16 @@ class Call:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _is_value(leaf: Any) -> bool:
+def _is_value(leaf: UserValue) -> bool:
     return isinstance(leaf, (PerReplica, Mirrored))
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: UserValue) -> bool:
     """Whether JAX can trace `leaf`; Python's own numbers are not arrays."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _classify(leaf: Any) -> tuple[Kind, tuple[Any, ...], Any]:
+def _classify(leaf: UserValue) -> tuple[Kind, tuple[Any, ...], Any]:
     if isinstance(leaf, PerReplica):
         return _classify_per_replica(leaf)
     if isinstance(leaf, Mirrored):
@@ -150,20 +151,20 @@ def _classify_per_replica(leaf: PerReplica) -> tuple[Kind, tuple[Any, ...], Any]
     return Kind.RAGGED, arrays, None
 
 
-def _stack(arrays: tuple[Any, ...]) -> Any:
+def _stack(arrays: tuple[Any, ...]) -> jax.Array | np.ndarray:
     """One array of values that may lie on several devices."""
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
         return jnp.stack(arrays)
     return np.stack([np.asarray(a) for a in arrays])
 
 
-def _aval(x: Any) -> Hashable:
+def _aval(x: ArrayLike) -> Hashable:
     if isinstance(x, float):
         return "float"
     return (x.shape, str(x.dtype), getattr(x, "weak_type", False))
 
 
-def _hashable(value: Any) -> Hashable:
+def _hashable(value: UserValue) -> Hashable:
     try:
         hash(value)
     except TypeError:
@@ -175,11 +176,11 @@ def _hashable(value: Any) -> Hashable:
 class Output:
     """What a step returned, taken apart: arrays per replica, mirrored arrays, Python objects."""
 
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
     entries: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def parse(cls, result: Any) -> tuple[Output, list[Any], list[Any]]:
+    def parse(cls, result: UserValue) -> tuple[Output, list[Any], list[Any]]:
         """Return the description, the arrays of this replica and the mirrored arrays."""
         leaves, structure = jax.tree.flatten(result, is_leaf=_is_value)
         own: list[Any] = []
@@ -198,7 +199,7 @@ class Output:
                 entries.append(("static", value))
         return cls(structure, tuple(entries)), own, mirrored
 
-    def rebuild(self, own: Sequence[Any], mirrored: Sequence[Any]) -> Any:
+    def rebuild(self, own: Sequence[Any], mirrored: Sequence[Any]) -> PyTree:
         """Put the result together from the values that stand for the replicas' arrays."""
         of_own, of_mirrored = iter(own), iter(mirrored)
         leaves = []
@@ -226,7 +227,7 @@ class _Word(str):
         return str(self)
 
 
-def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> Any:
+def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> PyTree:
     """Join what each replica returned, where replicas were traced in turn.
 
     Arrays become a `PerReplica`; equal Python objects are returned as they are.
@@ -274,18 +275,18 @@ def _per_replica(arrays: Sequence[Any]) -> PerReplica:
 class Result:
     """What a compiled program returned: its arrays, and how to put them together."""
 
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
     statics: tuple[Any, ...]
 
     @classmethod
-    def parse(cls, result: Any) -> tuple[Result, list[Any]]:
+    def parse(cls, result: UserValue) -> tuple[Result, list[Any]]:
         """Take a pytree apart into its arrays and the rest."""
         leaves, structure = jax.tree.flatten(result)
         leaves = [leaf.value if isinstance(leaf, keras.Variable) else leaf for leaf in leaves]
         statics = tuple(_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in leaves)
         return cls(structure, statics), [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
 
-    def rebuild(self, arrays: Sequence[Any]) -> Any:
+    def rebuild(self, arrays: Sequence[Any]) -> PyTree:
         """Inverse of `parse`."""
         following = iter(arrays)
         leaves = [next(following) if s is _ARRAY else s for s in self.statics]

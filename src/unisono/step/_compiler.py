@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._mesh import ReplicaMesh
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
@@ -91,7 +92,7 @@ class Entry:
         reads = [v for v, s in zip(values, slots, strict=True) if not s.written]
         return written, (reads, self._place_arrays(call))
 
-    def __call__(self, call: Call) -> Any:
+    def __call__(self, call: Call) -> PyTree:
         done: list[Any] = []
         try:
             if self._is_shared:
@@ -163,10 +164,10 @@ class Entry:
         ]
 
 
-def _laid_out(result: Any, mesh: ReplicaMesh) -> Any:
+def _laid_out(result: PyTree, mesh: ReplicaMesh) -> PyTree:
     """Fix where a step's results lie, so that each process holds what it may look at."""
 
-    def place(leaf: Any) -> Any:
+    def place(leaf: UserValue) -> PyTree:
         if isinstance(leaf, PerReplica) and leaf.stacked is not None:
             return PerReplica.from_stacked(mesh.lay_out(leaf.stacked, mesh.sharded))
         return jax.tree.map(
@@ -180,7 +181,7 @@ def _stored(slot: Slot) -> Any:
     return slot.variable.stored_copies if slot.is_stacked else stored_value(slot.variable)
 
 
-def _store(slot: Slot, value: Any) -> None:
+def _store(slot: Slot, value: ArrayLike) -> None:
     # Not `assign`, which converts and checks what was computed for this very variable.
     if slot.is_stacked:
         slot.variable.stored_copies = value
@@ -208,7 +209,7 @@ class StepCompiler:
         """How many programs were compiled and are kept."""
         return len(self._entries)
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PyTree:
         """Call `fn` once per replica and return what it returns, regrouped."""
         call = Call.parse(args, kwargs)
         check_values(args, "args")
@@ -253,7 +254,7 @@ class StepCompiler:
                     slot.variable.promote(self._strategy.num_replicas_in_sync)
         return plan
 
-    def _run_inside(self, fn: Callable[..., Any], call: Call, scope: StateScope) -> Any:
+    def _run_inside(self, fn: Callable[..., Any], call: Call, scope: StateScope) -> PyTree:
         """Run as a part of the program of a `unisono.function`."""
         scope.strategies.add(self._strategy)
         plan = self._discover(fn, call, scope)

@@ -55,14 +55,14 @@ def gradient_of(
 class _Leaf:
     """Holds a gradient that may be None as one leaf of a pytree."""
 
-    def __init__(self, grad: Any) -> None:
+    def __init__(self, grad: jax.Array | None) -> None:
         self.grad = grad
 
 
 class _CutJaxpr:
     """A jaxpr `args -> (scalar, *watched)` as a function of `(args, watched) -> scalar`."""
 
-    def __init__(self, closed: Any, num_args: int) -> None:
+    def __init__(self, closed: jex.ClosedJaxpr, num_args: int) -> None:
         self._closed = closed
         self._num_args = num_args
         jaxpr = closed.jaxpr
@@ -139,7 +139,7 @@ class _CutJaxpr:
         return jex.jaxpr_as_fun(closed)(*args, *inside.values())[0]
 
 
-def _without_outputs(eqn: Any, replaced: dict[Any, Any]) -> Any:
+def _without_outputs(eqn: jex.JaxprEqn, replaced: dict[Any, Any]) -> Any:
     """The equation with outputs that are given from outside renamed, so that none is bound twice."""
     if not any(v in replaced for v in eqn.outvars):
         return eqn

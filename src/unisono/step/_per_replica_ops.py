@@ -18,6 +18,7 @@ import numpy as np
 from unisono._context import creator_of
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
+from unisono._types import ArrayLike, PyTree
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._dispatch import run_ahead_of
@@ -25,7 +26,7 @@ from unisono.step._dispatch import run_ahead_of
 Axis = int | Sequence[int] | None
 
 
-def reduce(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
+def reduce(op: ReduceOp, value: PyTree, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup) -> PyTree:
     """Combine one per-replica value; see `Strategy.reduce`."""
     if isinstance(value, IndexedSlices):
         return _reduce_rows(op, value, axis, mesh, group)
@@ -69,7 +70,9 @@ def _reduce_rows(
     return IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _reduce_single(op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
+def _reduce_single(
+    op: ReduceOp, value: PyTree, axis: Axis, mesh: ReplicaMesh, group: ProcessGroup
+) -> ArrayLike:
     """A value that is the same everywhere; TensorFlow refuses its sum, which is likely a mistake."""
     # A host's zero is not worth an error; a device array is not read to find out.
     is_zero = isinstance(value, (int, float, np.generic, np.ndarray)) and not np.any(value)
@@ -117,7 +120,7 @@ def _axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _reduce_stacked(stacked: Any, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
+def _reduce_stacked(stacked: jax.Array, op: ReduceOp, axes: tuple[int, ...] | None) -> jax.Array:
     over = (0, *(1 + a for a in axes or ()))
     return jnp.sum(stacked, axis=over) if op is ReduceOp.SUM else jnp.mean(stacked, axis=over)
 
@@ -131,7 +134,7 @@ def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> An
     return total / count
 
 
-def gather(value: Any, axis: int, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
+def gather(value: PyTree, axis: int, mesh: ReplicaMesh, group: ProcessGroup) -> PyTree:
     """Concatenate one per-replica value; see `Strategy.gather`."""
     if isinstance(value, IndexedSlices):
         raise UnsupportedError(
@@ -162,7 +165,7 @@ def gather(value: Any, axis: int, mesh: ReplicaMesh, group: ProcessGroup) -> Any
     return mesh.local(_bounded(jnp.concatenate(_together(values, mesh), axis=at), mesh, group))
 
 
-def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
+def local_results(value: PyTree, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """Take a per-replica value, or a structure of them, apart; see `Strategy.local_results`."""
     if isinstance(value, keras.Variable) and mesh.num_replicas > 1:
         return _copies_of(value, mesh)
@@ -175,7 +178,7 @@ def local_results(value: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
     return tuple(jax.tree.unflatten(structure, row) for row in zip(*parts, strict=True))
 
 
-def _copies_of(variable: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
+def _copies_of(variable: keras.Variable, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """The copy of a variable of each of this process' replicas; of another variable, itself."""
     if creator_of(variable) is None:
         return (variable,)
@@ -203,7 +206,7 @@ def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
     return [mesh.put(v, mesh.replicated) for v in values]
 
 
-def _bounded(result: Any, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
+def _bounded(result: PyTree, mesh: ReplicaMesh, group: ProcessGroup) -> PyTree:
     """Count a result as a step, so that the host cannot run away from the devices."""
     if not isinstance(result, jax.core.Tracer):
         group.step_started(result)

@@ -18,6 +18,7 @@ import keras
 
 from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, TapeError
+from unisono._types import PyTree, UserValue
 from unisono.step._differentiate import gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Frame, Program, Run, Substitution, current_frame
@@ -29,8 +30,8 @@ from unisono.step.functions._fetching import function_in_python
 class _Request:
     """What a replica brings to a `tape.gradient`: its target, and its variables' values."""
 
-    target: Any
-    weights: Any
+    target: PyTree
+    weights: PyTree
     values: tuple[Any, ...]
 
 
@@ -87,7 +88,7 @@ class GradientTape:
     ) -> None:
         return None
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: PyTree) -> None:
         """Make `tensor` (a pytree of arrays or variables) a possible source of `gradient`."""
         frame = self._require_frame()
         for leaf in jax.tree.leaves(tensor):
@@ -99,11 +100,11 @@ class GradientTape:
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: PyTree,
+        sources: PyTree,
+        output_gradients: PyTree = None,
         unconnected_gradients: str = "none",
-    ) -> Any:
+    ) -> PyTree:
         """Return the derivative of the sum of `target` by each of `sources`.
 
         Args:
@@ -140,7 +141,7 @@ class GradientTape:
             ]
         return jax.tree.unflatten(structure, grads)
 
-    def _if_watched(self, source: Any, grad: Any) -> Any:
+    def _if_watched(self, source: keras.Variable | jax.Array, grad: jax.Array | None) -> jax.Array | None:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
         return None if unwatched else grad
 
@@ -152,11 +153,11 @@ class GradientTape:
             )
         return self._frame
 
-    def _value_of(self, frame: Frame, variable: Any) -> Any:
+    def _value_of(self, frame: Frame, variable: keras.Variable) -> Any:
         value = self._values.get(id(variable))
         return frame.scope.get_current_value(variable) if value is None else value
 
-    def _position(self, source: Any) -> int:
+    def _position(self, source: keras.Variable | jax.Array) -> int:
         for position, tensor in enumerate(self._watched):
             if tensor is source:
                 return position
@@ -197,7 +198,7 @@ class _GradientPlan:
         return (*run.substitutions[index], own)
 
 
-def _total(target: Any, weights: Any) -> Any:
+def _total(target: PyTree, weights: PyTree) -> jax.Array:
     """The scalar whose derivative is wanted: the (weighted) sum of all that `target` holds."""
     leaves = jax.tree.leaves(target)
     if weights is not None:
@@ -234,7 +235,7 @@ def value_and_grad(
     """
     wanted = list(variables)
 
-    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+    def differentiated(*args: UserValue, **kwargs: UserValue) -> tuple[Any, list[Any]]:
         frame = current_frame()
         scope = frame.scope if frame else StateScope()
         values = tuple(scope.get_current_value(v) for v in wanted)

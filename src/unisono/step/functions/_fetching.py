@@ -25,6 +25,7 @@ import keras
 import numpy as np
 
 from unisono._reads import DataIterator, DataSet, current_reader, note_iteration, read_by
+from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Call, Kind
 from unisono.step._program import Run, current_frame
 
@@ -73,7 +74,7 @@ class Passed(DataIterator):
         note_iteration(self)
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         reader = current_reader()
         return next(self.iterator) if reader is None else reader.read(self, lambda: next(self.iterator))
 
@@ -123,7 +124,7 @@ class Sources:
             any(not isinstance(s, (Iterator, DataSet)) for _, s in found),
         )
 
-    def call_with(self, arguments: Any, batches: Sequence[tuple[Any, Any]]) -> Call:
+    def call_with(self, arguments: PyTree, batches: Sequence[tuple[Any, Any]]) -> Call:
         """Return a call with batches, whose signature holds for other iterators too.
 
         Args:
@@ -132,20 +133,20 @@ class Sources:
         """
         return Call.parse((*self._abstracted(arguments), [batch for _, batch in batches]), {})
 
-    def passed(self, arguments: Any) -> Any:
+    def passed(self, arguments: PyTree) -> PyTree:
         """Return `(args, kwargs)` with iterators whose reads are seen."""
         return self.restored(self._abstracted(arguments))
 
-    def _abstracted(self, tree: Any) -> Any:
+    def _abstracted(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: self.places.get(id(leaf), leaf), tree)
 
-    def restored(self, tree: Any) -> Any:
+    def restored(self, tree: PyTree) -> PyTree:
         """Return a structure with the iterators in place of what stands for them."""
         return jax.tree.map(
             lambda leaf: self.iterators[leaf.index] if isinstance(leaf, _CallSite) else leaf, tree
         )
 
-    def fetch(self, index: int) -> Any:
+    def fetch(self, index: int) -> PyTree:
         """Return the next batch of an iterator, `EndOfData.END`, or `Failed`."""
         try:
             return next(self.iterators[index], EndOfData.END)
@@ -153,7 +154,7 @@ class Sources:
             return Failed(error)
 
 
-def _is_source(static: Any) -> bool:
+def _is_source(static: UserValue) -> bool:
     if isinstance(static, (DataIterator, DataSet, keras.utils.PyDataset)):
         return True
     return isinstance(static, Iterable) and not isinstance(static, _NO_DATA)
@@ -182,7 +183,7 @@ class Fetched:
         """Whether the trace was ended, even where the function stopped the exception by a bare `except`."""
         return self.must_loop or self.needs is not None
 
-    def iterate(self, source: Any) -> None:
+    def iterate(self, source: UserValue) -> None:
         """Refuse: a program has no loop over data.
 
         Raises:
@@ -190,7 +191,7 @@ class Fetched:
         """
         self._refuse()
 
-    def read(self, source: Any, advance: Callable[[], Any]) -> Any:
+    def read(self, source: UserValue, advance: Callable[[], Any]) -> PyTree:
         """Return the next batch of those that were fetched.
 
         Raises:
@@ -242,10 +243,10 @@ class Replayed:
         for iterator, batch in batches:
             self._waiting[id(iterator)].append(batch)
 
-    def iterate(self, source: Any) -> None:
+    def iterate(self, source: UserValue) -> None:
         """Let it begin."""
 
-    def read(self, source: Any, advance: Callable[[], Any]) -> Any:
+    def read(self, source: UserValue, advance: Callable[[], Any]) -> PyTree:
         """Return a batch that was fetched before, then those of the source."""
         waiting = self._waiting.get(id(source))
         if not waiting:
@@ -267,7 +268,7 @@ def function_in_python() -> str | None:
     return _IN_PYTHON.get()
 
 
-def call_in_python(fn: Callable[[], Any], name: str, batches: Sequence[tuple[Any, Any]]) -> Any:
+def call_in_python(fn: Callable[[], Any], name: str, batches: Sequence[tuple[Any, Any]]) -> PyTree:
     """Run a function's body as plain Python; return what the compiled function would.
 
     Args:
@@ -305,10 +306,10 @@ def closes_over_iterator(fn: Callable[..., Any]) -> bool:
     return any(isinstance(x, Iterator) and not isinstance(x, (DataIterator, *_NO_DATA)) for x in named)
 
 
-def is_traceable(batch: Any) -> bool:
+def is_traceable(batch: PyTree) -> bool:
     """Return whether a program can take a batch: strings and dates it cannot."""
     return not any(np.asarray(x).dtype.kind in "OSUmM" for x in _host_leaves(batch))
 
 
-def _host_leaves(batch: Any) -> Iterator[Any]:
+def _host_leaves(batch: PyTree) -> Iterator[Any]:
     return (x for x in jax.tree.leaves(batch) if isinstance(x, (np.ndarray, np.generic, str, bytes)))

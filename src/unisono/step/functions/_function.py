@@ -14,6 +14,7 @@ import jax
 
 from unisono._context import current, default_strategy, get_strategy
 from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
+from unisono._types import PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.step._call_signature import Call, Kind
 from unisono.step._compiler import Entry
@@ -89,7 +90,7 @@ class Function:
         """How many programs were compiled."""
         return sum(isinstance(step, _Compiled) for step in self._steps.values())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: UserValue, **kwargs: UserValue) -> Any:
         """Run the compiled function; inside another one it becomes a part of that."""
         if self._signature is not None:
             args, kwargs = self._signature.apply(args, kwargs), {}
@@ -115,13 +116,13 @@ class Function:
         name = getattr(self._fn, "__qualname__", repr(self._fn))
         return call_in_python(lambda: self._fn(*args, **kwargs), name, batches)
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: UserValue, owner: type) -> Any:
         """Bind to an object when used as a method."""
         return self if instance is None else functools.partial(self.__call__, instance)
 
     def _run(
-        self, arguments: Any, call: Call, sources: Sources | None, batches: list[tuple[Any, Any]]
-    ) -> Any:
+        self, arguments: PyTree, call: Call, sources: Sources | None, batches: list[tuple[Any, Any]]
+    ) -> PyTree:
         """Fetch the batches that the program takes, and run it.
 
         Args:
@@ -197,7 +198,7 @@ class _Trace:
         self.sources = sources
         self.fetched = Fetched(None, [])
         self.scope = StateScope()
-        self.result: Any = None
+        self.result: UserValue = None
         self._frame: Frame | None = None
 
     @property
@@ -222,7 +223,7 @@ class _Trace:
         plain = [(s.variable, s.layout.enter(v, in_replica=False)) for s, v in pairs if not s.is_stacked]
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
 
-        def body() -> Any:
+        def body() -> UserValue:
             self._frame = current_frame()
             try:
                 return self._fn(*args, **kwargs)
@@ -310,7 +311,7 @@ def function(
     jit_compile: bool | None = None,
     reduce_retracing: bool = False,
     *,
-    experimental_autograph_options: Any = None,
+    experimental_autograph_options: UserValue = None,
     experimental_relax_shapes: bool | None = None,
     experimental_compile: bool | None = None,
 ) -> Any:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnisonoError
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
 
 
@@ -28,7 +29,7 @@ class InputSignature:
         InvalidTypeError: when `specs` is not a list or tuple of such structures.
     """
 
-    def __init__(self, fn: Callable[..., Any], specs: Any) -> None:
+    def __init__(self, fn: Callable[..., Any], specs: PyTree) -> None:
         leaves = jax.tree.leaves(specs, is_leaf=_is_per_replica)
         if not isinstance(specs, (list, tuple)) or not all(_is_spec(leaf) for leaf in leaves):
             raise InvalidTypeError(
@@ -64,17 +65,17 @@ class InputSignature:
         return (*given[: self._skips], *fitted)
 
 
-def _is_per_replica(leaf: Any) -> bool:
+def _is_per_replica(leaf: UserValue) -> bool:
     return isinstance(leaf, PerReplica)
 
 
-def _is_spec(leaf: Any) -> bool:
+def _is_spec(leaf: UserValue) -> bool:
     if isinstance(leaf, PerReplica):
         return all(_is_spec(value) for value in leaf.values)
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, (jax.Array, np.ndarray))
 
 
-def _fitted(argument: Any, spec: Any, name: str) -> Any:
+def _fitted(argument: PyTree, spec: PyTree, name: str) -> PyTree:
     """An argument that fits its spec.
 
     Args:
@@ -96,7 +97,7 @@ def _fitted(argument: Any, spec: Any, name: str) -> Any:
         ) from error
 
 
-def _fitted_leaf(value: Any, spec: Any, name: str) -> Any:
+def _fitted_leaf(value: ArrayLike, spec: PyTree, name: str) -> ArrayLike:
     if isinstance(value, PerReplica):
         parts = spec.values if isinstance(spec, PerReplica) else (spec,) * value.num_replicas
         shapes = value.values if value.stacked is None else (value.stacked[0],) * value.num_replicas
@@ -120,11 +121,11 @@ def _fitted_leaf(value: Any, spec: Any, name: str) -> Any:
     return value
 
 
-def _canonical(spec: Any) -> Any:
+def _canonical(spec: PyTree) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(spec.dtype)
 
 
-def _check(array: Any, spec: Any, name: str) -> None:
+def _check(array: ArrayLike, spec: PyTree, name: str) -> None:
     if array.dtype != _canonical(spec):
         raise _misfit(name, spec, f"dtype {array.dtype}", InvalidTypeError)
     if spec.shape is None:
@@ -134,7 +135,7 @@ def _check(array: Any, spec: Any, name: str) -> None:
         raise _misfit(name, spec, f"shape {tuple(array.shape)}", InvalidArgumentError)
 
 
-def _misfit(name: str, spec: Any, received: str, kind: type[Exception]) -> Exception:
+def _misfit(name: str, spec: PyTree, received: str, kind: type[Exception]) -> Exception:
     return kind(
         f"The argument {name!r} must fit its spec in `input_signature`, {spec!r}. Received: {received}. "
         "Convert it, or change the spec; a dimension of None takes any size."

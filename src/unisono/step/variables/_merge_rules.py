@@ -12,11 +12,14 @@ import dataclasses
 import enum
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from unisono._context import ReplicaEngine
 from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike
 from unisono._values import ReduceOp
 
 #: Distance between the random streams of two replicas: 2**32 / golden ratio, an odd number, so
@@ -99,7 +102,7 @@ def merge_rule(kind: VariableKind) -> Merge:
     return Merge.MEAN if kind.is_float else Merge.FIRST
 
 
-def localize(rule: Merge, value: Any, engine: ReplicaEngine) -> Any:
+def localize(rule: Merge, value: ArrayLike, engine: ReplicaEngine) -> Any:
     """Return the copy of `value` with which this replica starts a step.
 
     Args:
@@ -168,7 +171,7 @@ def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:
     return copies[0] if rule is Merge.SEED else counted[0]
 
 
-def kind_of(variable: Any) -> VariableKind:
+def kind_of(variable: keras.Variable) -> VariableKind:
     """Return what decides the rule of a variable that Keras or the user created."""
     own = getattr(variable, "kind", None)
     if isinstance(own, VariableKind):
@@ -188,7 +191,7 @@ def _reduce(op: ReduceOp, values: list[Any], engine: ReplicaEngine) -> list[Any]
     return [r.astype(v.dtype) for r, v in zip(received, values, strict=True)]
 
 
-def _stream_offset(state: Any, engine: ReplicaEngine) -> Any:
+def _stream_offset(state: jax.Array, engine: ReplicaEngine) -> jax.Array:
     """How far this replica's random stream lies from the first one's; 0 for the first."""
     # Added to the seed word alone; the second word counts draws. Unsigned arithmetic wraps, so
     # taking the offset away at the end gives the first replica's state exactly.
@@ -196,7 +199,7 @@ def _stream_offset(state: Any, engine: ReplicaEngine) -> Any:
     return (jnp.asarray(engine.replica_id, jnp.uint32) * step).astype(state.dtype)
 
 
-def read_copies(aggregation: VariableAggregation, copies: Any, name: str) -> Any:
+def read_copies(aggregation: VariableAggregation, copies: jax.Array, name: str) -> jax.Array:
     """Return what cross-replica code sees of a variable whose replicas hold `copies`.
 
     Args:
@@ -221,7 +224,7 @@ def read_copies(aggregation: VariableAggregation, copies: Any, name: str) -> Any
     )
 
 
-def spread_copies(aggregation: VariableAggregation, value: Any, replicas: int, name: str) -> Any:
+def spread_copies(aggregation: VariableAggregation, value: ArrayLike, replicas: int, name: str) -> jax.Array:
     """Return the copies that a cross-replica assignment of `value` makes; the inverse of a read.
 
     A sum is divided over the replicas, so that reading it gives `value` back.

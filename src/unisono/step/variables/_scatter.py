@@ -5,13 +5,13 @@ Tests: tests/virtual/step/test_variable.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._types import UserValue
 from unisono._values import IndexedSlices
 from unisono.step.variables._merge_rules import VariableAggregation, VariableSynchronization
 
@@ -43,7 +43,9 @@ def check_scatter(how: str, sync: VariableSynchronization, agg: VariableAggregat
         )
 
 
-def as_slices(delta: Any, shape: tuple[int, ...], dtype: Any, batched: bool = False) -> IndexedSlices:
+def as_slices(
+    delta: UserValue, shape: tuple[int, ...], dtype: DTypeLike, batched: bool = False
+) -> IndexedSlices:
     """Return rows to write as arrays that fit a variable.
 
     Args:
@@ -84,7 +86,7 @@ def as_slices(delta: Any, shape: tuple[int, ...], dtype: Any, batched: bool = Fa
     return IndexedSlices(jnp.broadcast_to(values, wanted), indices, shape)
 
 
-def scattered(how: str, old: Any, slices: IndexedSlices, batched: bool = False) -> Any:
+def scattered(how: str, old: jax.Array, slices: IndexedSlices, batched: bool = False) -> jax.Array:
     """Return `old` with rows written. In a compiled step, rows with an index out of range are dropped.
 
     Args:

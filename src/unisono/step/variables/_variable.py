@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import DTypeLike
 
 from unisono._context import ReplicaContext, check_holder, creator_of, current
 from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike, UserValue
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
 from unisono.step._program import current_frame
@@ -69,18 +71,18 @@ class Variable(keras.Variable, DistributedValues):
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: ArrayLike | Callable[[], ArrayLike],
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         *,
         shape: Sequence[int | None] | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: UserValue = None,
         constraint: Callable[[Any], Any] | None = None,
-        **kwargs: Any,
+        **kwargs: UserValue,
     ) -> None:
         sync: VariableSynchronization = _parse(VariableSynchronization, synchronization, "synchronization")
         agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
@@ -93,7 +95,7 @@ class Variable(keras.Variable, DistributedValues):
         if sync is VariableSynchronization.AUTO:
             sync = VariableSynchronization.ON_WRITE
         self._sync, self._agg = sync, agg
-        self.stored_copies: Any = None
+        self.stored_copies: jax.Array | None = None
         self.num_copies = strategy.num_replicas_in_sync if strategy else 1
         on_read = sync is VariableSynchronization.ON_READ
         super().__init__(
@@ -119,7 +121,7 @@ class Variable(keras.Variable, DistributedValues):
         return VariableKind(self._sync, self._agg, _is_float(stored_dtype(self)), owns_copies=True)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> ArrayLike:
         """The value here: this replica's copy in a replica, the aggregated value elsewhere."""
         copies = self._copies() if _replica() is None else None
         if copies is None:
@@ -136,25 +138,25 @@ class Variable(keras.Variable, DistributedValues):
             return (super().value,) * self.num_copies
         return tuple(copies[i] for i in range(copies.shape[0]))
 
-    def read_value(self) -> Any:
+    def read_value(self) -> ArrayLike:
         """The value as an array; tf.Variable's name for `value`."""
         return self.value
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: ArrayLike) -> ArrayLike:
         """Set the variable; see the class for what a replica's assignment does."""
         return self._update(value, lambda _, new: new)
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: ArrayLike) -> ArrayLike:
         """Add `value`; in a replica, the value aggregated over the replicas is added once."""
         self._forbid_sum("assign_add")
         return self._update(value, lambda old, delta: old + delta)
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, value: ArrayLike) -> ArrayLike:
         """Subtract `value`; in a replica, the value aggregated over the replicas, once."""
         self._forbid_sum("assign_sub")
         return self._update(value, lambda old, delta: old - delta)
 
-    def _update(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    def _update(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> ArrayLike:
         replica = _replica()
         if replica is None:
             return self._assign_everywhere(value, combine)
@@ -172,7 +174,7 @@ class Variable(keras.Variable, DistributedValues):
         with frame.scope.synced():
             return super().assign(new)
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: ArrayLike) -> jax.Array:
         """The argument of an aggregated assignment as an array."""
         if self._agg is VariableAggregation.SUM and isinstance(value, (bool, int, float)):
             raise InvalidArgumentError(
@@ -182,7 +184,7 @@ class Variable(keras.Variable, DistributedValues):
             )
         return jnp.asarray(value, stored_dtype(self))
 
-    def _aggregate(self, value: Any, replica: ReplicaContext) -> Any:
+    def _aggregate(self, value: ArrayLike, replica: ReplicaContext) -> ArrayLike:
         if self._agg is VariableAggregation.SUM:
             return replica.all_reduce(ReduceOp.SUM, value)
         if self._agg is VariableAggregation.MEAN:
@@ -199,7 +201,9 @@ class Variable(keras.Variable, DistributedValues):
         rows: IndexedSlices = replica.all_reduce(op, slices)
         return rows
 
-    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Add rows; in a replica, those of all replicas (their n-th part with aggregation MEAN).
 
         Args:
@@ -212,43 +216,55 @@ class Variable(keras.Variable, DistributedValues):
         """
         return self._scatter("add", sparse_delta)
 
-    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Subtract rows; as `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
-    def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Multiply by rows; as `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
-    def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Divide by rows; as `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
-    def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Take the smaller of what is there and given rows; not with aggregation SUM or MEAN."""
         return self._scatter("min", sparse_delta)
 
-    def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Take the larger of what is there and given rows; not with aggregation SUM or MEAN."""
         return self._scatter("max", sparse_delta)
 
-    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Replace rows; not with aggregation SUM or MEAN."""
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> ArrayLike:
         """Replace rows: `variable[i, indices[i, j]] = values[i, j]`; not with aggregation SUM or MEAN."""
         return self._scatter("update", sparse_delta, batched=True)
 
-    def _scatter(self, how: str, sparse_delta: Any, batched: bool = False) -> Any:
+    def _scatter(self, how: str, sparse_delta: IndexedSlices, batched: bool = False) -> ArrayLike:
         if creator_of(self) is not None:
             check_scatter(how, self._sync, self._agg, self.path)
         slices = as_slices(sparse_delta, tuple(self.shape), stored_dtype(self), batched)
         return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
 
-    def _assign_everywhere(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    def _assign_everywhere(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> ArrayLike:
         if isinstance(value, PerReplica):
             return self._assign_per_replica(value, combine)
         copies = self._copies()
@@ -262,7 +278,7 @@ class Variable(keras.Variable, DistributedValues):
             self._set_copies(new)
         return self.value
 
-    def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> Any:
+    def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> ArrayLike:
         """Cross-replica assignment of one value per replica."""
         if merge_rule(self.kind) is not Merge.STACK or self._sync is VariableSynchronization.ON_READ:
             raise InvalidArgumentError(
@@ -288,7 +304,7 @@ class Variable(keras.Variable, DistributedValues):
         scope = _scope()
         return scope.get_copies(self) if scope is not None else self.stored_copies
 
-    def _set_copies(self, copies: Any) -> None:
+    def _set_copies(self, copies: jax.Array) -> None:
         scope = _scope()
         if scope is None:
             self.stored_copies = copies
@@ -311,12 +327,12 @@ class Variable(keras.Variable, DistributedValues):
         lines = ",\n".join(f"  {i}: {self._describe(n, v)}" for i, (n, v) in enumerate(copies))
         return f"{kind}:{{\n{lines}\n}}"
 
-    def _describe(self, name: str, value: Any) -> str:
+    def _describe(self, name: str, value: ArrayLike) -> str:
         shown = "" if isinstance(value, jax.core.Tracer) else f", numpy={np.asarray(value)}"
         return f"<unisono.Variable {name!r} shape={self.shape} dtype={stored_dtype(self)}{shown}>"
 
 
-def _parse(kind: type[enum.Enum], value: Any, name: str) -> Any:
+def _parse(kind: type[enum.Enum], value: enum.Enum | str, name: str) -> Any:
     try:
         return value if isinstance(value, kind) else kind(str(value).lower())
     except ValueError:
