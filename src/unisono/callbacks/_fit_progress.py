@@ -69,6 +69,7 @@ def snapshot_of(
     arrays = dict(snapshot.arrays)
     for i, variable in enumerate(model.metrics_variables):
         arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
+    # At the end of an epoch there is nothing to keep: the next one begins with new logs.
     if values and isinstance(logs, dict):
         found = {n: v.value if isinstance(v, StepLog) else v for n, v in logs.items()}
         arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}

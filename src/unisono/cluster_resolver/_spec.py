@@ -359,6 +359,7 @@ def worker_count(spec: ClusterSpec, task_type: str = "worker") -> int:
     Returns:
         The number of processes; an empty cluster is one process.
     """
+    # As in TensorFlow: the evaluator is a cluster of one.
     if task_type == "evaluator" or not spec:
         return 1
     return sum(spec.num_tasks(job) for job in ("chief", "worker") if job in spec)

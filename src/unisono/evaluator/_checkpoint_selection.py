@@ -95,6 +95,7 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     >>> next_action(View(over=True), None, 60.0)
     Finish(reason=<FinishReason.FINISHED: 'training is over'>)
     """
+    # First of all: after SIGTERM there may be seconds left, too few for another evaluation.
     if view.asked:
         return Finish(FinishReason.ASKED)
     if max_evaluations is not None and view.evaluations >= max_evaluations:
@@ -116,6 +117,7 @@ def in_order(found: Iterable[Found]) -> list[Found]:
     That is the order of their times; but within a series of commits the number counts, as a copied
     directory may have lost the times.
     """
+    # Each commit is at least as new as those of its series with smaller numbers.
     latest: dict[str, int] = {}
     ages: dict[str, int] = {}
     for each in sorted(found, key=lambda f: (f.number or 0, f.name)):

@@ -49,6 +49,7 @@ class EvaluationHistory:
 
     def has(self, step: int, digest: str) -> bool:
         """Whether these weights were evaluated as those of this step."""
+        # The digest, because a restarted training may write the same step with other weights.
         return any((e.step, e.digest) == (step, digest) for e in self.evaluations)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -78,6 +79,7 @@ def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
         )
     except FileNotFoundError:
         return EvaluationHistory()
+    # A damaged record costs repeated evaluations at most, so it does not end the evaluator.
     except (OSError, ValueError, TypeError, KeyError) as error:
         _LOG.warning("%s cannot be read (%s): a new one is started.", path, error)
         return EvaluationHistory()

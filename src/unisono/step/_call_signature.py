@@ -58,6 +58,7 @@ class Call:
                 "`args` must be a list or tuple with the positional arguments of the step. "
                 f"Received: args={args!r}. Write `strategy.run(fn, args=(x,))`."
             )
+        # `PerReplica` and `Mirrored` stay whole here: how they reach the replicas depends on the wrapper.
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_value)
         entries = [_classify(leaf) for leaf in leaves]
         kinds, parts, statics = zip(*entries, strict=True) if entries else ((), (), ())
@@ -132,8 +133,11 @@ def _classify(leaf: UserValue) -> tuple[Kind, tuple[Any, ...], Any]:
     if isinstance(leaf, Mirrored):
         arrays, inner = jax.tree.flatten(leaf.value)
         return Kind.MIRRORED, tuple(arrays), inner
+    # Static, although it holds an array: which variable it is counts, and its value is the step's state.
     if isinstance(leaf, keras.Variable):
         return Kind.STATIC, (), leaf
+    # A float is traced, so that other values need no other program. Ints and bools are not: code makes
+    # shapes, loops and branches of them.
     if is_array(leaf) or isinstance(leaf, float):
         return Kind.SAME, (leaf,), None
     return Kind.STATIC, (), leaf
@@ -155,12 +159,15 @@ def _stack(arrays: tuple[Any, ...]) -> jax.Array | np.ndarray:
     """One array of values that may lie on several devices."""
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
         return jnp.stack(arrays)
+    # Through the host: JAX stacks no arrays that lie on different devices.
     return np.stack([np.asarray(a) for a in arrays])
 
 
 def _aval(x: ArrayLike) -> Hashable:
+    # The value of a float is not part of the program.
     if isinstance(x, float):
         return "float"
+    # Weakly typed arrays promote by other rules, so they need another program.
     return (x.shape, str(x.dtype), getattr(x, "weak_type", False))
 
 
@@ -169,6 +176,7 @@ def _hashable(value: UserValue) -> Hashable:
         hash(value)
     except TypeError:
         return ("by identity", id(value))
+    # With the type: 1, 1.0 and True are equal as keys, and make different programs.
     return (type(value), value)
 
 
@@ -267,6 +275,7 @@ def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> PyTree:
 def _per_replica(arrays: Sequence[Any]) -> PerReplica:
     """One array for each replica, stacked where their shapes are equal."""
     if len({array.shape for array in arrays}) == 1:
+        # One array is one leaf of the program's result, and the form that `strategy.reduce` takes at once.
         return PerReplica.from_stacked(jnp.stack(arrays))
     return PerReplica(arrays)
 

@@ -71,6 +71,7 @@ class Entry:
         written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
 
+        # Written state is donated, so that XLA updates it in place; what is only read is needed again.
         def pure(donated: list[Any], kept: Any) -> tuple[list[Any], list[Any]]:
             reads, arrays = kept
             of_written, of_read = iter(donated), iter(reads)
@@ -145,9 +146,11 @@ class Entry:
     def _placed(self, slot: Slot) -> Any:
         value = _stored(slot)
         held, placed = self._last.get(id(slot.variable), (None, None))
+        # Nothing was assigned since the last step: the array is on all devices already.
         if held is value:
             return placed
         placed = slot.layout.place(value)
+        # Placed once and kept, as no step replaces it.
         if not slot.written:
             held = slot.layout.hold(placed)
             _store(slot, held)
@@ -248,6 +251,7 @@ class StepCompiler:
         step = Replicated(self._strategy, fn, call, parent=parent)
         discover(lambda arrays: discarded(step([], arrays)), call.arrays)
         plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
+        # Inside a `unisono.function` the plan of the function does this.
         if parent is None:
             for slot in plan.slots:
                 if slot.is_stacked:
@@ -260,6 +264,7 @@ class StepCompiler:
         plan = self._discover(fn, call, scope)
         values = [_value_in(s, scope, self._strategy.num_replicas_in_sync) for s in plan.slots]
         result, new = Replicated(self._strategy, fn, call, plan)(values, call.arrays)
+        # The step has merged these values; the function around must not merge them again.
         with scope.synced():
             for slot, value in zip((s for s in plan.slots if s.written), new, strict=True):
                 if slot.is_stacked:

@@ -82,6 +82,7 @@ class _CutJaxpr:
         """The gradients by every argument and watched tensor, None where there is none."""
         sources = [*self._closed.jaxpr.invars, *self._watched]
         needed = self._needed()
+        # `jax.grad` rejects integers and gives zeros for the unconnected; TensorFlow gives None for both.
         wanted = [
             i
             for i, (v, x) in enumerate(zip(sources, primals, strict=True))
@@ -107,6 +108,7 @@ class _CutJaxpr:
         """The variables that the scalar depends on through differentiable steps."""
         needed = {self._scalar} if isinstance(self._scalar, jex.Var) else set()
         for eqn in reversed(self._closed.jaxpr.eqns):
+            # No derivative flows through: what lies behind is not connected.
             if eqn.primitive.name == "stop_gradient":
                 continue
             if any(v in needed for v in eqn.outvars):
@@ -122,6 +124,7 @@ class _CutJaxpr:
             if i < self._num_args:
                 continue
             source = self._watched[i - self._num_args]
+            # An argument that was watched as it is: there is nothing to cut.
             if source in jaxpr.invars:
                 args[jaxpr.invars.index(source)] = value
             else:
@@ -133,6 +136,7 @@ class _CutJaxpr:
             invars=[*jaxpr.invars, *inside],
             outvars=[self._scalar],
             eqns=eqns,
+            # The known names are those of the arguments before the cut.
             debug_info=jaxpr.debug_info.with_unknown_names(),
         )
         closed = jex.ClosedJaxpr(cut, [self._constants[v] for v in constvars])

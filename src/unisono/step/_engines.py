@@ -57,6 +57,7 @@ class SpmdEngine:
         return jax.tree.map(self._stack, tree)
 
     def _stack(self, leaf: PyTree) -> PyTree:
+        # One program: its Python objects are the same in all replicas.
         if not isinstance(leaf, jax.Array):
             return leaf
         return PerReplica.from_stacked(self.all_gather(leaf[None], 0))
@@ -88,6 +89,7 @@ class TurnEngine:
         if self._ops is None or not self._ops.has_implementation:
             return _reduce(op, operands)
         structure = jax.tree.structure(operands[0])
+        # This program holds all replicas' values: the user's hook gets them without a gather.
         rows = zip(*map(jax.tree.leaves, operands), strict=True)
         return jax.tree.unflatten(
             structure, self._ops.batch_reduce(op, [(PerReplica(r), None) for r in rows])

@@ -79,6 +79,7 @@ class StatePlan:
         """
         for key in scope.copies:
             scope.seen[key].promote(len(scope.copies[key]))
+        # Nothing to merge: this code runs once, outside of the replicas.
         slots = (_slot(v, key in scope.written, False, layout) for key, v in scope.seen.items())
         return cls(tuple(slots))
 
@@ -104,7 +105,9 @@ class StatePlan:
 
 
 def _slot(variable: Any, written: bool, by_replica: bool, layout: StateLayout) -> Slot:
+    # What an optimizer writes is equal on all replicas, since it is made of reduced gradients.
     rule = merge_rule(kind_of(variable)) if by_replica else Merge.KEEP
+    # A variable that has copies keeps them, also in a step that only reads it.
     if getattr(variable, "stored_copies", None) is not None:
         rule = Merge.STACK
     return Slot(variable, rule, written, layout.of(variable, is_stacked=rule is Merge.STACK))
@@ -152,7 +155,9 @@ class Replicated:
             if replicas > 1:
                 engine = SpmdEngine(replicas, self.strategy.cross_device_ops)
             out, own, mirrored, new = self._one_replica(engine, values, arrays)
+            # Python objects leave a trace only as a side effect; a jitted function returns arrays alone.
             outputs.append(out)
+            # A leading axis, along which `shard_map` puts the replicas' rows together.
             return ([x[None] for x in own] if replicas > 1 else own), mirrored, new
 
         state_specs = [s.layout.spec for s in slots]
@@ -207,6 +212,7 @@ class Replicated:
         for scope in self.scopes:
             self._check(scope)
         present = [not self.call.is_empty(i) for i in range(len(self.scopes))]
+        # Fresh scopes: the state as it was before the step, for the replicas whose writes do not count.
         starts = [run.program.scopes[i]() for i in range(len(self.scopes))]
         new = []
         for slot in (s for s in slots if s.written):

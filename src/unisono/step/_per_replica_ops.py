@@ -35,6 +35,7 @@ def reduce(op: ReduceOp, value: PyTree, axis: Axis, mesh: ReplicaMesh, group: Pr
     if value.stacked is not None:
         axes = None if axis is None else _axes(axis, value.stacked.shape[1:])
         if group.size > 1 and not isinstance(value.stacked, jax.core.Tracer):
+            # Compiled with a layout: each process then holds the result, and not only its part.
             reducer = jax.jit(_reduce_stacked, static_argnums=(1, 2), out_shardings=mesh.replicated)
             return mesh.local(_bounded(reducer(value.stacked, op, axes), mesh, group))
         return _bounded(_reduce_stacked(value.stacked, op, axes), mesh, group)
@@ -130,6 +131,7 @@ def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> An
     total = sum(jnp.sum(v, axis=axes) for v in values)
     if op is ReduceOp.SUM:
         return total
+    # By elements and not by replicas, as in TensorFlow: the mean of uneven parts is that of all rows.
     count = sum(functools.reduce(lambda n, a: n * v.shape[a], axes, 1) for v in values)
     return total / count
 
@@ -180,12 +182,14 @@ def local_results(value: PyTree, mesh: ReplicaMesh) -> tuple[Any, ...]:
 
 def _copies_of(variable: keras.Variable, mesh: ReplicaMesh) -> tuple[Any, ...]:
     """The copy of a variable of each of this process' replicas; of another variable, itself."""
+    # As in TensorFlow: a variable of no strategy is a single value.
     if creator_of(variable) is None:
         return (variable,)
     copies = getattr(variable, "stored_copies", None)
     if copies is not None:
         return _local(PerReplica.from_stacked(copies), mesh)
     value = variable.value
+    # The copies on the devices themselves, without a transfer.
     on = {s.device: s.data for s in getattr(value, "addressable_shards", ())}
     return tuple(on.get(device, value) for device in mesh.local_devices)
 

@@ -74,11 +74,13 @@ class Frame:
         """
         number = self.meetings
         self.meetings += 1
+        # Combined before, when another body of this run got here, or before the tape was entered.
         if number in self.run.known:
             return self.run.known[number][self.index]
         if number == self.stop:
             raise _Stop(self, operand)
         operands = [
+            # This body has its operand; the others are executed again up to this point.
             operand if i == self.index else self.run.operand_at(i, number)[0]
             for i in range(len(self.run.program.bodies))
         ]
@@ -89,6 +91,7 @@ class Frame:
         """Count a tape and put in place the values that a derivative is taken at."""
         number = self.tapes
         self.tapes += 1
+        # From here on: what came before the tape does not depend on these values.
         for substitution in self.run.substitutions[self.index]:
             if substitution.tape == number:
                 for variable, value in substitution.values:
@@ -150,6 +153,7 @@ class Run:
             try:
                 self.program.bodies[index]()
             except _Stop as stop:
+                # Other runs may be nested in this one: their stop is not for this body.
                 if stop.frame is frame:
                     return stop.operand, frame
                 raise

@@ -137,8 +137,10 @@ class ShardedVariableLayout(VariableLayout):
         if isinstance(value, Shards):
             return value.parts
         total = self.part_size * self.mesh.num_replicas
+        # In parts already, as the last step left it.
         if isinstance(value, jax.Array) and value.shape == (total,) and value.sharding == self.sharding:
             return value
+        # Through the host: the parts go to their devices, and the whole to none.
         flat = np.asarray(value).reshape(-1)
         placed: jax.Array = self.mesh.put(np.pad(flat, (0, total - self.size)), self.sharding)
         return placed
@@ -206,6 +208,7 @@ class _WholeLayout(VariableLayout):
 
 @functools.lru_cache(maxsize=512)
 def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
+    # Cached, because a new `jit` of a bound method would compile at each read.
     return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
 
 
@@ -283,6 +286,7 @@ class ShardedLayout(StateLayout):
                 reason,
             )
             return False
+        # By shape: Keras' optimizers do not say which of their variables belong to a weight.
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
             if tuple(variable.shape) in shapes and is_split(variable.shape):
@@ -304,6 +308,7 @@ class ShardedLayout(StateLayout):
         self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
     ) -> None:
         """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
+        # One process sees all parts whenever it reads.
         if self._group.size == 1:
             return
         for variable in variables:
@@ -371,6 +376,7 @@ class ShardedLayout(StateLayout):
         # A message between workers costs more than its bytes: all gradients of a type travel in one.
         packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
         buckets = jax.vmap(lambda each: pack(each, packing))(rows)
+        # Over Gloo `psum_scatter` returns wrong numbers; see `collectives._reduce`.
         if self._mesh.platform != "cpu":
             summed = [lax.psum_scatter(b, AXIS) for b in buckets]
         else:
@@ -428,6 +434,7 @@ def _asking_all(optimizer: keras.Optimizer) -> Iterator[None]:
 
 
 def _check_finite(original: Callable[[Any], Any], grads: Sequence[Any]) -> jax.Array:
+    # One part that is not finite makes all replicas skip the step. As integers: booleans are not reduced.
     found: jax.Array = lax.pmin(jnp.asarray(original(grads)).astype(jnp.int32), AXIS)
     return found.astype(bool)
 
@@ -459,6 +466,7 @@ def _sums_of_squares(grads: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _scale_of(square: jax.Array, limit: float) -> jax.Array:
+    # As Keras' `clip_by_norm`: the two `where`s keep a zero gradient from becoming NaN.
     is_positive = square > 0
     norm = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, jnp.ones_like(square))), square)
     return limit / jnp.maximum(norm, limit)

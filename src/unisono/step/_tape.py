@@ -78,8 +78,10 @@ class GradientTape:
                 "executing the step again. Received: a tape in eager code. Put the code into a "
                 "function decorated with `@unisono.function`, or into the one given to `strategy.run`."
             )
+        # By number, because a re-execution makes another tape object at the same place.
         self._number = self._frame.enter_tape()
         self._entered_at = self._frame.meetings
+        # The derivative is taken at these values, also by variables that the step assigns later.
         self._values = dict(self._frame.scope.state_mapping)
         return self
 
@@ -189,6 +191,7 @@ class _GradientPlan:
                 request, frame = nested.operand_at(i, number)
                 totals.append(_total(request.target, request.weights))
                 watched.append([frame.watched[self.tape, p] for p in self.positions])
+            # Of all bodies: through a collective, one replica's target depends on the others' sources.
             return sum(totals[1:], totals[0]), watched
 
         return gradient_of(replay, [request.values for request in requests])
@@ -245,6 +248,7 @@ def value_and_grad(
             out, grads, updates = frame.meet(closure, solve)
         else:
             out, grads, updates = solve(0, [closure])[0]
+        # Only here: within the derivative the new values are tracers of it.
         for variable, value in updates:
             variable.assign(value)
         return out, grads
@@ -298,6 +302,7 @@ def _closures_program(
 
 def _rebound(replica: ReplicaContext, frame: Frame) -> ReplicaContext:
     """The same replica, for the frame of a nested program."""
+    # Replicas in one `shard_map` body meet inside JAX's own collectives, and need no frame.
     if not isinstance(replica.engine, TurnEngine):
         return replica
     engine = TurnEngine(frame, replica.strategy.cross_device_ops, replica.engine.is_empty)

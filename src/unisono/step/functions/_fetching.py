@@ -204,6 +204,7 @@ class Fetched:
             # A closure's iterator may be another one at the next call.
             self._refuse()
         site = _call_site(sys._getframe(1))
+        # The same instruction again is a loop, whose rounds may be others at the next call.
         if site in frame.reads:
             self._refuse()
         number = len(frame.reads)
@@ -214,6 +215,7 @@ class Fetched:
         batch = self._batches[number]
         if batch is EndOfData.END:
             self.has_ended = True
+            # As at the end of a real iterator, which the function may expect.
             raise StopIteration
         return batch
 
@@ -302,6 +304,7 @@ def closes_over_iterator(fn: Callable[..., Any]) -> bool:
         return False
     outer, cells = getattr(fn, "__globals__", {}), getattr(fn, "__closure__", None) or ()
     named = [outer[name] for name in code.co_names if name in outer]
+    # An empty cell raises where its contents are read.
     named += [cell.cell_contents for cell in cells if cell != _EMPTY_CELL]
     return any(isinstance(x, Iterator) and not isinstance(x, (DataIterator, *_NO_DATA)) for x in named)
 

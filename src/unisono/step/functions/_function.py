@@ -138,11 +138,13 @@ class Function:
         if sources:
             call = sources.call_with(arguments, batches)
         step = self._step(call, sources)
+        # How many batches are read is learnt by tracing: a trace that needs one more names its iterator.
         while sources and isinstance(step, int):
             batch = sources.fetch(step)
             batches.append((sources.iterators[step], batch))
             if isinstance(batch, Failed):
                 raise DataFailed
+            # Strings and dates stay on the host, where plain Python reads them.
             if not is_traceable(batch):
                 raise Interrupted
             call = sources.call_with(arguments, batches)
@@ -172,12 +174,14 @@ class Function:
         except (Exception, Interrupted):
             if not trace.fetched.is_interrupted:
                 raise
+        # Asked again here: a bare `except` in the function may have swallowed the interruption.
         if trace.fetched.must_loop:
             raise Interrupted
         if trace.fetched.needs is not None:
             return trace.fetched.needs
         strategy = _one_strategy(trace.scope.strategies)
         plan = StatePlan.from_cross_replica(trace.scope, strategy.state_layout)
+        # Nothing happened before the end of the data: there is no program to run.
         if isinstance(trace.result, _Ended) and not any(slot.written for slot in plan.slots):
             return trace.result
         return _Compiled(trace, plan, strategy)
@@ -256,11 +260,14 @@ class _Compiled:
 
     def __init__(self, trace: _Trace, plan: StatePlan, strategy: ReplicatedStrategy) -> None:
         self._trace, self._plan = trace, plan
+        # Without `run` inside, no other worker needs to take part.
         self._entry = Entry(self._traced, plan, strategy, is_shared=bool(trace.scope.strategies))
+        # The result holds tracers, which must not outlive their trace.
         trace.result = None
 
     def __call__(self, call: Call, sources: Sources | None) -> Any:
         """Run the program."""
+        # This call's iterators: the program is kept for others of the same types.
         self._trace.sources = sources
         try:
             return self._entry(call)

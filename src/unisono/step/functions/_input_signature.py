@@ -114,6 +114,7 @@ def _fitted_leaf(value: ArrayLike, spec: PyTree, name: str) -> ArrayLike:
             array = np.asarray(value)
         except ValueError as error:
             raise _misfit(name, spec, repr(value), InvalidTypeError) from error
+        # Ints may become floats and floats narrower; a float must not lose its fraction as an int.
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise _misfit(name, spec, f"dtype {array.dtype}", InvalidTypeError)
         value = array.astype(dtype)
@@ -128,6 +129,7 @@ def _canonical(spec: PyTree) -> np.dtype:
 def _check(array: ArrayLike, spec: PyTree, name: str) -> None:
     if array.dtype != _canonical(spec):
         raise _misfit(name, spec, f"dtype {array.dtype}", InvalidTypeError)
+    # As in TensorFlow: any rank.
     if spec.shape is None:
         return
     sizes = zip(array.shape, spec.shape, strict=False)

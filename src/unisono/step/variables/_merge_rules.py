@@ -164,6 +164,7 @@ def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:
         return jnp.stack(copies)
     if rule is Merge.SUM:
         return sum(copies[1:], copies[0])
+    # Where no replica has rows, none is left out: the copies are as they were.
     counted = [c for c, there in zip(copies, present, strict=True) if there] or copies
     if rule is Merge.MEAN:
         return (sum(counted[1:], counted[0]) / len(counted)).astype(copies[0].dtype)

@@ -77,6 +77,7 @@ def as_slices(
             f"Rows must have the shape of the indices and of a row of the variable, {wanted}, or be one "
             f"number. Received: values of shape {values.shape} for indices of shape {indices.shape}."
         )
+    # In a trace the values are not known; there, JAX drops rows out of range.
     if not isinstance(indices, jax.core.Tracer):
         found = np.asarray(indices)
         if found.size and (found.min() < 0 or found.max() >= shape[at]):
@@ -109,6 +110,7 @@ def scattered(how: str, old: jax.Array, slices: IndexedSlices, batched: bool = F
         case "mul":
             return old.at[rows].multiply(values, mode="drop")
         case "div":
+            # JAX's `.at[].divide` makes floats of integers.
             return jax.lax.div(old, jnp.ones_like(old).at[rows].multiply(values, mode="drop"))
         case "min":
             return old.at[rows].min(values, mode="drop")

@@ -95,6 +95,7 @@ class Variable(keras.Variable, DistributedValues):
         if sync is VariableSynchronization.AUTO:
             sync = VariableSynchronization.ON_WRITE
         self._sync, self._agg = sync, agg
+        # Until a step gives each replica a value of its own, one value stands for all copies.
         self.stored_copies: jax.Array | None = None
         self.num_copies = strategy.num_replicas_in_sync if strategy else 1
         on_read = sync is VariableSynchronization.ON_READ
@@ -126,8 +127,10 @@ class Variable(keras.Variable, DistributedValues):
         copies = self._copies() if _replica() is None else None
         if copies is None:
             return super().value
+        # Only on reading: between reads each replica keeps its own copy.
         if self._sync is VariableSynchronization.ON_READ:
             return read_copies(self._agg, copies, self.path)
+        # The primary copy, as in TensorFlow.
         return copies[0]
 
     @property
@@ -161,6 +164,7 @@ class Variable(keras.Variable, DistributedValues):
         if replica is None:
             return self._assign_everywhere(value, combine)
         own_copy = merge_rule(self.kind) is Merge.STACK
+        # Nothing to aggregate: the copy is this replica's own.
         if own_copy or replica.num_replicas_in_sync == 1:
             return super().assign(combine(super().value, value))
         if isinstance(value, IndexedSlices):
@@ -171,6 +175,7 @@ class Variable(keras.Variable, DistributedValues):
         new = combine(super().value, reduced)
         if frame is None:
             return super().assign(new)
+        # Equal on all replicas by now: the end of the step must not merge it again.
         with frame.scope.synced():
             return super().assign(new)
 
@@ -189,6 +194,7 @@ class Variable(keras.Variable, DistributedValues):
             return replica.all_reduce(ReduceOp.SUM, value)
         if self._agg is VariableAggregation.MEAN:
             return replica.all_reduce(ReduceOp.MEAN, value)
+        # A broadcast as a sum; `where` and not a product, because NaN times zero is NaN.
         is_first = jnp.equal(replica.replica_id_in_sync_group, 0)
         return replica.all_reduce(ReduceOp.SUM, jnp.where(is_first, value, jnp.zeros_like(value)))
 
@@ -259,6 +265,7 @@ class Variable(keras.Variable, DistributedValues):
         return self._scatter("update", sparse_delta, batched=True)
 
     def _scatter(self, how: str, sparse_delta: IndexedSlices, batched: bool = False) -> ArrayLike:
+        # TensorFlow forbids this for distributed variables only.
         if creator_of(self) is not None:
             check_scatter(how, self._sync, self._agg, self.path)
         slices = as_slices(sparse_delta, tuple(self.shape), stored_dtype(self), batched)
@@ -274,6 +281,7 @@ class Variable(keras.Variable, DistributedValues):
             new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), stored_dtype(self))
             self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
         else:
+            # Each copy by itself: they may differ, and the first must not overwrite the others.
             new = jax.vmap(lambda copy: jnp.asarray(combine(copy, value), stored_dtype(self)))(copies)
             self._set_copies(new)
         return self.value
@@ -291,6 +299,7 @@ class Variable(keras.Variable, DistributedValues):
         return self.value
 
     def _forbid_sum(self, what: str) -> None:
+        # As in TensorFlow, which raises a ValueError here.
         on_read_sum = (VariableSynchronization.ON_READ, VariableAggregation.SUM)
         if (self._sync, self._agg) == on_read_sum and _replica() is None and self.num_copies > 1:
             raise InvalidArgumentError(
@@ -313,6 +322,7 @@ class Variable(keras.Variable, DistributedValues):
 
     def promote(self, replicas: int) -> Any:
         """Keep one copy per replica from now on; return the copies."""
+        # Once: after that the copies are the variable's state, and `stored_value` is old.
         if self.stored_copies is None:
             self.num_copies = replicas
             self.stored_copies = jnp.broadcast_to(stored_value(self), (replicas, *self.shape))
