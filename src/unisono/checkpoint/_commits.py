@@ -53,7 +53,7 @@ def write_commit(
     """
     target = directory / name
     # Beside the target, since a rename is atomic only within one file system. The dot hides it from readers;
-    # host and process let `sweep` tell what a dead writer has left from what is being written.
+    # by host and process `sweep` knows what a dead writer has left, and what is still being written.
     aside = directory / f".{name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)

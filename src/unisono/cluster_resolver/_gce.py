@@ -104,7 +104,7 @@ class GCEClusterResolver(ClusterResolver):
         groups = self._service.instanceGroups()
         only = {"instanceState": "RUNNING"}
         request = groups.listInstances(**self._place, instanceGroup=self._group, body=only, orderBy="name")
-        # The answer comes in pages; the service has no next request after the last one.
+        # The API answers in pages; there is no next request after the last one.
         while request is not None:
             response = request.execute()
             for item in response.get("items", []):

@@ -240,7 +240,7 @@ class PreemptionCheckpointHandler:
         self, args: tuple[UserValue, ...], kwargs: dict[str, UserValue], *, is_last: bool = False
     ) -> None:
         if self._notice.error is not None:
-            # The watcher failed in its thread: without this, the end would come unnoticed.
+            # The watcher failed in its own thread: without this, the preemption would go unnoticed.
             error, self._notice.error = self._notice.error, None
             raise error
         wanted = wants_save(

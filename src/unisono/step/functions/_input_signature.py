@@ -114,7 +114,7 @@ def _fitted_leaf(value: ArrayLike, spec: PyTree, name: str) -> ArrayLike:
             array = np.asarray(value)
         except ValueError as error:
             raise _misfit(name, spec, repr(value), InvalidTypeError) from error
-        # Ints may become floats and floats narrower; a float must not lose its fraction as an int.
+        # Ints may become floats and floats narrower; a float must not lose its fraction by becoming an int.
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise _misfit(name, spec, f"dtype {array.dtype}", InvalidTypeError)
         value = array.astype(dtype)
