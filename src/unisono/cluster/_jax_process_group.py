@@ -179,7 +179,7 @@ class JaxProcessGroup(ProcessGroup):
     def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
         """Compare the state after the steps 1, 2, 4, …; see `StateCheck`."""
         with self.collective():
-            self._check_of(mesh, key).stepped(steps, state)
+            self._check_of(mesh, key).note_steps(steps, state)
 
     def compare_state(self, mesh: ReplicaMesh, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Compare a state, and wait for the result."""

@@ -1,4 +1,4 @@
-"""Whether all workers hold the same state while they train, looked at now and then beside the steps.
+"""Compare now and then whether all workers hold the same state while they train.
 
 A number set on one worker, or weights changed there, would make its copies drift apart without an error.
 A check reads the state that a step has left, in programs of its own: a sum for each variable, and one
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ class StateCheck:
     def __init__(self, mesh: ReplicaMesh, in_flight: InFlight) -> None:
         self._mesh, self._in_flight = mesh, in_flight
         self._next = 1
-        self._running: tuple[int, Any] | None = None
+        self._running: tuple[int, jax.Array] | None = None
         self._has_warned = False
         # One device of each process: its replicas run one program.
         self._devices = list(mesh.process_devices)
@@ -52,17 +51,22 @@ class StateCheck:
         self._gather = self._shared(lambda x: jax.lax.all_gather(x[0], AXIS), rows, self._sharding.spec)
         self._spans = self._shared(_spans, mesh.mesh, jax.sharding.PartitionSpec())
 
-    def _shared(self, function: Callable[[Any], Any], mesh: Any, spec: Any) -> Any:
-        """A compiled function, run on all devices, of what each gets; all return the same."""
+    def _shared(
+        self,
+        function: Callable[..., jax.Array],
+        mesh: jax.sharding.Mesh,
+        spec: jax.sharding.PartitionSpec,
+    ) -> Callable[..., jax.Array]:
+        """Compile a function that runs on all devices, each with its part, and returns the same on all."""
         whole = jax.sharding.PartitionSpec()
         return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=whole, check_vma=False))
 
-    def stepped(self, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[Any]]]) -> None:
+    def note_steps(self, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[jax.Array]]]) -> None:
         """Note that steps were started; compare where it is time.
 
         Args:
             steps: how many in all, the same on all workers.
-            state: gives names and arrays of the state after them.
+            state: returns names and arrays of the state after them.
 
         Raises:
             ClusterError: on all workers, when an earlier check has found a difference.
@@ -76,7 +80,7 @@ class StateCheck:
         self._read(names, arrays)
         self._running = steps, self._sums(arrays)
 
-    def compare(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
+    def compare(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Compare a state at once.
 
         Args:
@@ -90,25 +94,26 @@ class StateCheck:
         self._running = 0, self._sums(arrays)
         self._read(names, arrays)
 
-    def _sums(self, arrays: Sequence[Any]) -> Any:
-        """A number of 32 bits for each array, of all processes: (processes, arrays); not waited for."""
+    def _sums(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """Return 32 bits for each array, of all processes: (processes, arrays); not waited for."""
         rows = []
         # A small program for each kind of array: one for all would take seconds to compile.
         for device in self._devices:
             if device.process_index == jax.process_index():
                 row = jax.device_put(np.zeros(len(arrays), np.uint32), device)
                 for i, array in enumerate(arrays):
-                    row = _noted(row, np.int32(i), _on(device, array))
+                    row = _with_sum(row, np.int32(i), _on(device, array))
                 rows.append(row[None])
         shape = (len(self._devices), len(arrays))
         every = jax.make_array_from_single_device_arrays(shape, self._sharding, rows)
         # A worker whose machine disappears must be noticed here, too.
         with self._in_flight.collective():
             sums = self._gather(every)
-        self._in_flight.note_concurrent_program(sums)
+        # JAX's stubs leave `is_ready` out.
+        self._in_flight.note_concurrent_program(sums)  # type: ignore[arg-type]
         return sums
 
-    def _read(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
+    def _read(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Read the check before, and look at the state now where it has found a difference."""
         running, self._running = self._running, None
         if running is None:
@@ -125,13 +130,18 @@ class StateCheck:
         # Not `spans > limits`, which is false for NaN.
         apart = ~(spans <= np.where(is_exact, 0, _ROUNDING * scales))
         if apart.any():
-            raise ClusterError(self._told(running[0], names, arrays, spans, apart))
+            raise ClusterError(self._message(running[0], names, arrays, spans, apart))
         if not self._has_warned:
             _LOG.warning("The workers' weights differ in rounding: their devices compute in different ways.")
         self._has_warned = True
 
-    def _told(
-        self, steps: int, names: Sequence[str], arrays: Sequence[Any], spans: np.ndarray, apart: np.ndarray
+    def _message(
+        self,
+        steps: int,
+        names: Sequence[str],
+        arrays: Sequence[jax.Array],
+        spans: np.ndarray,
+        apart: np.ndarray,
     ) -> str:
         # A number such as the learning rate is rather the cause, and weights the effect.
         found = [int(i) for i in np.flatnonzero(apart.any(axis=0))]
@@ -147,22 +157,24 @@ class StateCheck:
         )
 
 
-def _on(device: Any, array: Any) -> Any:
-    """The copy of an array that a device holds, or a copy of one that lies elsewhere."""
+def _on(device: jax.Device, array: jax.Array) -> jax.Array:
+    """Return the copy of an array that a device holds, or a copy of one that lies elsewhere."""
     for shard in array.addressable_shards:
         if shard.device == device:
-            return shard.data
-    return jax.device_put(array.addressable_data(0), device)
+            here: jax.Array = shard.data
+            return here
+    copy: jax.Array = jax.device_put(array.addressable_data(0), device)
+    return copy
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _noted(sums: Any, number: Any, array: Any) -> Any:
-    """Sums with that of an array at its place."""
+def _with_sum(sums: jax.Array, number: jax.Array, array: jax.Array) -> jax.Array:
+    """Return the sums with that of an array at its place."""
     return sums.at[number].set(_sum(_real(array)))
 
 
-def _sum(array: Any) -> Any:
-    """A sum of hashes of an array's elements and their places (the end of MurmurHash3)."""
+def _sum(array: jax.Array) -> jax.Array:
+    """Return a sum of hashes of an array's elements and their places (the end of MurmurHash3)."""
     bits = array.dtype.itemsize * 8
     words = jax.lax.bitcast_convert_type(array, jnp.uint32 if bits >= 32 else f"uint{bits}")
     words = words.reshape(-1).astype(jnp.uint32)
@@ -172,14 +184,14 @@ def _sum(array: Any) -> Any:
     return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
 
 
-def _spans(arrays: list[Any]) -> Any:
-    """How far arrays are from the first replica's, and the largest element there: (2, replicas, arrays)."""
+def _spans(arrays: list[jax.Array]) -> jax.Array:
+    """Return how far arrays are from the first replica's, and the largest there: (2, replicas, arrays)."""
     found = [_span(_real(x)) for x in arrays]
     spans, scales = (jnp.stack([pair[i] for pair in found]) for i in (0, 1))
     return jnp.moveaxis(jax.lax.all_gather(jnp.stack([spans, scales]), AXIS), 0, 1)
 
 
-def _span(array: Any) -> tuple[Any, Any]:
+def _span(array: jax.Array) -> tuple[jax.Array, jax.Array]:
     # What is smaller than 32 bits has no sum over replicas everywhere.
     if array.dtype.itemsize < 4:
         array = array.astype(jnp.float32)
@@ -196,8 +208,8 @@ def _span(array: Any) -> tuple[Any, Any]:
     )
 
 
-def _real(array: Any) -> Any:
-    """Real numbers that stand for an array's elements."""
+def _real(array: jax.Array) -> jax.Array:
+    """Return real numbers that stand for an array's elements."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         return jnp.stack([array.real, array.imag])
     return array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array

@@ -5,14 +5,15 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._reads import DataSet, note_iteration
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.data._batches import (
     ENDED,
@@ -32,7 +33,7 @@ from unisono.data._sharding import InputContext, InputOptions, InputReplicationM
 from unisono.data._workers import WorkerGroup, elements_of_workers, joined_batches
 
 
-def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:
+def split_batch(batch: PyTree, mesh: ReplicaMesh) -> PyTree:
     """Return a batch with each array split over the replicas, on their devices.
 
     Args:
@@ -55,25 +56,26 @@ def split_batch(batch: Any, mesh: ReplicaMesh) -> Any:
     return jax.tree.unflatten(structure, [_split(a, rows, mesh) for a in arrays])
 
 
-def _split(array: Any, rows: int, mesh: ReplicaMesh) -> Any:
+def _split(array: ArrayLike, rows: int, mesh: ReplicaMesh) -> ArrayLike | PerReplica:
     if not hasattr(array, "shape") or array.ndim == 0:
         return array
     replicas = mesh.num_replicas
     if replicas == 1:
         return jax.device_put(_owned(array), mesh.devices[0])
     if rows % replicas == 0 and rows:
+        # One array of all parts: JAX places it in one call, and a step takes it as it is.
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
         return PerReplica.from_stacked(mesh.put(_owned(parts), mesh.sharded))
     return PerReplica(mesh.put_parts([_owned(array[a:b]) for a, b in split_points(rows, replicas)]))
 
 
-def _owned(array: Any) -> Any:
-    """A copy that is never written to: JAX may read an aligned NumPy buffer in place, and later."""
+def _owned(array: ArrayLike) -> ArrayLike:
+    """Return a copy that is never written to: JAX may read an aligned NumPy buffer in place, and later."""
     return np.array(array) if isinstance(array, np.ndarray) else array
 
 
-def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator[Any]:
-    """Give successive elements of `iterator` to successive replicas.
+def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Iterator[PyTree]:
+    """Yield per-replica values: successive elements of `iterator` go to successive replicas.
 
     Replicas without an element, at the end or where it is `ENDED`, get arrays of no rows.
 
@@ -94,7 +96,7 @@ def per_replica_elements(iterator: Iterator[Any], mesh: ReplicaMesh) -> Iterator
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
 
-def _without_rows(leaf: Any) -> Any:
+def _without_rows(leaf: UserValue) -> np.ndarray:
     array = np.asarray(as_array(leaf))
     if array.ndim == 0:
         raise InvalidArgumentError(
@@ -104,7 +106,7 @@ def _without_rows(leaf: Any) -> Any:
     return array[:0]
 
 
-def _joined(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> Any:
+def _joined(leaves: tuple[ArrayLike, ...], mesh: ReplicaMesh) -> PerReplica:
     arrays = list(leaves)
     if not hasattr(arrays[0], "shape"):
         return PerReplica(arrays)
@@ -150,7 +152,7 @@ class DistributedDataset(DataSet, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def element_spec(self) -> Any:
+    def element_spec(self) -> PyTree:
         """The structure of `PerReplica` of `unisono.data.TensorSpec`: each replica's shapes and types.
 
         With one replica `TensorSpec`s alone. The number of rows is None where it may vary.
@@ -161,7 +163,7 @@ class DistributedDataset(DataSet, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def host_batches(self) -> Any:
+    def host_batches(self) -> UserValue:
         """What Keras' `fit` takes for this data: global batches on the host."""
 
     @property
@@ -182,7 +184,9 @@ class DistributedDataset(DataSet, abc.ABC):
         # Without this, truth would be decided by len().
         return True
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(
+        self, initial_state: UserValue, reduce_func: Callable[[UserValue, PyTree], UserValue]
+    ) -> UserValue:
         """Combine all elements into one value.
 
         Args:
@@ -215,7 +219,7 @@ class SplitDataset(DistributedDataset):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: UserValue,
         mesh: ReplicaMesh,
         options: InputOptions | None = None,
         check_iterable_here: Callable[[], None] = lambda: None,
@@ -235,6 +239,7 @@ class SplitDataset(DistributedDataset):
     def __iter__(self) -> DistributedIterator:
         self._check()
         note_iteration(self)
+        # A second pass over a generator would end at once, without an error.
         if isinstance(self._dataset, Iterator):
             if self._is_used:
                 raise InvalidArgumentError(
@@ -248,7 +253,7 @@ class SplitDataset(DistributedDataset):
         batches = _batches(self._dataset)
         return DistributedIterator(batches, self._place, self._options, self._check, spec, again)
 
-    def _place(self, batch: Any) -> Any:
+    def _place(self, batch: PyTree) -> PyTree:
         check_batched(batch, self._strict)
         return split_batch(batch, self._mesh)
 
@@ -258,12 +263,12 @@ class SplitDataset(DistributedDataset):
         return _cardinality_of(self._dataset)
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> PyTree:
         """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
         return split_spec(_spec_of(self._dataset), self._mesh.num_replicas, self._mesh.local_replicas)
 
     @property
-    def host_batches(self) -> Any:
+    def host_batches(self) -> UserValue:
         """What Keras' `fit` takes: the source, or a `Dataset` of what Keras would not take for data."""
         source = self._dataset
         if isinstance(source, Sequence) and not isinstance(source, Dataset):
@@ -273,20 +278,20 @@ class SplitDataset(DistributedDataset):
         return source
 
 
-class _Elements(Sequence[Any]):
+class _Elements(Sequence[PyTree]):
     """Batches as elements of a `Dataset`.
 
     Args:
         batches: by position.
     """
 
-    def __init__(self, batches: Sequence[Any]) -> None:
+    def __init__(self, batches: Sequence[PyTree]) -> None:
         self._batches = batches
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> PyTree:
         return _tuples(self._batches[index])
 
 
@@ -303,7 +308,7 @@ class FunctionDataset(DistributedDataset):
 
     def __init__(
         self,
-        dataset_fn: Callable[[InputContext], Any],
+        dataset_fn: Callable[[InputContext], UserValue],
         mesh: ReplicaMesh,
         options: InputOptions,
         check_iterable_here: Callable[[], None],
@@ -316,23 +321,24 @@ class FunctionDataset(DistributedDataset):
             contexts = [InputContext(replicas, i, replicas) for i in mesh.local_replicas]
         else:
             contexts = [InputContext(group.size, group.index, replicas)]
-        self._datasets: list[Iterable[Any]] = [dataset_fn(context) for context in contexts]
+        # Called here, not at the first iteration: an error in it shows where it was given.
+        self._datasets: list[Iterable[PyTree]] = [dataset_fn(context) for context in contexts]
 
     def __iter__(self) -> DistributedIterator:
         self._check()
         note_iteration(self)
         spec = functools.partial(getattr, self, "element_spec")
-        place: Callable[[Any], Any] = lambda placed: placed  # noqa: E731
+        place: Callable[[PyTree], PyTree] = lambda placed: placed  # noqa: E731
         return DistributedIterator(
             self._placed(), place, self._options, self._check, spec, again=self._placed
         )
 
-    def _placed(self) -> Iterator[Any]:
+    def _placed(self) -> Iterator[PyTree]:
         if self._group.size == 1:
             return per_replica_elements(self._in_turn(), self._mesh)
         return elements_of_workers(self._in_turn(), self._mesh, self._group)
 
-    def _in_turn(self) -> Iterator[Any]:
+    def _in_turn(self) -> Iterator[PyTree]:
         """The elements for this worker's replicas in turn, until all inputs have ended."""
         if len(self._datasets) == 1:
             yield from _batches(self._datasets[0])
@@ -348,6 +354,7 @@ class FunctionDataset(DistributedDataset):
     def cardinality(self) -> int:
         """The number of elements; unknown where other workers make some of them."""
         sizes = [_cardinality_of(dataset) for dataset in self._datasets]
+        # Another worker's input may be longer, and only reading it would show that.
         if self._group.size > 1 or UNKNOWN in sizes:
             return UNKNOWN
         if INFINITE in sizes:
@@ -355,7 +362,7 @@ class FunctionDataset(DistributedDataset):
         return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._mesh.num_replicas)
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> PyTree:
         """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
         spec = jax.tree.map(on_devices, _spec_of(self._datasets[0]))
         if self._mesh.num_replicas == 1:
@@ -363,16 +370,16 @@ class FunctionDataset(DistributedDataset):
         return jax.tree.map(lambda leaf: PerReplica([leaf] * len(self._mesh.local_replicas)), spec)
 
     @property
-    def host_batches(self) -> Any:
+    def host_batches(self) -> UserValue:
         """What Keras' `fit` takes: the rows of all replicas' elements as one batch."""
         return Dataset.from_generator(self._global_batches)
 
-    def _global_batches(self) -> Iterator[Any]:
+    def _global_batches(self) -> Iterator[PyTree]:
         own = joined_rows(self._in_turn(), len(self._mesh.local_replicas))
         return own if self._group.size == 1 else joined_batches(own, self._group)
 
 
-def joined_rows(iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
+def joined_rows(iterator: Iterator[PyTree], replicas: int) -> Iterator[PyTree]:
     """Yield global batches of `replicas` successive elements each.
 
     Args:
@@ -387,12 +394,12 @@ def joined_rows(iterator: Iterator[Any], replicas: int) -> Iterator[Any]:
         yield _tuples(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
 
-def _tuples(batch: Any) -> Any:
-    """A batch in the form of an element: lists are structure in a batch, and arrays in an element."""
+def _tuples(batch: PyTree) -> PyTree:
+    """Return a batch in the form of an element: lists are structure in a batch, and arrays in an element."""
     return tuple(batch) if isinstance(batch, list) else batch
 
 
-def _cardinality_of(dataset: Any) -> int:
+def _cardinality_of(dataset: UserValue) -> int:
     if isinstance(dataset, Dataset):
         return dataset.cardinality()
     try:
@@ -401,8 +408,8 @@ def _cardinality_of(dataset: Any) -> int:
         return UNKNOWN
 
 
-def _spec_of(dataset: Any) -> Any:
-    """The specification of a source's batches: its own, or that of the first, with any number of rows."""
+def _spec_of(dataset: UserValue) -> PyTree:
+    """Return the specification of a source's batches: its own, or the first one's with any number of rows."""
     if hasattr(dataset, "element_spec"):
         return jax.tree.map(as_spec, dataset.element_spec)
     if isinstance(dataset, Iterator):
@@ -419,13 +426,14 @@ def _spec_of(dataset: Any) -> Any:
     return jax.tree.map(_first_spec, first)
 
 
-def _first_spec(leaf: Any) -> TensorSpec:
+def _first_spec(leaf: UserValue) -> TensorSpec:
     array = np.asarray(as_array(leaf))
     shape = (None, *array.shape[1:]) if array.ndim else ()
     return TensorSpec(shape, array.dtype)
 
 
-def _check_iterable(dataset: Any) -> None:
+def _check_iterable(dataset: UserValue) -> None:
+    # A list of arrays is a list of batches, a tuple of them is `(x, y)`.
     is_arrays = isinstance(dataset, tuple) and all(hasattr(x, "shape") for x in dataset)
     if isinstance(dataset, dict) or hasattr(dataset, "shape") or is_arrays:
         raise InvalidTypeError(
@@ -440,8 +448,9 @@ def _check_iterable(dataset: Any) -> None:
         )
 
 
-def _batches(dataset: Any) -> Iterator[Any]:
-    """The host batches of any source."""
+def _batches(dataset: UserValue) -> Iterator[PyTree]:
+    """Return the host batches of any source."""
+    # Before `__iter__`, which gives tensors of TensorFlow.
     if hasattr(dataset, "as_numpy_iterator"):
         return iter(dataset.as_numpy_iterator())
     if hasattr(dataset, "num_batches") and hasattr(dataset, "__getitem__"):
@@ -451,8 +460,8 @@ def _batches(dataset: Any) -> Iterator[Any]:
     return iter(dataset)
 
 
-def _py_dataset(dataset: Any) -> Iterator[Any]:
-    """The batches of a `keras.utils.PyDataset`, and the call that it expects at the end."""
+def _py_dataset(dataset: keras.utils.PyDataset) -> Iterator[PyTree]:
+    """Yield the batches of a `keras.utils.PyDataset`, and call its `on_epoch_end`, as Keras does."""
     for i in range(dataset.num_batches):
         yield dataset[i]
     dataset.on_epoch_end()

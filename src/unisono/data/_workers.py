@@ -14,13 +14,14 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
+from unisono._types import PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.data._batches import ENDED, as_array, check_values
 from unisono.data._dataset import Dataset
@@ -58,10 +59,10 @@ class WorkerGroup(Protocol):
 
 
 def elements_of_workers(
-    iterator: Iterator[Any],
+    iterator: Iterator[PyTree],
     mesh: ReplicaMesh,
     group: WorkerGroup,
-) -> Iterator[Any]:
+) -> Iterator[PyTree]:
     """Yield per-replica batches until no worker has an element left.
 
     Args:
@@ -73,13 +74,14 @@ def elements_of_workers(
         Structures of `PerReplica`; replicas without an element have arrays without rows.
     """
     here = len(mesh.local_replicas)
-    structure: Any = None
+    structure: jax.tree_util.PyTreeDef | None = None
     while True:
         row = list(itertools.islice(iterator, here))
         row = [e if e is ENDED else _as_arrays(e) for e in row] + [ENDED] * (here - len(row))
         present = [e for e in row if e is not ENDED]
         if present:
             structure = jax.tree.structure(present[0])
+        # Shapes alone are compared: rows are sent only where they differ.
         if group.are_alike(json.dumps([_shapes(e) for e in row]).encode()):
             if not present:
                 return
@@ -89,17 +91,17 @@ def elements_of_workers(
         yield _ragged(row, structure, group.gather)
 
 
-def _as_arrays(element: Any) -> Any:
+def _as_arrays(element: PyTree) -> PyTree:
     arrays = jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), element)
     check_values(arrays)
     return arrays
 
 
-def _shapes(element: Any) -> Any:
+def _shapes(element: PyTree) -> list[tuple[tuple[int, ...], str]] | None:
     return None if element is ENDED else [(x.shape, str(x.dtype)) for x in jax.tree.leaves(element)]
 
 
-def values_of_workers(values: Sequence[Any], mesh: ReplicaMesh, group: WorkerGroup) -> Any:
+def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: WorkerGroup) -> PyTree:
     """Return a per-replica value of what each worker has for its own replicas.
 
     Args:
@@ -113,11 +115,9 @@ def values_of_workers(values: Sequence[Any], mesh: ReplicaMesh, group: WorkerGro
     """
     if group.size == 1:
         return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
-    structure: Any = jax.tree.structure(values[0])
+    structure = jax.tree.structure(values[0])
     own = [[_sendable(leaf) for leaf in jax.tree.leaves(value)] for value in values]
-    every = [
-        leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None
-    ]
+    every = _gathered(own, group)
     if len({len(leaves) for leaves in (*own, *every)}) > 1:
         raise InvalidArgumentError(
             "The values of all replicas must have one structure. Received: values with "
@@ -134,7 +134,7 @@ def values_of_workers(values: Sequence[Any], mesh: ReplicaMesh, group: WorkerGro
     return jax.tree.unflatten(structure, columns)
 
 
-def _sendable(value: Any) -> np.ndarray:
+def _sendable(value: UserValue) -> np.ndarray:
     array = np.asarray(as_array(value))
     if array.dtype.kind not in "biufcSUV":
         raise InvalidTypeError(
@@ -143,6 +143,7 @@ def _sendable(value: Any) -> np.ndarray:
         )
     if array.dtype.kind not in "SU":
         check_values(array)
+        # What JAX does where it places an array: the type must not depend on whether shapes are equal.
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
     return array
 
@@ -164,6 +165,7 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
+        # Seeds that each worker drew would give each another order, and rows twice or never.
         seeds = shuffle_seeds(dataset, drawn=True)
         seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
         return with_common_seed(dataset, int(seed))
@@ -196,22 +198,21 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
     return spec if not spec.shape else TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
-def joined_batches(batches: Iterable[Any], group: WorkerGroup) -> Iterator[Any]:
+def joined_batches(batches: Iterable[PyTree], group: WorkerGroup) -> Iterator[PyTree]:
     """Yield the rows of all workers' next batches, until none has one.
 
     Args:
         batches: this worker's: structures of arrays.
         group: all workers.
     """
-    structure: Any = None
+    structure: jax.tree_util.PyTreeDef | None = None
+    # A worker at its end sends empty messages until all have ended: the others would wait for it.
     for_ever = itertools.chain(batches, itertools.repeat(None))
     for batch in for_ever:
         if batch is not None:
             structure = jax.tree.structure(batch)
         own = [] if batch is None else [jax.tree.leaves(batch)]
-        parts = [
-            leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None
-        ]
+        parts = _gathered(own, group)
         if not parts:
             return
         if structure is None:
@@ -223,20 +224,27 @@ def joined_batches(batches: Iterable[Any], group: WorkerGroup) -> Iterator[Any]:
         yield jax.tree.unflatten(structure, columns)
 
 
-def _equal_shapes(row: list[Any]) -> bool:
+def _equal_shapes(row: list[PyTree]) -> bool:
     first = [x.shape for x in jax.tree.leaves(row[0])]
     return all([x.shape for x in jax.tree.leaves(e)] == first for e in row)
 
 
-def _global(leaves: tuple[Any, ...], mesh: ReplicaMesh) -> PerReplica:
-    """One array of all replicas from this worker's parts."""
+def _global(leaves: Sequence[np.ndarray], mesh: ReplicaMesh) -> PerReplica:
+    """Return one array of all replicas from this worker's parts."""
     shape = (mesh.num_replicas, *leaves[0].shape)
     parts = [jax.device_put(x[None], d) for x, d in zip(leaves, mesh.local_devices, strict=True)]
     return PerReplica.from_stacked(jax.make_array_from_single_device_arrays(shape, mesh.sharded, parts))
 
 
-def _ragged(row: list[Any], structure: Any, gather: Callable[[bytes], list[bytes]]) -> Any:
-    """Replicas of unequal size: every worker gets the rows of all, for they are traced in turn."""
+def _ragged(
+    row: list[PyTree],
+    structure: jax.tree_util.PyTreeDef | None,
+    gather: Callable[[bytes], list[bytes]],
+) -> PyTree:
+    """Return a batch of replicas of unequal size, on every worker with the rows of all.
+
+    Such replicas are traced in turn in one program, which needs them all.
+    """
     own = [None if e is ENDED else jax.tree.leaves(e) for e in row]
     every = [element for data in gather(_packed(own)) for element in _unpacked(data)]
     example = next(e for e in every if e is not None)
@@ -251,7 +259,8 @@ def _ragged(row: list[Any], structure: Any, gather: Callable[[bytes], list[bytes
 
 
 def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
-    """Elements as bytes; None for one that is missing at its place."""
+    """Return elements as bytes; None stands for one that is missing at its place."""
+    # Not pickle, which runs code: the bytes go to other processes.
     buffer = io.BytesIO()
     arrays = {f"{i}_{j}": x for i, leaves in enumerate(elements) for j, x in enumerate(leaves or ())}
     present = np.array([leaves is not None for leaves in elements], bool)
@@ -268,5 +277,6 @@ def _unpacked(data: bytes) -> Iterator[list[np.ndarray] | None]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         for i, is_present in enumerate(arrays["present"].tolist()):
             names = [n for n in arrays.files if n.startswith(f"{i}_")]
+            # By number: as text, the tenth would precede the second.
             ordered = sorted(names, key=lambda n: int(n.split("_")[1]))
             yield [arrays[n] for n in ordered] if is_present else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -34,6 +33,7 @@ class CentralStorageStrategy(ReplicatedStrategy):
         devices = resolve_devices(compute_devices)
         super().__init__(ReplicaMesh(devices))
         self._ops = CrossDeviceOps()
+        # As tf.distribute does: of one device the state is there, of several the host has it.
         if parameter_device is None:
             parameter_device = devices[0] if len(devices) == 1 else "cpu:0"
         if parameter_device == "host":
@@ -53,6 +53,6 @@ class CentralStorageStrategy(ReplicatedStrategy):
     runs_ahead = False
 
     @property
-    def parameter_devices(self) -> tuple[Any, ...]:
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The device on which variables live."""
         return self._parameter_devices

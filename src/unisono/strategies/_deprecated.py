@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
+from unisono._types import PyTree, UserValue
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 from unisono.data._iterator import DistributedIterator
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
 from unisono.strategies._extended import StrategyExtended
+from unisono.strategies._options import RunOptions
+
+T = TypeVar("T")
 
 
 class DeprecatedMethods(abc.ABC):
@@ -29,21 +34,25 @@ class DeprecatedMethods(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, fn: Callable[..., UserValue], args: Any = (), kwargs: Any = None, options: Any = None
-    ) -> Any:
+        self,
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] = (),
+        kwargs: Mapping[str, UserValue] | None = None,
+        options: RunOptions | None = None,
+    ) -> UserValue:
         """Call `fn` once per replica."""
 
     @abc.abstractmethod
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Make the input from a function."""
 
     @abc.abstractmethod
-    def _split(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
         """Split global batches over the replicas."""
 
-    def group(self, value: Any, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
+    def group(self, value: UserValue, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
         """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
 
         Args:
@@ -51,7 +60,9 @@ class DeprecatedMethods(abc.ABC):
             name: accepted for tf.distribute's signature.
         """
 
-    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
+    def colocate_vars_with(
+        self, colocate_with_variable: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
         """Return a block in which variables lie beside another; see `extended.colocate_vars_with`.
 
         Args:
@@ -61,8 +72,8 @@ class DeprecatedMethods(abc.ABC):
 
     def configure(
         self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
+        session_config: UserValue = None,
+        cluster_spec: UserValue = None,
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
@@ -84,7 +95,7 @@ class DeprecatedMethods(abc.ABC):
                 "`MultiWorkerMirroredStrategy(SimpleClusterResolver(cluster_spec, task_type=…, task_id=…))`."
             )
 
-    def update_config_proto(self, config_proto: Any) -> Any:
+    def update_config_proto(self, config_proto: T) -> T:
         """Return the argument: there are no sessions to configure.
 
         Args:
@@ -92,7 +103,7 @@ class DeprecatedMethods(abc.ABC):
         """
         return config_proto
 
-    def make_dataset_iterator(self, dataset: Any) -> DistributedIterator:
+    def make_dataset_iterator(self, dataset: UserValue) -> DistributedIterator:
         """Return an iterator over global batches split over the replicas, as older programs write it.
 
         Args:
@@ -103,7 +114,7 @@ class DeprecatedMethods(abc.ABC):
 
     def make_input_fn_iterator(
         self,
-        input_fn: Callable[[InputContext], Any],
+        input_fn: Callable[[InputContext], UserValue],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> DistributedIterator:
         """Return an iterator over the input of a function, as older programs write it.
@@ -115,7 +126,7 @@ class DeprecatedMethods(abc.ABC):
         options = InputOptions(experimental_replication_mode=replication_mode)
         return iter(self.distribute_datasets_from_function(input_fn, options))
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+    def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: UserValue = None) -> Dataset:
         """Return a `unisono.data.Dataset` of the rows of arrays: batch and distribute it.
 
         Args:
@@ -125,7 +136,9 @@ class DeprecatedMethods(abc.ABC):
         del session
         return Dataset.from_tensor_slices(numpy_input)
 
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+    def experimental_run(
+        self, fn: Callable[..., UserValue], input_iterator: Iterator[PyTree] | None = None
+    ) -> UserValue:
         """Call `fn` once per replica with the next batch of an iterator, as older programs write it.
 
         Args:
@@ -138,5 +151,6 @@ class DeprecatedMethods(abc.ABC):
         """
         if input_iterator is None:
             return self.run(fn)
+        # A distributed iterator's `get_next` ends with tf.distribute's error, which older programs catch.
         following = getattr(input_iterator, "get_next", input_iterator.__next__)
         return self.run(fn, args=(following(),))

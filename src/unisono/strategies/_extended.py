@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,16 @@ import numpy as np
 
 from unisono._context import Context, creator_of, entered
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono._types import ArrayLike
+from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
-from unisono.collectives._cross_device import check_destinations
+from unisono.collectives._cross_device import CommunicationOptions, Destinations, check_destinations
 from unisono.strategies._steps import MultiStepContext, run_steps
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+T = TypeVar("T")
 
 
 class StrategyExtended:
@@ -30,28 +35,28 @@ class StrategyExtended:
 
     experimental_require_static_shapes = False
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
     @property
-    def worker_devices(self) -> tuple[Any, ...]:
+    def worker_devices(self) -> tuple[jax.Device, ...]:
         """The devices that compute."""
-        return tuple(self._strategy.worker_devices)
+        return self._strategy.worker_devices
 
     @property
-    def parameter_devices(self) -> tuple[Any, ...]:
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices on which variables live."""
-        return tuple(self._strategy.parameter_devices)
+        return self._strategy.parameter_devices
 
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints: of several workers the chief does."""
-        return bool(self._strategy.is_chief)
+        return self._strategy.is_chief
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries: of several workers the chief does."""
-        return bool(self._strategy.is_chief)
+        return self._strategy.is_chief
 
     @property
     def experimental_should_init(self) -> bool:
@@ -61,14 +66,14 @@ class StrategyExtended:
     @property
     def experimental_between_graph(self) -> bool:
         """Whether each worker runs the program by itself."""
-        return bool(self._strategy.process_group.size > 1)
+        return self._strategy.process_group.size > 1
 
-    def variable_created_in_scope(self, variable: Any) -> bool:
+    def variable_created_in_scope(self, variable: keras.Variable) -> bool:
         """Return whether `variable` was created in this strategy's scope."""
         return creator_of(variable) is self._strategy
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, variable: Any) -> Iterator[None]:
+    def colocate_vars_with(self, variable: keras.Variable) -> Iterator[None]:
         """Accepted for tf.distribute's signature: variables of a strategy lie together anyway.
 
         Raises:
@@ -81,7 +86,13 @@ class StrategyExtended:
             )
         yield
 
-    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: Any = None) -> Any:
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        destinations: Destinations,
+        options: CommunicationOptions | None = None,
+    ) -> PyTree:
         """Reduce element by element; the result is on all devices, so on `destinations` too.
 
         Args:
@@ -95,6 +106,7 @@ class StrategyExtended:
         """
         check_destinations(destinations)
         group = self._strategy.process_group
+        # `reduce` takes a plain array for the same on all replicas; here each worker has its own.
         if group.size > 1 and not isinstance(value, DistributedValues):
             return _reduce_over_workers(ReduceOp.parse(reduce_op), value, group)
         return self._strategy.reduce(reduce_op, value, axis=None)
@@ -102,20 +114,20 @@ class StrategyExtended:
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
-        options: Any = None,
-    ) -> list[Any]:
+        value_destination_pairs: Sequence[tuple[PyTree, Destinations]],
+        options: CommunicationOptions | None = None,
+    ) -> list[PyTree]:
         """`reduce_to` for each pair of a value and its destination."""
         return [self.reduce_to(reduce_op, value, where) for value, where in value_destination_pairs]
 
     def update(
         self,
-        variable: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        variable: keras.Variable,
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] = (),
+        kwargs: Mapping[str, UserValue] | None = None,
         group: bool = True,
-    ) -> Any:
+    ) -> UserValue:
         """Call `fn(variable, *args)` in update context; all copies get the same update.
 
         Args:
@@ -133,9 +145,10 @@ class StrategyExtended:
         own, own_kwargs = _of_first(args, kwargs)
         with entered(Context(self._strategy, is_update=True)):
             result = fn(variable, *own, **own_kwargs)
+        # The copies of a variable get one update: there is one result.
         return result if group else (result,) * len(self.worker_devices)
 
-    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+    def broadcast_to(self, tensor: ArrayLike, destinations: Destinations = None) -> ArrayLike:
         """Return a value that is the same on all replicas; Python numbers as they are.
 
         Args:
@@ -147,13 +160,14 @@ class StrategyExtended:
         strategy = self._strategy.replicated
         if strategy is None:
             raise self._strategy.unsupported("extended.broadcast_to")
-        made = strategy.cross_device_ops.broadcast(tensor, destinations)
+        made: ArrayLike = strategy.cross_device_ops.broadcast(tensor, destinations)
         if not isinstance(made, Mirrored):
             return made
         mesh = strategy.mesh
+        # A copy on each device: a replica that reads it later needs no transfer.
         return Mirrored(mesh.local(mesh.put(made.value, mesh.replicated)))
 
-    def read_var(self, variable: Any) -> Any:
+    def read_var(self, variable: keras.Variable) -> ArrayLike:
         """Return a variable's value; of an ON_READ variable, its copies aggregated.
 
         Args:
@@ -161,7 +175,7 @@ class StrategyExtended:
         """
         return variable.value
 
-    def non_slot_devices(self, var_list: Any) -> tuple[Any, ...]:
+    def non_slot_devices(self, var_list: UserValue) -> tuple[jax.Device, ...]:
         """Return the devices for state that belongs to no variable.
 
         Args:
@@ -171,12 +185,12 @@ class StrategyExtended:
 
     def update_non_slot(
         self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        colocate_with: Iterable[jax.Device],
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] = (),
+        kwargs: Mapping[str, UserValue] | None = None,
         group: bool = True,
-    ) -> Any:
+    ) -> UserValue:
         """Call `fn(*args)` once in update context: state that belongs to no variable is one here.
 
         Args:
@@ -192,8 +206,11 @@ class StrategyExtended:
         return result if group else (result,) * len(tuple(colocate_with))
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] = (),
+        kwargs: Mapping[str, UserValue] | None = None,
+    ) -> UserValue:
         """Call `fn` once per replica: the old name of `strategy.run`.
 
         Args:
@@ -205,10 +222,10 @@ class StrategyExtended:
 
     def experimental_run_steps_on_iterator(
         self,
-        fn: Callable[[MultiStepContext, Any], Any],
-        iterator: Any,
+        fn: Callable[[MultiStepContext, PyTree], UserValue],
+        iterator: Iterator[PyTree],
         iterations: int = 1,
-        initial_loop_values: dict[str, Any] | None = None,
+        initial_loop_values: dict[str, PyTree] | None = None,
     ) -> MultiStepContext:
         """Call `fn(context, batch)` for each of the next batches.
 
@@ -224,7 +241,7 @@ class StrategyExtended:
         """
         return run_steps(self._strategy, fn, iterator, iterations, initial_loop_values)
 
-    def value_container(self, component: Any) -> Any:
+    def value_container(self, component: T) -> T:
         """Return the variable that holds `component`; here they are one object."""
         return component
 
@@ -237,6 +254,7 @@ def _reduce_over_workers(op: ReduceOp, value: ArrayLike, group: ProcessGroup) ->
     """
     own = np.asarray(value)
     head = json.dumps([own.dtype.str, own.shape]).encode()
+    # Type and shape travel with the numbers: one message, and the error is the same on all workers.
     parts = [data.split(b"\n", 1) for data in group.gather(head + b"\n" + own.tobytes())]
     if len({head for head, _ in parts}) > 1:
         raise ClusterError(
@@ -247,7 +265,9 @@ def _reduce_over_workers(op: ReduceOp, value: ArrayLike, group: ProcessGroup) ->
     return jnp.asarray(every.sum(0) if op is ReduceOp.SUM else every.mean(0))
 
 
-def _of_first(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments, of a `PerReplica` the first replica's."""
+def _of_first(
+    args: Sequence[UserValue], kwargs: Mapping[str, UserValue] | None
+) -> tuple[list[UserValue], dict[str, UserValue]]:
+    """Return the arguments, of a `PerReplica` the first replica's."""
     own = [a.values[0] if isinstance(a, PerReplica) else a for a in args]
     return own, {k: a.values[0] if isinstance(a, PerReplica) else a for k, a in (kwargs or {}).items()}

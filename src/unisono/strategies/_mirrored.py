@@ -24,7 +24,7 @@ class MirroredStrategy(ReplicatedStrategy):
             order. None takes all accelerators, or all CPU devices where there are none. CPU
             devices that do not exist are created when JAX has not started yet.
         cross_device_ops: how an all-reduce is done; XLA's own by default.
-        num_gpus: take the first so many devices.
+        num_gpus: how many devices to take, of the first ones.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
             optimizer's variables, which then take 1/n of the memory on each of n devices.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
-from unisono._context import register_default_strategy
+from unisono._context import check_same_strategy, register_default_strategy
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._types import UserValue
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.data._sharding import InputOptions
 from unisono.strategies._replicated import ReplicatedStrategy
 
 
@@ -47,27 +48,26 @@ class DefaultStrategy(OneDeviceStrategy):
         super().__init__(resolve_devices(None)[0])
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Any]:
+    def scope(self) -> Iterator[DefaultStrategy]:
         """Stay in the default context.
 
         Raises:
             ContextError: inside the scope of another strategy.
         """
-        from unisono._context import check_same_strategy
-
         check_same_strategy(self)
         yield self
 
-    def distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def distribute_dataset(self, dataset: UserValue, options: InputOptions | None = None) -> UserValue:
         """Return the dataset as it is."""
         return dataset
 
+    # The base's alias would call the base's method.
     experimental_distribute_dataset = distribute_dataset
 
 
 @functools.cache
 def default_strategy() -> DefaultStrategy:
-    """The one default strategy."""
+    """Return the one default strategy, which is created where it is first asked for."""
     return DefaultStrategy()
 
 

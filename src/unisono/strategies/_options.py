@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from unisono._errors import InvalidTypeError
+from unisono._types import UserValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +23,10 @@ class RunOptions:
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
+    experimental_xla_options: UserValue = None
 
 
-def check_run_options(options: Any) -> None:
+def check_run_options(options: UserValue) -> None:
     """Raise for options of another kind.
 
     Raises:

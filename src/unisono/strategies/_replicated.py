@@ -34,8 +34,8 @@ from unisono.training.trainer._trainer_step import TrainerTask
 class ReplicatedStrategy(Strategy):
     """A strategy whose steps are compiled for a mesh of devices, with a replica on each.
 
-    It says which devices compute, where the state lies between steps (`state_layout`), and how values of
-    replicas are reduced (`cross_device_ops`); what a step *is*, is the same for all of them.
+    A subclass decides which devices compute, where the state lies between steps (`state_layout`), and how
+    values of replicas are reduced (`cross_device_ops`); what a step *is*, is the same for all of them.
 
     Args:
         mesh: the devices that compute, in replica order.

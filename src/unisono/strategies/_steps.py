@@ -1,16 +1,20 @@
-"""`MultiStepContext`: what steps of `experimental_run_steps_on_iterator` leave behind.
+"""`MultiStepContext`: the outputs of the steps of `experimental_run_steps_on_iterator`.
 
 Tests: tests/virtual/strategies/test_extended.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from unisono._context import current
 from unisono._errors import ContextError, InvalidArgumentError
+from unisono._types import PyTree, UserValue
 from unisono._values import ReduceOp
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
 
 
 class MultiStepContext:
@@ -23,28 +27,30 @@ class MultiStepContext:
     #: tf.distribute's operation to run in a graph; the steps are done.
     run_op = None
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._outputs: dict[str, Any] = {}
-        self._others: dict[str, Any] = {}
+        self._outputs: dict[str, PyTree] = {}
+        self._others: dict[str, UserValue] = {}
 
     @property
-    def last_step_outputs(self) -> dict[str, Any]:
+    def last_step_outputs(self) -> dict[str, PyTree]:
         """The last step's outputs by name; reduced where a `reduce_op` was given."""
         return self._outputs
 
     @property
-    def non_tensor_outputs(self) -> dict[str, Any]:
+    def non_tensor_outputs(self) -> dict[str, UserValue]:
         """Other objects by name."""
         return self._others
 
-    def set_last_step_output(self, name: str, output: Any, reduce_op: ReduceOp | str | None = None) -> None:
+    def set_last_step_output(
+        self, name: str, output: PyTree, reduce_op: ReduceOp | str | None = None
+    ) -> None:
         """Keep an output of a step; that of the last step stays.
 
         Args:
-            name: by which it is found.
+            name: the key of `last_step_outputs` or `non_tensor_outputs`.
             output: what `strategy.run` returned, or any array.
-            reduce_op: combine the replicas' values so; None keeps them apart.
+            reduce_op: how to combine the replicas' values; None keeps them apart.
 
         Raises:
             ContextError: inside a replica, whose values exist while it is compiled only.
@@ -54,11 +60,11 @@ class MultiStepContext:
             output if reduce_op is None else self._strategy.reduce(reduce_op, output, axis=None)
         )
 
-    def set_non_tensor_output(self, name: str, output: Any) -> None:
+    def set_non_tensor_output(self, name: str, output: UserValue) -> None:
         """Keep another object.
 
         Args:
-            name: by which it is found.
+            name: the key of `last_step_outputs` or `non_tensor_outputs`.
             output: anything.
 
         Raises:
@@ -78,7 +84,11 @@ class MultiStepContext:
 
 
 def run_steps(
-    strategy: Any, fn: Callable[[MultiStepContext, Any], Any], iterator: Any, iterations: int, start: Any
+    strategy: Strategy,
+    fn: Callable[[MultiStepContext, PyTree], UserValue],
+    iterator: Iterator[PyTree],
+    iterations: int,
+    start: UserValue,
 ) -> MultiStepContext:
     """Call `fn(context, batch)` for the next batches of an iterator.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
@@ -11,6 +11,8 @@ from unisono.cluster_resolver._tpu import TPUClusterResolver
 from unisono.cluster_resolver._tpu_topology import DeviceAssignment
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._replicated import ReplicatedStrategy
+
+T = TypeVar("T")
 
 
 class TPUStrategy(ReplicatedStrategy):
@@ -44,6 +46,7 @@ class TPUStrategy(ReplicatedStrategy):
         assigned = experimental_device_assignment
         super().__init__(ReplicaMesh(tuple(assigned.devices if assigned else self._resolver.devices)))
         self._ops = CrossDeviceOps()
+        # tf.distribute's TPU strategy has it set, and programs that pad their batches read it.
         self.extended.experimental_require_static_shapes = True
 
     @property
@@ -52,11 +55,11 @@ class TPUStrategy(ReplicatedStrategy):
         return self._ops
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> TPUClusterResolver:
         """The resolver given to the constructor."""
         return self._resolver
 
-    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+    def experimental_assign_to_logical_device(self, tensor: T, logical_device_id: int) -> T:
         """Return the tensor: a replica has one logical device, number 0.
 
         Args:
@@ -70,7 +73,7 @@ class TPUStrategy(ReplicatedStrategy):
             raise _one_core(f"logical_device_id={logical_device_id}", "Write 0.")
         return tensor
 
-    def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+    def experimental_split_to_logical_devices(self, tensor: T, partition_dimensions: Sequence[int]) -> T:
         """Return the tensor: a replica has one logical device.
 
         Args:
@@ -85,7 +88,7 @@ class TPUStrategy(ReplicatedStrategy):
             raise _one_core(f"partition_dimensions={list(partition_dimensions)}", f"Write {[1] * rank}.")
         return tensor
 
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+    def experimental_replicate_to_logical_devices(self, tensor: T) -> T:
         """Return the tensor: it is on the replica's one logical device.
 
         Args:
@@ -100,7 +103,7 @@ def _one_core(received: str, instead: str) -> InvalidArgumentError:
     )
 
 
-def _check_type(name: str, value: Any, kind: type) -> None:
+def _check_type(name: str, value: object, kind: type) -> None:
     if value is not None and not isinstance(value, kind):
         raise InvalidTypeError(
             f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out for all cores "

@@ -95,11 +95,11 @@ def test_checks_start_after_fixed_steps_and_are_read_where_the_next_one_starts(m
         return ["kernel"], [bad if steps >= 24 else good]
 
     for steps in range(1, 32):
-        check.stepped(steps, state)
+        check.note_steps(steps, state)
     assert seen == [1, 2, 4, 8, 16, 24]
     steps = 32
     with pytest.raises(ClusterError, match="after about 24 steps, variable 'kernel'"):
-        check.stepped(steps, state)
+        check.note_steps(steps, state)
 
 
 def test_arrays_that_lie_on_one_device(mesh):
@@ -108,4 +108,4 @@ def test_arrays_that_lie_on_one_device(mesh):
 
 
 def test_nothing_to_compare(mesh):
-    StateCheck(mesh, InFlight()).stepped(1, lambda: ([], []))
+    StateCheck(mesh, InFlight()).note_steps(1, lambda: ([], []))

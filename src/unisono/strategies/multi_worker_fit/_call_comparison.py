@@ -6,12 +6,12 @@ Tests: tests/virtual/strategies/test_call_description.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import keras
 
+from unisono._types import UserValue
 from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.step._keras_internals import compile_arguments
@@ -38,7 +38,7 @@ _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
 
-def facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def facts_of(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str, str]:
     """Return what must be equal on all workers, by name.
 
     Args:
@@ -63,11 +63,11 @@ def facts_of(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
     }
     given = flat_callbacks(arguments.get("callbacks"))
-    facts["callbacks"] = "\n".join(_told(c) for c in given if _decides(c))
+    facts["callbacks"] = "\n".join(_text_of(c) for c in given if _decides(c))
     return facts
 
 
-def other_callbacks(callbacks: Sequence[Any]) -> list[str]:
+def other_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
     """Return the names of callbacks that may be on the chief alone, which decides for all.
 
     Args:
@@ -80,7 +80,7 @@ def other_callbacks(callbacks: Sequence[Any]) -> list[str]:
 
 
 def are_within(callbacks: Sequence[Sequence[str]]) -> bool:
-    """Whether the chief has all callbacks that others have.
+    """Return whether the chief has all callbacks that others have.
 
     Args:
         callbacks: `other_callbacks` of each worker, the chief first.
@@ -91,8 +91,8 @@ def are_within(callbacks: Sequence[Sequence[str]]) -> bool:
     return all(Counter(c) <= Counter(callbacks[0]) for c in callbacks)
 
 
-def _decides(callback: Any) -> bool:
-    """Whether a callback changes on each worker what is trained, or meets the others."""
+def _decides(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback changes on each worker what is trained, or waits for the other workers."""
     if isinstance(callback, FitExtension):
         return True
     is_keras_own = type(callback).__module__.partition(".")[0] == "keras"
@@ -101,17 +101,17 @@ def _decides(callback: Any) -> bool:
     )
 
 
-def _told(callback: Any) -> str:
+def _text_of(callback: keras.callbacks.Callback) -> str:
     common = callback.common if isinstance(callback, FitExtension) else ""
     return f"{type(callback).__name__} {common}".strip()
 
 
-def _precision(model: Any) -> str:
+def _precision(model: keras.Model) -> str:
     return str(getattr(getattr(model, "dtype_policy", None), "name", None))
 
 
-def size_of(data: Any) -> str:
-    """Return the type of some input, and the shapes or the number of batches where they are known before.
+def size_of(data: UserValue) -> str:
+    """Return the type of some input, and what is known before the first batch: shapes, or how many.
 
     Args:
         data: of `fit`, `evaluate` or `predict`.
@@ -120,10 +120,10 @@ def size_of(data: Any) -> str:
     return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
 
 
-def _size_of_leaf(leaf: Any) -> str:
+def _size_of_leaf(leaf: UserValue) -> str:
     if hasattr(leaf, "shape"):
         return str(tuple(leaf.shape))
     try:
         return f"{leaf.num_batches if hasattr(leaf, 'num_batches') else len(leaf)} batches"
-    except (TypeError, NotImplementedError):  # what generators and the like say
+    except (TypeError, NotImplementedError):  # from generators and the like
         return "of unknown size"

@@ -16,14 +16,18 @@ import inspect
 import marshal
 import re
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import jax
 import keras
 import numpy as np
 
+from unisono._types import Json, UserValue
 from unisono.step._keras_internals import all_layers, function_arguments
+
+#: Describes a value that is a part of another one.
+Describe: TypeAlias = Callable[[UserValue], str]
 
 #: Entries of configurations that may differ: initial values and the state of generators are the chief's.
 _LEFT_OUT = frozenset({"name", "seed", "registered_name", "build_config", "module", "shared_object_id"})
@@ -34,14 +38,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 #: How the code of a function without keyword-only arguments begins, as `keras.layers.Lambda` encodes it.
 _CODE = ("4wAAAAAA", "4wEAAAAA", "4wIAAAAA", "4wMAAAAA", "4wQAAAAA")
 
-#: Deeper structures are told by their class.
+#: Deeper structures are described by their class: a configuration may hold a whole model, or itself.
 _DEPTH = 12
 
 #: Characters of a text, such as a vocabulary, of which the rest is hashed.
 _CHARACTERS = 2000
 
 
-def layers_of(model: Any) -> str:
+def layers_of(model: keras.Model) -> str:
     """Return a line for each layer of a model, and for each connection of a functional one.
 
     Args:
@@ -56,19 +60,19 @@ def layers_of(model: Any) -> str:
     return "\n".join(lines)
 
 
-def _connections(model: Any) -> list[str]:
-    """How the layers of a functional model are connected, by their numbers."""
+def _connections(model: keras.Model) -> list[str]:
+    """Return how the layers of a functional model are connected, by their numbers."""
     if not hasattr(model, "operations") or isinstance(model, keras.Sequential):
         return []
     try:
         layers = model.get_config()["layers"]
         numbers = {layer["name"]: i for i, layer in enumerate(layers)}
         return [f"{i} from {described(x['inbound_nodes'], numbers)}" for i, x in enumerate(layers)]
-    except Exception:  # a user's `get_config` may do anything, and need not do anything
+    except Exception:  # a user's `get_config` may raise anything
         return []
 
 
-def optimizer_of(optimizer: Any) -> str:
+def optimizer_of(optimizer: keras.Optimizer | None) -> str:
     """Return the class of an optimizer and its arguments, without a learning rate that it may change.
 
     Args:
@@ -83,7 +87,7 @@ def optimizer_of(optimizer: Any) -> str:
     )
 
 
-def _without_rate(config: Any) -> Any:
+def _without_rate(config: Json) -> Json:
     if not isinstance(config, Mapping):
         return config
     # A schedule is an argument, and stays.
@@ -91,8 +95,8 @@ def _without_rate(config: Any) -> Any:
     return {k: _without_rate(v) for k, v in kept.items()}
 
 
-def described(value: Any, names: Mapping[str, int] | None = None, depth: int = _DEPTH) -> str:
-    """Return a text that is equal for values that do the same.
+def described(value: UserValue, names: Mapping[str, int] | None = None, depth: int = _DEPTH) -> str:
+    """Return a text that is equal for values that have the same effect.
 
     Args:
         value: any.
@@ -108,7 +112,7 @@ def described(value: Any, names: Mapping[str, int] | None = None, depth: int = _
     return f"{text[:_CHARACTERS]} … {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _described(value: Any, names: Mapping[str, int], depth: int) -> str:
+def _described(value: UserValue, names: Mapping[str, int], depth: int) -> str:
     if isinstance(value, enum.Enum):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, complex, bytes)):
@@ -137,7 +141,7 @@ def _described(value: Any, names: Mapping[str, int], depth: int) -> str:
 
 
 def _text(value: str) -> str:
-    """A text without addresses, and without folders where it is a path."""
+    """Return a text without addresses, and without folders where it is a path."""
     if value.startswith(_CODE):
         # Keras encodes lambdas together with the path of their file.
         with contextlib.suppress(ValueError, EOFError, TypeError):
@@ -146,27 +150,31 @@ def _text(value: str) -> str:
     return _ADDRESS.sub("", repr(value.replace("\\", "/").rpartition("/")[2]))
 
 
-def _dict(value: Mapping[Any, Any], inner: Any = None, names: Mapping[str, int] | None = None) -> str:
+def _dict(
+    value: Mapping[UserValue, UserValue],
+    inner: Describe | None = None,
+    names: Mapping[str, int] | None = None,
+) -> str:
     inner = inner or functools.partial(_described, names={}, depth=_DEPTH)
     keys = {k: f"#{names[k]}" if names and k in names else _ADDRESS.sub("", str(k)) for k in value}
     items = sorted((keys[k], inner(v)) for k, v in value.items() if k not in _LEFT_OUT)
     return f"{{{', '.join(f'{k}: {v}' for k, v in items)}}}"
 
 
-def _array(value: Any) -> str:
+def _array(value: np.ndarray | np.generic | jax.Array | keras.Variable) -> str:
     text = f"{tuple(value.shape)} {value.dtype}"
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.hasobject:
         return text
     return f"{text} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
 
 
-def _config_of(value: Any) -> Mapping[str, Any] | None:
-    """The configuration of Keras' objects and of users' that have one."""
+def _config_of(value: UserValue) -> Mapping[str, UserValue] | None:
+    """Return the configuration of Keras' objects and of users' that have one."""
     if not hasattr(value, "get_config"):
         return None
     try:
         config = value.get_config()
-    except Exception:  # a user's may do anything, and Keras' own refuses classes without one
+    except Exception:  # a user's may raise anything, and Keras' own rejects classes without one
         return None
     # Keras' own losses and metrics keep arguments of their function here, and out of the configuration.
     kwargs = function_arguments(value)
@@ -174,14 +182,14 @@ def _config_of(value: Any) -> Mapping[str, Any] | None:
     return config if isinstance(config, Mapping) else None
 
 
-def _class_of(value: Any) -> str:
-    """The name of a class, and for a user's the code of its methods."""
+def _class_of(value: object) -> str:
+    """Return the name of a class, and for a user's the code of its methods."""
     cls = value if isinstance(value, type) else type(value)
     functions = [f for c in cls.__mro__ if not _is_of_library(c) for f in _functions_of(c)]
     return f"{_qualname(value)} {_code_hash(functions)}" if functions else _qualname(value)
 
 
-def _qualname(value: Any) -> str:
+def _qualname(value: object) -> str:
     cls = value if isinstance(value, type) else type(value)
     return str(cls.__qualname__)
 
@@ -205,8 +213,8 @@ def _functions_of(cls: type) -> Iterator[types.CodeType]:
             yield function.__code__
 
 
-def _function(value: Any) -> types.FunctionType | None:
-    """The function in a method, a wrapper or itself."""
+def _function(value: UserValue) -> types.FunctionType | None:
+    """Return the function in a method, a wrapper or itself."""
     if isinstance(value, (staticmethod, classmethod, types.MethodType)):
         value = value.__func__
     if isinstance(value, property):
@@ -223,11 +231,12 @@ def _code_hash(codes: list[types.CodeType]) -> str:
     return state.hexdigest()[:16]
 
 
-def _code(constant: Any) -> str:
-    """A constant of a program, without the file and the lines of code."""
+def _code(constant: object) -> str:
+    """Return a constant of a program, without the file and the lines of code."""
     if isinstance(constant, types.CodeType):
         consts = ",".join(map(_code, constant.co_consts))
         return f"{constant.co_code.hex()} {constant.co_names} {constant.co_freevars} ({consts})"
     if isinstance(constant, frozenset):
+        # Each process hashes texts with a seed of its own, and orders a set of them by that.
         return str(sorted(map(repr, constant)))
     return f"({','.join(map(_code, constant))})" if isinstance(constant, tuple) else repr(constant)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import keras
 
+from unisono._types import Json, Logs
 from unisono.step._keras_internals import has_rate_variable, restored_epoch, set_restored_epoch
 from unisono.training._fit_extension import overrides
 
@@ -28,8 +28,8 @@ _CHIEF_ONLY = (
 _DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
 
 
-def is_chief_only(callback: Any) -> bool:
-    """Whether a callback acts on the chief alone: Keras' own that write, and those with `chief_only = True`.
+def is_chief_only(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback acts on the chief alone: Keras' that write, or one with `chief_only = True`.
 
     Args:
         callback: any.
@@ -59,7 +59,7 @@ _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_
 DECISION_HOOKS = ("on_train_begin", "on_epoch_begin")
 
 
-def decision_hooks(callbacks: Sequence[Any]) -> set[str]:
+def decision_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> set[str]:
     """Return those of `DECISION_HOOKS` at which a callback may decide something.
 
     Args:
@@ -73,13 +73,13 @@ def decision_hooks(callbacks: Sequence[Any]) -> set[str]:
     return {moment for moment in DECISION_HOOKS for callback in callbacks if _decides_at(callback, moment)}
 
 
-def _decides_at(callback: Any, moment: str) -> bool:
+def _decides_at(callback: keras.callbacks.Callback, moment: str) -> bool:
     method = getattr(getattr(callback, moment), "__func__", None)
     return all(method is not getattr(c, moment) for c in (keras.callbacks.Callback, *_SAME_ON_ALL))
 
 
 def shared_decisions(
-    broadcast: Callable[[bytes], bytes], others: Sequence[Any], moments: Collection[str]
+    broadcast: Callable[[bytes], bytes], others: Sequence[keras.callbacks.Callback], moments: Collection[str]
 ) -> SharedDecisions:
     """Return the last callback of a worker.
 
@@ -101,11 +101,11 @@ class SameState(keras.callbacks.Callback):
         compare: raises where the values of variables differ between workers.
     """
 
-    def __init__(self, compare: Callable[[Sequence[Any]], None]) -> None:
+    def __init__(self, compare: Callable[[Sequence[keras.Variable]], None]) -> None:
         super().__init__()
         self._compare = compare
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Compare what the optimizer has written, and what it writes with."""
         model = self.model
         self._compare(
@@ -130,23 +130,23 @@ class SharedDecisions(keras.callbacks.Callback):
         self._hooks = moments
         self._stops_later = False
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Begin at the epoch that a callback of the chief has restored."""
         if "on_train_begin" in self._hooks:
             epoch = restored_epoch(self.model)
             self._share({"stop": bool(self.model.stop_training), "epoch": epoch})
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Forget the epoch before; a scheduler may just have set the learning rate."""
         self._stops_later = False
         if "on_epoch_begin" in self._hooks:
             self._share({"stop": bool(self.model.stop_training)})
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Take over the chief's decisions."""
         self._share({"stop": bool(self.model.stop_training or self._stops_later)})
 
-    def _share(self, own: dict[str, Any]) -> None:
+    def _share(self, own: dict[str, Json]) -> None:
         """Take over the chief's decision and learning rate."""
         optimizer = self.model.optimizer
         is_variable = has_rate_variable(optimizer)
@@ -161,21 +161,21 @@ class SharedDecisions(keras.callbacks.Callback):
 
 
 class _DeferStops(SharedDecisions):
-    """Where a callback may stop in the middle of an epoch."""
+    """Shared decisions where a callback may stop in the middle of an epoch: the stop waits for its end."""
 
     def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__(broadcast, moments)
         # Keras writes logs in another thread unless a callback has a hook for batches. Deferring a stop
         # needs no logs.
         self.async_safe = True
-        self._trained: Any = None
+        self._trained: keras.Model = None
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Note the model: a batch's hook that asks for `self.model` makes Keras move the whole state."""
         super().set_model(model)
         self._trained = model
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Put a stop off to the end of the epoch."""
         # Perhaps in another thread, beside a step that takes the state over.
         if self._trained.stop_training:

@@ -54,7 +54,7 @@ class MultiWorkerFit:
 
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
-        self._said = ""
+        self._printed = ""
 
     @contextlib.contextmanager
     def around(
@@ -72,17 +72,18 @@ class MultiWorkerFit:
         hooks = decision_hooks(callbacks)
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
-        own = _Answer(
+        own = _Message(
             bytes([ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
         self._group.note_call("fit")
         # What may differ travels in the message that compares the call.
-        every = _Answer.read(
+        every = _Message.read(
             self._group.require_same(facts_of(model, arguments), "A call of `fit`", own.to_bytes())
         )
         self._strategy.begin_again("TRAIN")
+        # Names and the state of generators are sent only where their digests differ.
         if any(answer.callbacks != every[0].callbacks for answer in every):
             self._compare_callbacks(others)
         if any(answer.random != every[0].random for answer in every):
@@ -93,6 +94,7 @@ class MultiWorkerFit:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
         hooks = {h for i, h in enumerate(DECISION_HOOKS, start=1) if any(a.flags[i] for a in every)}
+        # First, before a callback saves what has drifted apart; last, when all have decided.
         callbacks = [SameState(self._compare_state), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
         yield changed, all(answer.flags[0] for answer in every)
@@ -141,13 +143,14 @@ class MultiWorkerFit:
         data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
         counts = self._strategy.num_replicas_in_sync, self._group.size
         text = run_summary(arguments, callbacks, data, self._strategy.mesh.platform, *counts)
-        if text != self._said:
+        if text != self._printed:
+            # Not to stdout, which may be what the program computes.
             print(text, file=sys.stderr, flush=True)
-        self._said = text
+        self._printed = text
 
 
 @dataclasses.dataclass(frozen=True)
-class _Answer:
+class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
@@ -164,14 +167,14 @@ class _Answer:
         return self.flags + self.callbacks + self.random
 
     @classmethod
-    def read(cls, every: Sequence[bytes]) -> list[_Answer]:
-        """Return the answers of all workers from their bytes."""
+    def read(cls, every: Sequence[bytes]) -> list[_Message]:
+        """Return the messages of all workers from their bytes."""
         ends = len(DECISION_HOOKS) + 1, len(DECISION_HOOKS) + 1 + hashlib.sha256().digest_size
         return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
 
 
 class _EncodedRandomState:
-    """The random state of this process, with which all processes shuffle alike."""
+    """The random state of this process, encoded to be compared and sent."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What the first of several workers says before `fit` begins: who computes what, and where it is saved.
+"""What the first of several workers prints before `fit`: who computes what, and where it is saved.
 
 Tests: tests/cluster/test_chief.py.
 """
@@ -6,12 +6,15 @@ Tests: tests/cluster/test_chief.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import keras
+
+from unisono._types import UserValue
 
 
 def run_summary(
-    arguments: Mapping[str, Any],
-    callbacks: Sequence[Any],
+    arguments: Mapping[str, UserValue],
+    callbacks: Sequence[keras.callbacks.Callback],
     data: Mapping[str, str],
     platform: str,
     replicas: int,
@@ -36,7 +39,7 @@ def run_summary(
       epochs        1 to 3
       checkpoints   none: a failure restarts training from scratch (BackupAndRestore("backup") resumes it)
     """
-    # Without data, Keras' own error comes next.
+    # Without data, Keras raises its own error next.
     x = data.get("x", "none")
     first, last = int(arguments.get("initial_epoch") or 0) + 1, int(arguments.get("epochs") or 1)
     every = arguments.get("steps_per_epoch")
@@ -58,7 +61,7 @@ def run_summary(
 
 
 def _batch(size: int | None, x: str, replicas: int) -> str:
-    """How many rows a step has; data that make batches themselves know it better than Keras' default.
+    """Return how many rows a step has; data that make batches themselves know it better than Keras' default.
 
     >>> _batch(None, "ndarray (9, 2)", 2), _batch(None, "Dataset 4 batches", 2)
     ('32 rows, 16 for each replica', 'as the data make them, divided among 2 replicas')
@@ -74,8 +77,8 @@ def _share(split: float | None) -> str | None:
     return f"the last {split:.3g} of the rows" if split else None
 
 
-def _checkpoint(callback: Any) -> str | None:
-    """Where a callback saves, and how often; None for those that save no model.
+def _checkpoint(callback: keras.callbacks.Callback) -> str | None:
+    """Return where a callback saves, and how often; None for those that save no model.
 
     >>> from types import SimpleNamespace
     >>> _checkpoint(SimpleNamespace(backup_dir="backup", save_freq=100))
