@@ -84,6 +84,10 @@ class VariableLayout:
         """
         return value  # type: ignore[no-any-return]
 
+    def __deepcopy__(self, memo: dict[int, object]) -> VariableLayout:
+        # A copied variable lies on the same devices, which cannot be copied.
+        return self
+
 
 class StackedLayout(VariableLayout):
     """How a variable lies that has one value for each replica: as rows of one array."""

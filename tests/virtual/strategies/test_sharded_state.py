@@ -1,5 +1,6 @@
 """Optimizer state in parts on the replicas: the numbers of the replicated form, and 1/n of its memory."""
 
+import copy
 import logging
 import math
 import re
@@ -209,6 +210,12 @@ def test_each_replica_holds_its_part(replicas):
     assert len(in_shards(optimizer)) == 2 * len(sizes)
     for device in stored_value(optimizer.variables[2]).parts.sharding.device_set:
         assert bytes_on(device, optimizer) == parts + 4 + 4
+
+
+def test_a_slot_can_be_copied():
+    model, _ = trained("sharded")
+    slot = next(v for v in model.optimizer.variables if isinstance(stored_value(v), Shards))
+    np.testing.assert_array_equal(copy.deepcopy(slot).numpy(), slot.numpy())
 
 
 def test_files_are_those_of_the_replicated_form(tmp_path):
