@@ -86,6 +86,8 @@ class StatusServer:
         self._listener = socket.create_server((ip, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
+        # Here and not in the thread: without a free descriptor the caller gets the error.
+        self._selector = selectors.DefaultSelector()
         self._is_open = True
         self._thread = threading.Thread(target=self._serve, name="unisono-status-server", daemon=True)
         self._thread.start()
@@ -99,7 +101,7 @@ class StatusServer:
         self._thread.join()
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener:
+        with self._selector as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             while self._is_open:
                 for key, _ in selector.select(_TICK):
