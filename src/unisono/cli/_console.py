@@ -148,12 +148,14 @@ class BackgroundConsole:
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
+        self._tail: Tail | None = None
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
     def follow(self, task: Task, tail: Tail) -> None:
         """Show the output of this task from now on."""
+        self._tail = tail
         self._calls.put(lambda: self._screen.follow(task, tail))
 
     def flush(self) -> bool:
@@ -162,6 +164,9 @@ class BackgroundConsole:
 
     def finish(self) -> None:
         """Show the rest of the task's output, after everything requested before."""
+        # Now, not when a held terminal accepts output again: the next start of the task appends to this log.
+        if self._tail is not None:
+            self._tail.stop()
         self._calls.put(self._screen.finish)
 
     def say(self, text: str) -> None:

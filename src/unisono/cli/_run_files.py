@@ -176,6 +176,7 @@ class Tail:
 
     def __init__(self, path: Path, start: int) -> None:
         self._path, self._position = path, start
+        self._end: int | None = None
         self._file: io.BufferedReader | None = None
         # Open now: the log may be removed while its task still writes.
         self._open()
@@ -190,14 +191,22 @@ class Tail:
         if os.fstat(file.fileno()).st_size < self._position:  # truncated, as by `> worker-0.log`
             self._position = 0
         file.seek(self._position)
-        data = file.read(_CHUNK)
+        left = _CHUNK if self._end is None else max(0, self._end - self._position)
+        data = file.read(min(_CHUNK, left))
         self._position += len(data)
         return self._decoder.decode(data)
 
+    def stop(self) -> None:
+        """Read no further than the file's current end: what follows is another task's, or a daemon's."""
+        if self._end is None:
+            with contextlib.suppress(OSError):  # the log was removed: a later task has a file of its own
+                self._end = self._path.stat().st_size
+
     def parts_left(self) -> int:
-        """Return the number of calls of `read` that reach the file's current end."""
+        """Return the number of calls of `read` that reach the end."""
         file = self._open()
-        left = 0 if file is None else os.fstat(file.fileno()).st_size - self._position
+        size = 0 if file is None else os.fstat(file.fileno()).st_size
+        left = 0 if file is None else min(size, size if self._end is None else self._end) - self._position
         return -(-left // _CHUNK) if left >= 0 else 1
 
     def _open(self) -> io.BufferedReader | None:

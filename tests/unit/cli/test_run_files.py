@@ -86,6 +86,17 @@ def test_the_last_lines_of_this_generation(tmp_path):
     assert last_lines(tmp_path / "removed", 0) == ""
 
 
+def test_a_tail_that_was_stopped_leaves_what_the_next_start_appends(tmp_path):
+    path = tmp_path / "worker-0.log"
+    path.write_text("first")
+    tail = Tail(path, 0)
+    tail.stop()
+    path.write_text("first, second")
+    assert tail.parts_left() == 1
+    assert (tail.read(), tail.read(), tail.parts_left()) == ("first", "", 0)
+    tail.close()
+
+
 def test_a_character_may_come_in_two_parts(tmp_path):
     path = tmp_path / "log"
     path.write_bytes("aé".encode()[:-1])
