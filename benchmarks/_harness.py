@@ -1,0 +1,295 @@
+"""Start the processes of the suite, let them take turns, and keep what they measured.
+
+All processes of one workload are started one after the other and stay: an idle one costs no time. Then they
+take turns, an epoch each, over several rounds. So a busy moment of the machine meets all of them, and every
+model is compiled once.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _rows import FIRST_COLD, FIRST_WARM, PEAK, Point
+from peers import NEEDS
+
+#: Seconds until the first step, and for one action, on however slow a machine.
+START_LIMIT, TURN_LIMIT = 300, 180
+#: Lines of a failed process that are shown.
+TAIL = 15
+#: What users of XLA on CPUs may have set, which would change what is measured.
+CLEARED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "TF_CONFIG", "JAX_COMPILATION_CACHE_DIR", "KERAS_BACKEND")
+
+
+class CaseFailedError(Exception):
+    """A process of a case ended or did not answer in time; the message has the end of its output."""
+
+
+def free_ports(count):
+    """Ports of this machine that nothing listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def environment(case, rank, ports, cache):
+    """The variables of a process: what its peer needs, and nothing that the user's shell has set."""
+    env = {k: v for k, v in os.environ.items() if k not in CLEARED}
+    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    if cache:
+        env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    if case.processes > 1:
+        env["OMP_NUM_THREADS"] = "1"
+    if case.peer == "unisono" and case.processes > 1:
+        cluster = {"worker": [f"127.0.0.1:{p}" for p in ports]}
+        env["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+    if case.peer in ("DataParallel", "JAX by hand") and case.devices > 1:
+        # With XLA's default pool on two cores, two devices hang in a collective and XLA aborts the process.
+        env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
+    return env
+
+
+class Running:
+    """The processes of a case, from their start to `close`.
+
+    Args:
+        case: what they run.
+        folder: for their files and output.
+        cache: JAX's compilation cache.
+        command: the program that serves, for tests.
+    """
+
+    def __init__(self, case, folder, cache=None, command=None):
+        self.case, self._folder = case, Path(folder)
+        ports = free_ports(case.processes)
+        command = command or [sys.executable, str(Path(__file__).with_name("_serve.py"))]
+        self._processes, self._buffers = [], []
+        for rank in range(case.processes):
+            given = dataclasses.asdict(case) | {"rank": rank, "port": ports[0], "folder": str(folder)}
+            with open(self._log(rank), "w") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, json.dumps(given)],
+                        env=environment(case, rank, ports, cache),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+            self._buffers.append(b"")
+
+    def first_step(self):
+        """Wait for the first step; return its seconds since the programs' start."""
+        return self._answers(START_LIMIT)["seconds"]
+
+    def turn(self, action):
+        """Do an action once; return what the slowest process measured."""
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # its end is reported with its output below
+                process.stdin.write(f"{action}\n".encode())
+                process.stdin.flush()
+        return self._answers(TURN_LIMIT)
+
+    def close(self):
+        """End the processes."""
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            process.stdout.close()
+
+    def _answers(self, limit):
+        until = time.monotonic() + limit
+        answers = [self._answer(rank, until) for rank in range(len(self._processes))]
+        return max(answers, key=lambda answer: answer["seconds"])
+
+    def _answer(self, rank, until):
+        pipe = self._processes[rank].stdout
+        while b"\n" not in self._buffers[rank]:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise CaseFailedError(f"{self.case}: no answer in time\n{self._tails()}")
+            chunk = os.read(pipe.fileno(), 65536)
+            if not chunk:
+                code = self._processes[rank].wait()
+                raise CaseFailedError(f"{self.case}: process {rank} ended with {code}\n{self._tails()}")
+            self._buffers[rank] += chunk
+        line, _, self._buffers[rank] = self._buffers[rank].partition(b"\n")
+        return json.loads(line)
+
+    def _log(self, rank):
+        return self._folder / f"output-{rank}"
+
+    def _tails(self):
+        lines = []
+        for rank in range(len(self._processes)):
+            lines += [f"  [{rank}] {line}" for line in self._log(rank).read_text().splitlines()[-TAIL:]]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured, and why the rest was not.
+
+    Args:
+        values: by point, one number for each round: rows per second, seconds or bytes.
+        missing: by case, a reason.
+    """
+
+    values: dict
+    missing: dict
+
+    def append(self, case, measure, value):
+        """Keep one value."""
+        self.values.setdefault(Point(case, measure), []).append(value)
+
+
+def points_of(rows):
+    """All points of rows by workload and case, each once and in order."""
+    found = {}
+    for row in rows:
+        for claim in row.claims:
+            for point in (claim.ours, claim.theirs):
+                cases = found.setdefault(point.case.workload, {})
+                measures = cases.setdefault(point.case, [])
+                if point.measure not in measures:
+                    measures.append(point.measure)
+    return found
+
+
+def measure(rows, rounds, starts, tell=lambda text: None, running=Running):
+    """Measure all points of some rows.
+
+    Args:
+        rows: of `_rows.ROWS`.
+        rounds: how often each action takes its turn, after one turn that does not count.
+        starts: how often programs are started for the time of their first step.
+        tell: is called with lines about the progress.
+        running: starts the processes of a case, for tests.
+
+    Returns:
+        `Measured`.
+    """
+    measured = Measured({}, {})
+    for workload, cases in points_of(rows).items():
+        with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+            block = _Block(Path(folder), cases, measured, tell, running)
+            try:
+                tell(f"{workload}: {len(cases)} cases")
+                block.start(starts)
+                block.take_turns(rounds)
+            finally:
+                block.close()
+    return measured
+
+
+class _Block:
+    """The cases of one workload."""
+
+    def __init__(self, folder, cases, measured, tell, running):
+        self._folder, self._cases, self._measured, self._tell = folder, cases, measured, tell
+        self._running_class = running
+        self._running = {}
+        self._made = 0
+
+    def start(self, starts):
+        """Start all cases, one after the other, and measure their first steps."""
+        for case, measures in self._cases.items():
+            package = NEEDS.get(case.peer)
+            if package and importlib.util.find_spec(package) is None:
+                self._measured.missing[case] = f"not measured: pip install {package}"
+            elif any(measure not in (FIRST_COLD, FIRST_WARM) for measure in measures):
+                with self._failures(case):
+                    self._running[case] = self._first_step(case, FIRST_COLD, self._cache(case, 0))
+        for number in range(starts):
+            for case, measures in self._cases.items():
+                if case in self._measured.missing:
+                    continue
+                with self._failures(case):
+                    if FIRST_COLD in measures and (number or case not in self._running):
+                        self._first_step(case, FIRST_COLD, self._cache(case, number)).close()
+                    if FIRST_WARM in measures:
+                        if FIRST_COLD not in measures:
+                            raise AssertionError("a warm cache needs a cold one before it")
+                        self._first_step(case, FIRST_WARM, self._cache(case, number)).close()
+
+    def take_turns(self, rounds):
+        """Let all cases do all of their actions, in turns."""
+        for case in list(self._running):
+            for action in self._actions(case):
+                with self._failures(case):
+                    for _ in range(2 if action == "fit" else 1):
+                        peak = self._running[case].turn(action)["peak"]
+                    if action == "fit":
+                        self._measured.append(case, PEAK, peak)
+                if case in self._measured.missing:
+                    break
+        for number in range(rounds):
+            for case in list(self._running):
+                for action in self._actions(case):
+                    if case in self._running:
+                        with self._failures(case):
+                            told = self._running[case].turn(action)
+                            self._measured.append(case, action, told["rows"] / told["seconds"])
+            self._tell(f"  round {number + 1} of {rounds}")
+
+    def close(self):
+        """End all processes."""
+        for running in self._running.values():
+            running.close()
+
+    def _actions(self, case):
+        """What a case does in each round; `fit` first, so that its memory is that of `fit` alone."""
+        actions = [m for m in self._cases[case] if m not in (FIRST_COLD, FIRST_WARM, PEAK)]
+        if PEAK in self._cases[case] and "fit" not in actions:
+            actions.append("fit")
+        return sorted(actions, key=lambda action: action != "fit")
+
+    def _cache(self, case, number):
+        """A compilation cache for each start, where the first step is measured."""
+        if not {FIRST_COLD, FIRST_WARM} & set(self._cases[case]):
+            return None
+        return self._folder / f"cache-{list(self._cases).index(case)}-{number}"
+
+    def _first_step(self, case, measure, cache):
+        self._made += 1
+        folder = self._folder / str(self._made)
+        folder.mkdir()
+        running = self._running_class(case, folder, cache)
+        try:
+            seconds = running.first_step()
+        except BaseException:
+            running.close()
+            raise
+        self._tell(f"  {case}: {measure} {seconds:.1f} s")
+        self._measured.append(case, measure, seconds)
+        return running
+
+    @contextlib.contextmanager
+    def _failures(self, case):
+        """Keep the reason why a case failed, end it, and go on."""
+        try:
+            yield
+        except CaseFailedError as error:
+            self._tell(str(error))
+            self._measured.missing[case] = f"failed: {str(error).splitlines()[0]}"
+            if running := self._running.pop(case, None):
+                running.close()

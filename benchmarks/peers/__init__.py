@@ -1,0 +1,75 @@
+"""Who trains: Unisono and what it is compared with.
+
+Each module has a function `start(place, **arguments)` that returns a `Peer`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+#: name: (module of this package, arguments of its `start`)
+PEERS = {
+    "unisono": ("keras_fit", {"who": "unisono"}),
+    "plain Keras": ("keras_fit", {"who": "plain"}),
+    "DataParallel": ("keras_fit", {"who": "data_parallel"}),
+    "TF MirroredStrategy": ("keras_fit", {"who": "tensorflow"}),
+    "unisono loop": ("unisono_loop", {}),
+    "TF loop": ("tf_loop", {}),
+    "JAX by hand": ("jax_by_hand", {}),
+    "torch DDP": ("torch_ddp", {}),
+}
+
+#: The package that a peer needs besides JAX and Keras.
+NEEDS = {
+    "TF MirroredStrategy": "tensorflow",
+    "TF loop": "tensorflow",
+    "JAX by hand": "optax",
+    "torch DDP": "torch",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a peer runs, and what.
+
+    Args:
+        workload: a `Workload`.
+        devices: virtual devices of a process.
+        processes: how many there are.
+        rank: the number of this one.
+        port: where process 0 listens.
+        folder: for files, empty at the start, the same for all processes.
+    """
+
+    workload: Any
+    devices: int
+    processes: int
+    rank: int
+    port: int
+    folder: str
+
+    @property
+    def batch(self):
+        """The global batch: 64 rows on each replica."""
+        return 64 * self.devices * self.processes
+
+    def data(self):
+        """The rows of an epoch, the same in every process."""
+        return self.workload.data(self.workload.steps * self.batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A model that is ready to be trained.
+
+    Args:
+        first: trains one step.
+        actions: by name, what can be timed and the rows of its data.
+        steps: the optimizer steps so far: the suite checks that all of an action were made.
+        training: the actions that make steps, and how many.
+    """
+
+    first: Callable[[], Any]
+    actions: dict[str, tuple[Callable[[], Any], int]]
+    steps: Callable[[], int]
+    training: dict[str, int]

@@ -1,0 +1,126 @@
+"""Keras' `fit`, `evaluate` and `predict`: with Unisono, plain, DataParallel, and TensorFlow's MirroredStrategy."""
+
+import contextlib
+import os
+
+from peers import Peer
+
+#: Steps of the action "40 steps per execution" in one program.
+TOGETHER = 40
+#: Rows of a batch of `evaluate` and `predict`, whatever the devices.
+TEST_BATCH = 128
+
+
+def start(place, who):
+    return {"unisono": unisono, "plain": plain, "data_parallel": data_parallel, "tensorflow": tensorflow}[
+        who
+    ](place)
+
+
+def unisono(place):
+    import unisono
+
+    if place.processes > 1:
+        strategy = unisono.MultiWorkerMirroredStrategy()
+    else:
+        strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(place.devices)])
+    return peer(place, strategy.scope, lambda folder: unisono.callbacks.BackupAndRestore(folder))
+
+
+def plain(place):
+    os.environ["KERAS_BACKEND"] = "jax"
+    return peer(place, contextlib.nullcontext)
+
+
+def data_parallel(place):
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", place.devices)
+    import keras
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return peer(place, contextlib.nullcontext)
+
+
+def tensorflow(place):
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import tensorflow as tf
+
+    return peer(place, tf_strategy(place.devices).scope)
+
+
+def tf_strategy(devices):
+    """TensorFlow's MirroredStrategy over logical CPU devices."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+
+def peer(place, scope, backup_callback=None):
+    """What is common to all: the model, and the actions on it."""
+    import keras
+
+    class SeesBatches(keras.callbacks.Callback):
+        """Does nothing, but wants every batch's beginning and end."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            pass
+
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    x, y = place.data()
+    batch, steps = place.batch, place.workload.steps
+
+    def compiled(**arguments):
+        with scope():
+            model = place.workload.keras_model()
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **arguments)
+        return model
+
+    model = compiled()
+    others = {}
+
+    def fit(callbacks=(), size=batch, rows=len(x), net=model):
+        net.fit(x[:rows], y[:rows], batch_size=size, epochs=1, verbose=0, callbacks=list(callbacks))
+
+    def fit_with_backup():
+        make = backup_callback or keras.callbacks.BackupAndRestore
+        path = os.path.join(place.folder, "backup" if backup_callback else "backup.weights.h5")
+        fit([make(path)])
+
+    def fit_40():
+        if "40" not in others:
+            others["40"] = compiled(steps_per_execution=TOGETHER)
+        fit(net=others["40"])
+
+    def tested():
+        """Rows for `evaluate` and `predict`: the same everywhere, in batches of 128."""
+        if "tested" not in others:
+            others["tested"] = place.workload.data(steps * TEST_BATCH)
+        return others["tested"]
+
+    def evaluate():
+        model.evaluate(*tested(), batch_size=TEST_BATCH, verbose=0)
+
+    def predict():
+        model.predict(tested()[0], batch_size=TEST_BATCH, verbose=0)
+
+    odd = batch - 1
+    return Peer(
+        first=lambda: fit(rows=batch),
+        actions={
+            "fit": (fit, len(x)),
+            "fit, callback": (lambda: fit([SeesBatches()]), len(x)),
+            "fit, backup": (fit_with_backup, len(x)),
+            "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
+            "fit, 40 steps per execution": (fit_40, len(x)),
+            "evaluate": (evaluate, steps * TEST_BATCH),
+            "predict": (predict, steps * TEST_BATCH),
+        },
+        steps=lambda: int(model.optimizer.iterations),
+        training=dict.fromkeys(["fit", "fit, callback", "fit, backup", "fit, odd batch"], steps),
+    )

@@ -1,0 +1,60 @@
+"""torch's DistributedDataParallel over Gloo, as a user of torch writes the loop; alone without it."""
+
+import os
+
+from peers import Peer
+
+
+def start(place):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1 if place.processes > 1 else os.cpu_count())
+    torch.manual_seed(0)
+    model = place.workload.torch_model()
+    if place.processes > 1:
+        address = f"tcp://127.0.0.1:{place.port}"
+        dist.init_process_group("gloo", init_method=address, rank=place.rank, world_size=place.processes)
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    loss_fn = torch.nn.CrossEntropyLoss()
+    x, y = place.data()
+    x = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if place.workload.image else x)
+    y = torch.from_numpy(y).long()
+    generator = torch.Generator().manual_seed(1)
+    own = place.batch // place.processes
+    made = [0]
+
+    def epoch(rows=len(x), each=lambda: None):
+        model.train()
+        order = torch.randperm(len(x), generator=generator)[:rows]
+        loss_sum, right = torch.zeros(()), torch.zeros(())
+        for start in range(0, rows, place.batch):
+            mine = order[start : start + place.batch][place.rank * own : (place.rank + 1) * own]
+            optimizer.zero_grad(set_to_none=True)
+            logits = model(x[mine])
+            loss = loss_fn(logits, y[mine])
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+            right += (logits.detach().argmax(-1) == y[mine]).float().mean()
+            made[0] += 1
+            each()
+        return float(loss_sum), float(right)
+
+    def epoch_and_save():
+        epoch()
+        if place.rank == 0:
+            path = os.path.join(place.folder, "backup.pt")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+    return Peer(
+        first=lambda: epoch(place.batch),
+        actions={
+            "fit": (epoch, len(x)),
+            "fit, callback": (lambda: epoch(each=lambda: None), len(x)),
+            "fit, backup": (epoch_and_save, len(x)),
+        },
+        steps=lambda: made[0],
+        training=dict.fromkeys(["fit", "fit, callback", "fit, backup"], place.workload.steps),
+    )

@@ -1,0 +1,64 @@
+"""The models that the suite trains: each is written once for each framework, with the same sizes and data."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+#: name: (module of this package, arguments of its `workload`)
+WORKLOADS = {
+    "mlp": ("mlp", {}),
+    "cnn": ("cnn", {"convolutions": 1}),
+    "cnn3": ("cnn", {"convolutions": 3}),
+    "cnn-no-pooling": ("cnn", {"convolutions": 1, "pooling": False}),
+    "cnn3-no-pooling": ("cnn", {"convolutions": 3, "pooling": False}),
+    "resnet": ("resnet", {}),
+    "transformer": ("transformer", {}),
+    "lstm": ("lstm", {}),
+}
+
+#: Rows of a batch on each replica.
+BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model and its data.
+
+    Args:
+        steps: optimizer steps of an epoch that is timed: a second or so.
+        data: a number of rows to NumPy arrays `(x, y)`; `y` holds classes.
+        keras_model: Keras' model, which ends in a softmax, not yet compiled.
+        torch_model: torch's, which ends in logits.
+        jax_model: a key to `(params, apply)`, where `apply(params, x)` returns logits.
+        image: whether `x` has channels last, which torch takes first.
+    """
+
+    steps: int
+    data: Callable[[int], Any]
+    keras_model: Callable[[], Any]
+    torch_model: Callable[[], Any] | None = None
+    jax_model: Callable[[Any], Any] | None = None
+    image: bool = False
+
+
+def workload(name):
+    """The workload of a name in `WORKLOADS`."""
+    module, arguments = WORKLOADS[name]
+    return importlib.import_module(f"workloads.{module}").workload(**arguments)
+
+
+def random_data(shape, classes, vocabulary=None):
+    """A function from a number of rows to random `(x, y)`: numbers, or tokens of a vocabulary."""
+
+    def data(rows):
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        if vocabulary:
+            x = rng.integers(0, vocabulary, (rows, *shape)).astype(np.int32)
+        else:
+            x = rng.random((rows, *shape), dtype=np.float32)
+        return x, rng.integers(0, classes, rows).astype(np.int32)
+
+    return data
