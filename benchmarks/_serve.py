@@ -1,6 +1,7 @@
 """A process of the suite: starts one peer, then does what lines on stdin name, and answers in JSON on stdout.
 
-`{"seconds": …}` of the first step, counted from the start of this program, comes first. Started by `_harness`.
+The first answer is `{"seconds": …}` from the start of this program to the end of its first step. `_harness`
+starts it.
 """
 
 import time

@@ -61,10 +61,10 @@ def start(place):
     rng = np.random.default_rng(1)
     own, made = place.batch // place.processes, [0]
 
-    def epoch(rows=len(x)):
-        order = rng.permutation(len(x))[:rows]
+    def epoch(rows=None):
+        order = rng.permutation(len(x))[: rows or len(x)]
         losses = []
-        for number, start in enumerate(range(0, rows, place.batch)):
+        for number, start in enumerate(range(0, len(order), place.batch)):
             mine = order[start : start + place.batch][place.rank * own : (place.rank + 1) * own]
             *carried[:], loss, accuracy = compiled(*carried, *placed(x[mine], y[mine]))
             losses.append((loss, accuracy))

@@ -1,4 +1,4 @@
-"""Keras' `fit`, `evaluate` and `predict`: with Unisono, plain, DataParallel, and TensorFlow's MirroredStrategy."""
+"""Keras' `fit`, `evaluate` and `predict`: Unisono, plain Keras, DataParallel, TensorFlow."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def unisono(place):
         strategy = unisono.MultiWorkerMirroredStrategy()
     else:
         strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(place.devices)])
-    return peer(place, strategy.scope, lambda folder: unisono.callbacks.BackupAndRestore(folder))
+    return peer(place, strategy.scope, unisono.callbacks.BackupAndRestore)
 
 
 def plain(place):
@@ -45,8 +45,6 @@ def data_parallel(place):
 
 def tensorflow(place):
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    import tensorflow as tf
-
     return peer(place, tf_strategy(place.devices).scope)
 
 
@@ -84,7 +82,7 @@ def peer(place, scope, backup_callback=None):
     model = compiled()
     others = {}
 
-    def fit(callbacks=(), size=batch, rows=len(x), net=model):
+    def fit(callbacks=(), size=batch, rows=None, net=model):
         net.fit(x[:rows], y[:rows], batch_size=size, epochs=1, verbose=0, callbacks=list(callbacks))
 
     def fit_with_backup():
@@ -121,6 +119,6 @@ def peer(place, scope, backup_callback=None):
             "evaluate": (evaluate, steps * TEST_BATCH),
             "predict": (predict, steps * TEST_BATCH),
         },
-        steps=lambda: int(model.optimizer.iterations),
+        steps=lambda: int(model.optimizer.iterations.numpy()),
         training=dict.fromkeys(["fit", "fit, callback", "fit, backup", "fit, odd batch"], steps),
     )

@@ -24,6 +24,8 @@ def start(place):
         model = place.workload.keras_model()
         loss_fn = keras.losses.SparseCategoricalCrossentropy(reduction="none")
         optimizer = keras.optimizers.Adam()
+        # A tf.function that makes variables in its first call fails here (TensorFlow 2.21).
+        optimizer.build(model.trainable_variables)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def train_step(inputs):
@@ -50,6 +52,6 @@ def start(place):
     return Peer(
         first=lambda: epoch(batches(place.batch)),
         actions={"loop": (lambda: epoch(dataset), len(x))},
-        steps=lambda: int(optimizer.iterations),
+        steps=lambda: int(optimizer.iterations.numpy()),
         training={"loop": place.workload.steps},
     )

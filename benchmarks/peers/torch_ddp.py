@@ -25,11 +25,11 @@ def start(place):
     own = place.batch // place.processes
     made = [0]
 
-    def epoch(rows=len(x), each=lambda: None):
+    def epoch(rows=None, each=lambda: None):
         model.train()
-        order = torch.randperm(len(x), generator=generator)[:rows]
+        order = torch.randperm(len(x), generator=generator)[: rows or len(x)]
         loss_sum, right = torch.zeros(()), torch.zeros(())
-        for start in range(0, rows, place.batch):
+        for start in range(0, len(order), place.batch):
             mine = order[start : start + place.batch][place.rank * own : (place.rank + 1) * own]
             optimizer.zero_grad(set_to_none=True)
             logits = model(x[mine])
