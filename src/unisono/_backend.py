@@ -1,4 +1,4 @@
-"""Read the environment: Keras' backend, and how JAX lowers pooling. Imports the standard library only.
+"""Read the environment: Keras' backend, and how JAX lowers operations on CPUs. Imports the standard library only.
 
 Keras reads `KERAS_BACKEND` once, when it is first imported, and falls back to TensorFlow.
 
@@ -36,6 +36,10 @@ def require_jax() -> None:
         )
 
 
-def wants_fast_pooling() -> bool:
-    """Return whether to replace max-pooling's derivative on CPUs; `UNISONO_MAX_POOLING=xla` forbids it."""
-    return os.environ.get("UNISONO_MAX_POOLING", "").lower() != "xla"
+def wants_own_lowering(switch: str) -> bool:
+    """Return whether to replace XLA's own code for an operation.
+
+    Args:
+        switch: the variable of the environment that forbids it with the value `xla`.
+    """
+    return os.environ.get(switch, "").lower() != "xla"

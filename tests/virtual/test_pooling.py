@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from unisono._pooling import pooling_gradient
+from unisono._lowering._pooling import pooling_gradient
 
 #: Input, window, strides, padding.
 SHAPES = {

@@ -11,7 +11,7 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
   has a hook of batches, because Keras would wait for the step's logs there.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
-- JAX lowers the derivative of max-pooling on CPUs as `_pooling` does.
+- JAX lowers some operations on CPUs as `_lowering` does.
 
 Tests: tests/virtual/training/test_exact.py and test_failures.py.
 """
@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, TypeVar
 import jax
 import keras
 
-from unisono._backend import wants_fast_pooling
 from unisono._context import Context, check_holder, current, entered
 from unisono._errors import InvalidArgumentError
+from unisono._lowering._install import install_lowerings
 from unisono._mesh import on_device
-from unisono._pooling import install_fast_pooling
 from unisono._types import UserValue
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
@@ -76,8 +75,7 @@ def install() -> None:
         return
     check_keras()
     _installed = True
-    if wants_fast_pooling():
-        install_fast_pooling()
+    install_lowerings()
     _wrap(keras.Variable, "__init__", _marked)
     _wrap(keras.Variable, "assign", _assign)
     _read_on_devices()

@@ -30,16 +30,11 @@ Position: TypeAlias = "int | jax.Array"
 
 Carried = TypeVar("Carried")
 
-_is_installed = False
-
 
 def install_fast_pooling() -> None:
-    """Register `pooling_gradient` as JAX's lowering of max-pooling's derivative on CPUs, once per process."""
-    global _is_installed
-    if not _is_installed:
-        _is_installed = True
-        rule = mlir.lower_fun(pooling_gradient, multiple_results=False)
-        mlir.register_lowering(primitives.select_and_scatter_add_p, rule, platform="cpu")
+    """Register `pooling_gradient` as JAX's lowering of max-pooling's derivative on CPUs."""
+    rule = mlir.lower_fun(pooling_gradient, multiple_results=False)
+    mlir.register_lowering(primitives.select_and_scatter_add_p, rule, platform="cpu")
 
 
 def pooling_gradient(

@@ -1,0 +1,29 @@
+"""Install the lowerings of this package in JAX, for the whole process.
+
+Tests: tests/virtual/test_pooling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unisono._backend import wants_own_lowering
+from unisono._lowering._pooling import install_fast_pooling
+
+#: Variables of the environment, which keep XLA's own code where they are `xla`, and what they decide about.
+_SWITCHES: dict[str, Callable[[], None]] = {
+    "UNISONO_MAX_POOLING": install_fast_pooling,
+}
+
+_is_installed = False
+
+
+def install_lowerings() -> None:
+    """Install all lowerings that the environment does not forbid, once per process."""
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    for switch, install in _SWITCHES.items():
+        if wants_own_lowering(switch):
+            install()
