@@ -1,4 +1,4 @@
-"""Read the environment: Keras' backend, and how JAX lowers operations on CPUs. Imports the standard library only.
+"""Read the environment: Keras' backend, and how operations are computed. Imports the standard library only.
 
 Keras reads `KERAS_BACKEND` once, when it is first imported, and falls back to TensorFlow.
 
