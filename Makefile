@@ -30,8 +30,12 @@ types: $(VENV)/installed
 
 check: lint types test
 
-bench: $(VENV)/installed
-	$(BIN)/python benchmarks/fit.py
+$(VENV)/bench-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	touch $@
+
+bench: $(VENV)/bench-installed  ## all claims about speed; QUICK=1 for some of them, ROWS='mlp-*' by name
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ROWS)
 
 clean:
 	rm -rf $(VENV) build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

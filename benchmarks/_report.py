@@ -7,7 +7,7 @@ import platform
 import statistics
 import sys
 
-from _rows import FIRST_COLD, FIRST_WARM, PEAK
+from _rows import FIRST_COLD, FIRST_WARM, PEAK, ROWS
 
 PACKAGES = ("jax", "keras", "tensorflow", "torch", "optax", "numpy")
 REACHED, MISSED, NO_CLAIM = "reached", "missed", "no claim"
@@ -27,10 +27,9 @@ def verdict(ratio, claim):
     return REACHED if kept else MISSED
 
 
-def results(rows, measured):
+def results(rows, measured, now):
     """A dictionary for each claim of some rows, ready for JSON."""
     found = []
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     for row in rows:
         for claim in row.claims:
             result = {
@@ -52,6 +51,29 @@ def results(rows, measured):
                 result["verdict"] = missing or "not measured"
             found.append(result)
     return found
+
+
+def report(rows, measured):
+    """All that is known of a run, ready for JSON."""
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return {"date": now, "machine": machine(), "results": results(rows, measured, now)}
+
+
+def merged(reports):
+    """One report of several, in the order of the table; of two results of a claim the later one counts.
+
+    Raises:
+        ValueError: If they come from different machines or versions.
+    """
+    last = max(reports, key=lambda each: each["date"])
+    found = {}
+    for each in sorted(reports, key=lambda each: each["date"]):
+        if each["machine"] != last["machine"]:
+            raise ValueError(f"reports of one machine with the same versions. Received: {each['machine']}")
+        found |= {(r["row"], r["measure"], r["against"]): r for r in each["results"]}
+    order = {row.name: number for number, row in enumerate(ROWS)}
+    results = sorted(found.values(), key=lambda r: order.get(r["row"], len(order)))
+    return last | {"results": results}
 
 
 def against(claim):
@@ -162,7 +184,10 @@ def heading(report):
     """One paragraph: when, where, with what."""
     facts = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    dates = sorted({r["measured_at"] for r in report["results"]})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    rounds = max((len(r["ours"]) for r in report["results"] if "ours" in r), default=0)
     return (
-        f"{report['date']}: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
-        f"{versions}.\nMedians of {report['rounds']} rounds, lowest and highest in brackets."
+        f"{when}: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
+        f"{versions}.\nMedians of {rounds} rounds, the lowest and the highest in brackets."
     )

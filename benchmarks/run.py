@@ -4,15 +4,19 @@
     python benchmarks/run.py --quick                    # about two minutes
     python benchmarks/run.py cnn-2-processes 'mlp-*'    # rows by name
     python benchmarks/run.py --list
+    python benchmarks/run.py --json now.json --write    # also into docs/performance.md and README.md
+    python benchmarks/run.py --from a.json b.json --write   # the same from runs of single rows
 
 Peers whose packages are missing are reported as not measured: pip install 'unisono[bench]' has them all.
 """
 
 import argparse
-import datetime
+import functools
 import json
 import sys
+from pathlib import Path
 
+import _pages
 import _report
 from _harness import measure
 from _rows import selected
@@ -26,6 +30,10 @@ def arguments():
     parser.add_argument("--rounds", type=int, help="how often each case takes its turn (5; 3 with --quick)")
     parser.add_argument("--starts", type=int, default=1, help="starts of a program for its first step (1)")
     parser.add_argument("--json", metavar="FILE", help="write all values to a file")
+    parser.add_argument(
+        "--from", dest="files", nargs="+", metavar="FILE", help="read files instead of measuring"
+    )
+    parser.add_argument("--write", action="store_true", help="put tables and chart into the documents")
     return parser.parse_args()
 
 
@@ -45,18 +53,17 @@ def main():
     if options.list:
         print_rows(rows)
         return
-    rounds = options.rounds or (3 if options.quick else 5)
-    tell = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-    measured = measure(rows, rounds, options.starts, tell)
-    report = {
-        "date": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
-        "machine": _report.machine(),
-        "rounds": rounds,
-        "results": _report.results(rows, measured),
-    }
+    if options.files:
+        report = _report.merged([json.loads(Path(file).read_text()) for file in options.files])
+    else:
+        rounds = options.rounds or (3 if options.quick else 5)
+        tell = functools.partial(print, file=sys.stderr, flush=True)
+        measured = measure(rows, rounds, options.starts, tell)
+        report = _report.report(rows, measured)
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
+        Path(options.json).write_text(json.dumps(report, indent=1))
+    if options.write:
+        _pages.write(report)
     print(_report.heading(report), end="\n\n")
     print(_report.table(report["results"]), end="\n\n")
     print(_report.summary(report["results"]))

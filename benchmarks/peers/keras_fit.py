@@ -9,6 +9,8 @@ from peers import Peer
 TOGETHER = 40
 #: Rows of a batch of `evaluate` and `predict`, whatever the devices.
 TEST_BATCH = 128
+#: Calls of `evaluate` or `predict` in a turn: one is too short to be timed well.
+TESTS = 3
 
 
 def start(place, who):
@@ -102,10 +104,12 @@ def peer(place, scope, backup_callback=None):
         return others["tested"]
 
     def evaluate():
-        model.evaluate(*tested(), batch_size=TEST_BATCH, verbose=0)
+        for _ in range(TESTS):
+            model.evaluate(*tested(), batch_size=TEST_BATCH, verbose=0)
 
     def predict():
-        model.predict(tested()[0], batch_size=TEST_BATCH, verbose=0)
+        for _ in range(TESTS):
+            model.predict(tested()[0], batch_size=TEST_BATCH, verbose=0)
 
     odd = batch - 1
     return Peer(
@@ -116,8 +120,8 @@ def peer(place, scope, backup_callback=None):
             "fit, backup": (fit_with_backup, len(x)),
             "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
             "fit, 40 steps per execution": (fit_40, len(x)),
-            "evaluate": (evaluate, steps * TEST_BATCH),
-            "predict": (predict, steps * TEST_BATCH),
+            "evaluate": (evaluate, TESTS * steps * TEST_BATCH),
+            "predict": (predict, TESTS * steps * TEST_BATCH),
         },
         steps=lambda: int(model.optimizer.iterations.numpy()),
         training=dict.fromkeys(["fit", "fit, callback", "fit, backup", "fit, odd batch"], steps),
