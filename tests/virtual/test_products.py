@@ -152,3 +152,10 @@ def test_merged_function_alone():
     x, y = operands(case)
     found = multiply_merged(x, y, dimension_numbers=(case[2], ((), ())))
     np.testing.assert_array_equal(found, expected(case, x, y))
+
+
+def test_dimensions_apart():
+    case = OTHERS["not side by side"]
+    x, y = operands(case)
+    with pytest.raises(ValueError, match="side by side"):
+        multiply_merged(x, y, dimension_numbers=case[2:])

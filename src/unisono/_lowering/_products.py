@@ -102,13 +102,23 @@ def multiply_merged(
         preferred_element_type: likewise.
         out_sharding: without a meaning where all dimensions are on one device.
 
+    Returns:
+        The array that `jax.lax.dot_general` returns.
+
+    Raises:
+        ValueError: where the dimensions cannot be merged.
+
     >>> x = jax.numpy.ones((2, 3, 4))
     >>> multiply_merged(x, x, dimension_numbers=(((0, 1), (0, 1)), ((), ())))[0]
     Array([6., 6., 6., 6.], dtype=float32)
     """
     del out_sharding
     matrices = _as_matrices(lhs.shape, rhs.shape, dimension_numbers)
-    assert matrices is not None, "asked by `is_merged`"
+    if matrices is None:
+        raise ValueError(
+            "The contracted dimensions must lie side by side in the same order. "
+            f"Received: {dimension_numbers=}, shapes {lhs.shape} and {rhs.shape}."
+        )
     left, right = matrices
     result = lax.dot_general(
         lhs.reshape(left.shape),
