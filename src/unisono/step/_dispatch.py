@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from unisono._lowering._compiler_options import compiler_options
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._types import PyTree
@@ -100,6 +101,7 @@ class CompiledStep:
             with_token,
             donate_argnums=(0,) if self._donates else (),
             out_shardings=(None, state_shardings, None),
+            compiler_options=compiler_options(mesh.platform),
         )
         self._careful: float | None = None
 
