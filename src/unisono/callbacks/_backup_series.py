@@ -69,8 +69,9 @@ class Backups:
         began = time.perf_counter()
         try:
             number = _commits.newest_number(self.directory, _NAME) + 1
+            name = f"{_NAME}-{number}"
             # The first of a run: backups that cannot be read are noticed now and not when they are needed.
-            write_snapshot(self.directory, f"{_NAME}-{number}", snapshot, read_back=not self.written)
+            write_snapshot(self.directory, name, snapshot, read_back=not self.written, in_one_file=True)
             self.written += 1
             # Only after the new one is complete: at every moment there is a good one.
             for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:

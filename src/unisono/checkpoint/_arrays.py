@@ -1,4 +1,4 @@
-"""Named arrays on the disk, by Orbax. The only file that imports it.
+"""Named arrays on the disk, by Orbax, or in one file. The only file that imports Orbax.
 
 Tests: tests/virtual/checkpoint/test_checkpoint.py.
 """
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError
+from unisono.checkpoint import _safetensors
 
 _FOLDER = "arrays"
+_FILE = "arrays.safetensors"
 _EMPTY = "empty_arrays.json"
 
 #: Paths that Orbax and TensorStore use as they are. Orbax passes others to `glob` without escaping
@@ -27,14 +29,20 @@ _PLAIN = re.compile(r"[\w\-./=,+@ ]*", re.ASCII)
 _ROOT, _STORES = "manifest.ocdbt", "ocdbt.process_*"
 
 
-def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: bool = False) -> None:
     """Write arrays into a folder.
 
     Args:
         folder: exists.
         arrays: name to array, of any shape and dtype that JAX knows.
+        in_one_file: whether to write without Orbax what the format of such a file can hold, which is much
+            faster.
     """
     full = {name: np.asarray(a) for name, a in arrays.items() if np.size(a)}
+    if in_one_file:
+        held = {name: a for name, a in full.items() if _safetensors.can_hold(name, a)}
+        _safetensors.save(folder / _FILE, held)
+        full = {name: a for name, a in full.items() if name not in held}
     # Orbax refuses arrays without elements, and empty trees.
     empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not np.size(a)}
     (folder / _EMPTY).write_text(json.dumps(empty))
@@ -56,6 +64,8 @@ def load_arrays(folder: Path) -> dict[str, np.ndarray]:
         name: np.zeros(shape, dtype)
         for name, (shape, dtype) in json.loads((folder / _EMPTY).read_text()).items()
     }
+    if (folder / _FILE).exists():
+        found |= _safetensors.load(folder / _FILE)
     if not (folder / _FOLDER).exists():
         return found
     with _plain_path(folder) as plain, _orbax() as orbax, _joined(plain) as readable:

@@ -26,7 +26,9 @@ _LOG = logging.getLogger("unisono")
 _FACTS = "facts.json"
 
 
-def write_snapshot(directory: Path, name: str, snapshot: Snapshot, *, read_back: bool = False) -> Path:
+def write_snapshot(
+    directory: Path, name: str, snapshot: Snapshot, *, read_back: bool = False, in_one_file: bool = False
+) -> Path:
     """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
 
     Args:
@@ -34,6 +36,7 @@ def write_snapshot(directory: Path, name: str, snapshot: Snapshot, *, read_back:
         name: of the commit.
         snapshot: what to write.
         read_back: whether to read it again and compare, before it becomes visible.
+        in_one_file: whether to write the arrays without Orbax, as in `save_arrays`.
 
     Raises:
         CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
@@ -43,7 +46,7 @@ def write_snapshot(directory: Path, name: str, snapshot: Snapshot, *, read_back:
     arrays = snapshot.on_host()
 
     def fill(folder: Path) -> None:
-        save_arrays(folder, arrays)
+        save_arrays(folder, arrays, in_one_file=in_one_file)
         (folder / _FACTS).write_text(json.dumps(snapshot.facts))
 
     def check(folder: Path) -> None:
