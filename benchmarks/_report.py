@@ -189,5 +189,5 @@ def heading(report):
     rounds = max((len(r["ours"]) for r in report["results"] if "ours" in r), default=0)
     return (
         f"{when}: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
-        f"{versions}.\nMedians of {rounds} rounds, the lowest and the highest in brackets."
+        f"{versions}.\nMedians of up to {rounds} rounds, the lowest and the highest in brackets."
     )

@@ -58,14 +58,12 @@ class Row:
         name: for the command line.
         what: for readers.
         claims: at least one.
-        quick: whether `--quick` measures it.
         by_name_only: whether it is left out unless it is named.
     """
 
     name: str
     what: str
     claims: tuple[Claim, ...]
-    quick: bool = False
     by_name_only: bool = False
 
 
@@ -92,7 +90,15 @@ SPOKEN = {"1-device": "1 device", "2-devices": "2 devices", "2-processes": "2 pr
 RIVALS = {"1-device": PLAIN, "2-devices": PARALLEL, "2-processes": TORCH}
 #: The models whose first step and memory are measured.
 ALL = ("mlp", "cnn", "cnn3", "resnet", "transformer", "lstm")
-QUICK = ("mlp", "cnn")
+#: The rows of `--quick`.
+QUICK = (
+    *(f"{workload}-{place}" for workload in ("mlp", "cnn") for place in PLACES),
+    *(f"{workload}-memory-1-device" for workload in ("mlp", "cnn")),
+    "mlp-callback-2-devices",
+    "mlp-batch-127",
+    "mlp-loop",
+    "cnn-evaluate-2-devices",
+)
 
 
 def against(workload, place, limits, measure="fit", theirs=None):
@@ -124,7 +130,7 @@ def fit_rows():
             what = f"fit, {TITLES[workload]}, {SPOKEN[place]}"
             claims = against(workload, place, peers)
             name = f"{workload}-{place}"
-            yield Row(name, what, claims, workload in QUICK, by_name_only=limit is None)
+            yield Row(name, what, claims, by_name_only=limit is None)
 
 
 def callback_rows():
@@ -136,7 +142,7 @@ def callback_rows():
         for place, limit in zip(PLACES, (1.0, 1.2, 1.2), strict=True):
             what = f"fit, MLP, {words}, {SPOKEN[place]}"
             claims = against("mlp", place, {(RIVALS[place], place): limit}, action)
-            yield Row(f"mlp-{name}-{place}", what, claims, quick=name == "callback")
+            yield Row(f"mlp-{name}-{place}", what, claims)
 
 
 def test_rows():
@@ -147,7 +153,7 @@ def test_rows():
                 peers = {(PARALLEL, "2-devices"): 1.5, (PLAIN, "1-device"): 1.0}
                 what = f"{action}, {TITLES[workload]}, {SPOKEN[place]}"
                 claims = against(workload, place, peers, action)
-                yield Row(f"{workload}-{action}-{place}", what, claims, quick=place == "2-devices")
+                yield Row(f"{workload}-{action}-{place}", what, claims)
 
 
 def loop_rows():
@@ -159,7 +165,7 @@ def loop_rows():
             for peer, limit in (("TF loop", 4.0), (HAND, 0.95))
         )
         what = f"loop with GradientTape, {TITLES[workload]}, 2 devices"
-        yield Row(f"{workload}-loop", what, claims, quick=True)
+        yield Row(f"{workload}-loop", what, claims)
     by_hand = against("mlp", "2-devices", {(HAND, "2-devices"): 0.95})
     yield Row("mlp-by-hand-2-devices", "fit, MLP, 2 devices", by_hand)
     by_hand = against("mlp", "2-processes", {(HAND, "2-processes"): 0.95})
@@ -171,9 +177,7 @@ def batch_rows():
     for workload in ("mlp", "cnn"):
         case = Case("unisono", workload, 2)
         claim = Claim(Point(case, "fit, odd batch"), Point(case, "fit"), 0.85)
-        yield Row(
-            f"{workload}-batch-127", f"fit, {TITLES[workload]}, batch 127 on 2 devices", (claim,), quick=True
-        )
+        yield Row(f"{workload}-batch-127", f"fit, {TITLES[workload]}, batch 127 on 2 devices", (claim,))
     claims = against("mlp", "2-devices", {(PARALLEL, "2-devices"): 1.5}, "fit, 40 steps per execution")
     yield Row("mlp-40-steps", "fit, MLP, steps_per_execution=40, 2 devices", claims)
 
@@ -181,7 +185,6 @@ def batch_rows():
 def start_rows():
     """From the program's start to the end of the first step, and the peak of memory in `fit`."""
     for workload in ALL:
-        quick = workload in QUICK
         for place in ("1-device", "2-devices"):
             claims = []
             for measure in (FIRST_COLD, FIRST_WARM):
@@ -189,11 +192,11 @@ def start_rows():
             if place == "2-devices":
                 claims += against(workload, place, {(PARALLEL, place): None}, FIRST_COLD)
             what = f"first step, {TITLES[workload]}, {SPOKEN[place]}"
-            yield Row(f"{workload}-first-step-{place}", what, tuple(claims), quick)
+            yield Row(f"{workload}-first-step-{place}", what, tuple(claims))
         for place in ("1-device", "2-devices"):
             claims = against(workload, place, {(RIVALS[place], place): 1.2}, PEAK)
             what = f"peak memory of fit, {TITLES[workload]}, {SPOKEN[place]}"
-            yield Row(f"{workload}-memory-{place}", what, claims, quick)
+            yield Row(f"{workload}-memory-{place}", what, claims)
 
 
 ROWS = [
@@ -213,7 +216,7 @@ def selected(names=(), quick=False):
         ValueError: If a name fits no row.
     """
     if not names:
-        return [row for row in ROWS if not row.by_name_only and (row.quick or not quick)]
+        return [row for row in ROWS if not row.by_name_only and (row.name in QUICK or not quick)]
     for name in names:
         if not any(fnmatch.fnmatch(row.name, name) for row in ROWS):
             raise ValueError(f"a row's name or a pattern such as 'mlp-*'; see --list. Received: {name!r}")

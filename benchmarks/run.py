@@ -27,7 +27,9 @@ def arguments():
     parser.add_argument("rows", nargs="*", help="names or patterns of rows; see --list")
     parser.add_argument("--quick", action="store_true", help="a few rows of the MLP and of the CNN")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and their claims")
-    parser.add_argument("--rounds", type=int, help="how often each case takes its turn (5; 3 with --quick)")
+    parser.add_argument(
+        "--rounds", type=int, help="how often each case takes its turn (5, or 3 where turns are long)"
+    )
     parser.add_argument("--starts", type=int, default=1, help="starts of a program for its first step (1)")
     parser.add_argument("--json", metavar="FILE", help="write all values to a file")
     parser.add_argument(
@@ -56,9 +58,8 @@ def main():
     if options.files:
         report = _report.merged([json.loads(Path(file).read_text()) for file in options.files])
     else:
-        rounds = options.rounds or (3 if options.quick else 5)
         tell = functools.partial(print, file=sys.stderr, flush=True)
-        measured = measure(rows, rounds, options.starts, tell)
+        measured = measure(rows, options.rounds, options.starts, tell)
         report = _report.report(rows, measured)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=1))

@@ -27,6 +27,7 @@ class Workload:
 
     Args:
         steps: optimizer steps of an epoch that is timed: a second or so.
+        rounds: epochs that count; long ones vary less.
         data: a number of rows to NumPy arrays `(x, y)`; `y` holds classes.
         keras_model: Keras' model, which ends in a softmax, not yet compiled.
         torch_model: torch's, which ends in logits.
@@ -35,6 +36,7 @@ class Workload:
     """
 
     steps: int
+    rounds: int
     data: Callable[[int], Any]
     keras_model: Callable[[], Any]
     torch_model: Callable[[], Any] | None = None

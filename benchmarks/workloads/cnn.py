@@ -70,5 +70,5 @@ def jax_model(convolutions, pooling, key):
 
 def workload(convolutions, pooling=True):
     bound = [functools.partial(f, convolutions, pooling) for f in (keras_model, torch_model, jax_model)]
-    steps = 32 if convolutions == 1 else 8
-    return Workload(steps, random_data((28, 28, 1), 10), *bound, image=True)
+    steps, rounds = (32, 5) if convolutions == 1 else (8, 3)
+    return Workload(steps, rounds, random_data((28, 28, 1), 10), *bound, image=True)

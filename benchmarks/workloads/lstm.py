@@ -36,4 +36,4 @@ def torch_model():
 
 
 def workload():
-    return Workload(24, random_data((TOKENS,), 2, VOCABULARY), keras_model, torch_model)
+    return Workload(24, 5, random_data((TOKENS,), 2, VOCABULARY), keras_model, torch_model)

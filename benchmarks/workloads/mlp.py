@@ -50,4 +50,4 @@ def jax_model(key):
 
 
 def workload():
-    return Workload(256, random_data((784,), 10), keras_model, torch_model, jax_model)
+    return Workload(192, 5, random_data((784,), 10), keras_model, torch_model, jax_model)

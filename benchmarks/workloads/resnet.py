@@ -54,4 +54,4 @@ def torch_model():
 
 
 def workload():
-    return Workload(4, random_data((32, 32, 3), 10), keras_model, torch_model, image=True)
+    return Workload(4, 3, random_data((32, 32, 3), 10), keras_model, torch_model, image=True)

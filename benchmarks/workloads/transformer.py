@@ -50,4 +50,4 @@ def torch_model():
 
 
 def workload():
-    return Workload(4, random_data((TOKENS,), 10, VOCABULARY), keras_model, torch_model)
+    return Workload(4, 3, random_data((TOKENS,), 10, VOCABULARY), keras_model, torch_model)
