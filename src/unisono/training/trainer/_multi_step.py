@@ -27,8 +27,10 @@ _STEPS, _BYTES = 32, 8 << 20
 _FIRST = 1
 
 #: Seconds that one program's steps should take: long against starting it (0.3 ms; 2 ms between processes,
-#: which must agree), short for a person who watches the progress bar or presses Ctrl-C.
-_SECONDS = (0.015, 0.04)
+#: which must agree), short for a person who watches the progress bar or presses Ctrl-C. On CPUs a program
+#: also copies the state into the loop and takes its memory anew: an LSTM's step of 17 ms takes 0.5 to 1 ms of
+#: CPU time longer alone than in a group of eight (2 cores, jaxlib 0.10.2, 2026-11-22).
+_SECONDS = (0.1, 0.25)
 _SECONDS_AGREED = (0.04, 0.1)
 
 #: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
@@ -117,7 +119,7 @@ class _StartedProgram(NamedTuple):
 
 
 class AdaptiveGroupSize:
-    """How many steps to run together: as many as take a few hundredths of a second.
+    """How many steps to run together: as many as take some tenths of a second.
 
     Several processes must all run the same number. Each program takes the minimum (`pmin`) of the sizes
     that the processes propose. All apply it after waiting for that program, hence at the same point.
