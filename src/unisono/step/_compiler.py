@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import logging
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from unisono._mesh import ReplicaMesh
 from unisono._types import ArrayLike, PyTree, UserValue
@@ -39,6 +41,9 @@ _CACHE_SIZE = 256
 #: After so many programs for one function the log says why.
 _MANY_PROGRAMS = 8
 
+#: In place of an array, which no variable holds.
+_NOTHING = object()
+
 
 class Entry:
     """A compiled step of a user's function, with the variables whose state it carries.
@@ -65,8 +70,13 @@ class Entry:
         self._kind = f"run with variables {shapes}" if shapes else "run"
         self._strategy = strategy
         self._results: list[Result] = []
-        # Variable -> what it holds between steps, and the array on all devices that stands for it.
-        self._last: dict[int, tuple[Any, Any]] = {}
+        # By slot: what the variable holds between steps, and the array on all devices that stands for it.
+        self._held: list[Any] = [_NOTHING] * len(plan.slots)
+        self._arrays: list[Any] = [None] * len(plan.slots)
+        self._written = [(i, s) for i, s in enumerate(plan.slots) if s.written]
+        self._read = [i for i, s in enumerate(plan.slots) if not s.written]
+        # Asked of each variable in each step: 320 small variables have 962 slots.
+        self._readers = [_reader_of(s) for s in plan.slots]
         mesh = strategy.mesh
         written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
@@ -87,11 +97,13 @@ class Entry:
 
     def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The donated and the kept arguments, on their devices."""
-        slots = self.plan.slots
-        values = self._strategy.state_layout.fetch([self._placed(s) for s in slots])
-        written = [v for v, s in zip(values, slots, strict=True) if s.written]
-        reads = [v for v, s in zip(values, slots, strict=True) if not s.written]
-        return written, (reads, self._place_arrays(call))
+        for i, (read, slot, held) in enumerate(zip(self._readers, self.plan.slots, self._held, strict=True)):
+            # The same array as after the last step: nothing was assigned, and it is on all devices already.
+            if (value := read(slot.variable)) is not held:
+                self._place(i, slot, value)
+        values = self._strategy.state_layout.fetch(self._arrays)
+        written = [values[i] for i, _ in self._written]
+        return written, ([values[i] for i in self._read], self._place_arrays(call))
 
     def __call__(self, call: Call) -> PyTree:
         done: list[Any] = []
@@ -119,16 +131,15 @@ class Entry:
 
     def _compared(self) -> tuple[list[str], list[Any]]:
         """Names and arrays of what all workers must hold alike after a step."""
-        slots = [s for s in self.plan.slots if s.written and s.layout.spec == UNSHARDED]
-        return [s.variable.path for s in slots], [self._last[id(s.variable)][1] for s in slots]
+        slots = [(i, s) for i, s in self._written if s.layout.spec == UNSHARDED]
+        return [s.variable.path for _, s in slots], [self._arrays[i] for i, _ in slots]
 
     def _store_all(self, new: list[Any]) -> None:
         """Store the new state in the variables."""
-        slots = [s for s in self.plan.slots if s.written]
-        for slot, value in zip(slots, self._strategy.state_layout.rest(new), strict=True):
-            held = slot.layout.hold(value)
+        for (i, slot), value in zip(self._written, self._strategy.state_layout.rest(new), strict=True):
+            self._arrays[i] = value
+            self._held[i] = held = slot.layout.hold(value)
             _store(slot, held)
-            self._last[id(slot.variable)] = held, value
 
     def _begin_alike(self) -> None:
         """Give variables that no step has used before the first worker's values."""
@@ -143,19 +154,16 @@ class Entry:
             _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
 
-    def _placed(self, slot: Slot) -> Any:
-        value = _stored(slot)
-        held, placed = self._last.get(id(slot.variable), (None, None))
-        # Nothing was assigned since the last step: the array is on all devices already.
-        if held is value:
-            return placed
-        placed = slot.layout.place(value)
+    def _place(self, number: int, slot: Slot, value: Any) -> None:
+        """Put what a variable holds onto the devices."""
+        array = slot.layout.place(value)
+        # What is written is donated: where the step then fails, it is placed anew.
+        self._held[number] = _NOTHING
         # Placed once and kept, as no step replaces it.
         if not slot.written:
-            held = slot.layout.hold(placed)
+            self._held[number] = held = slot.layout.hold(array)
             _store(slot, held)
-            self._last[id(slot.variable)] = held, placed
-        return placed
+        self._arrays[number] = array
 
     def _place_arrays(self, call: Call) -> list[Any]:
         mesh = self._strategy.mesh
@@ -180,8 +188,13 @@ def _laid_out(result: PyTree, mesh: ReplicaMesh) -> PyTree:
     return jax.tree.map(place, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
 
 
+def _reader_of(slot: Slot) -> Callable[[keras.Variable], Any]:
+    """Return what reads the array that the variable of a slot holds; a C function, since steps call it."""
+    return operator.attrgetter("stored_copies") if slot.is_stacked else stored_value
+
+
 def _stored(slot: Slot) -> Any:
-    return slot.variable.stored_copies if slot.is_stacked else stored_value(slot.variable)
+    return _reader_of(slot)(slot.variable)
 
 
 def _store(slot: Slot, value: ArrayLike) -> None:
