@@ -29,3 +29,10 @@ def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_other_platforms_have_none(platform):
     assert compiler_options(platform) == {}
+
+
+def test_reductions_and_products_are():
+    x = jnp.ones((512, 256))
+    for compute in (lambda x: (x * x).sum(0), lambda x: x @ x.T):
+        text = jax.jit(compute).lower(x).compile(compiler_options=compiler_options("cpu")).as_text()
+        assert "ynn_fusion" in text

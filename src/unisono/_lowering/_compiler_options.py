@@ -13,8 +13,11 @@ import functools
 
 import jax
 
-#: Which operations YNNPACK computes: matrix products, as in XLA's own choice, but no convolutions.
-_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+#: Which operations YNNPACK computes: products and reductions, as in XLA's own choice, but no convolutions.
+#: Without reductions a transformer's step of 4 layers and width 128 takes 378 ms instead of 270 (2026-11-22).
+_OPTIONS = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+}
 
 
 def compiler_options(platform: str) -> dict[str, str]:
