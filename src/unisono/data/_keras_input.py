@@ -212,6 +212,9 @@ class KerasInput(keras.utils.PyDataset):
         keep_states: Number of last batches after which the state is kept.
     """
 
+    #: What messages and comparisons of calls name it.
+    described_as = "Dataset"
+
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
         super().__init__()
         self._dataset = dataset
@@ -243,6 +246,9 @@ class KerasStream(grain.IterDataset):
         dataset: The data set.
         keep_states: Number of last batches after which the state is kept.
     """
+
+    #: As for `KerasInput`.
+    described_as = "Dataset"
 
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
         super().__init__()

@@ -8,18 +8,20 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import keras
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, UserValue
-from unisono.data._dataset import Dataset
-from unisono.data._distribute import DistributedDataset
 from unisono.data._iterator import DistributedIterator
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import RunOptions
+
+if TYPE_CHECKING:
+    from unisono.data._dataset import Dataset
+    from unisono.data._distribute import DistributedDataset
 
 T = TypeVar("T")
 
@@ -133,6 +135,8 @@ class DeprecatedMethods(abc.ABC):
             numpy_input: arrays with equal numbers of rows, also nested.
             session: accepted for tf.distribute's signature.
         """
+        from unisono.data._dataset import Dataset
+
         del session
         return Dataset.from_tensor_slices(numpy_input)
 

@@ -12,11 +12,9 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
+from unisono._reads import DataSet
 from unisono._types import UserValue
 from unisono.data._batches import check_values, empty
-from unisono.data._dataset import Dataset
-from unisono.data._distribute import DistributedDataset
-from unisono.data._keras_input import as_keras_input
 from unisono.step._keras_internals import is_of_no_batch
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def keras_arguments(
     kwargs = dict(kwargs)
     if x is None:
         raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
-    if isinstance(x, (Dataset, DistributedDataset)):
+    if isinstance(x, DataSet):
         args, kwargs["x"] = args[1:], _keras_input(strategy, x)
         if args:
             raise InvalidArgumentError(
@@ -63,7 +61,7 @@ def keras_arguments(
             # The pipeline shuffles if the user wants that; Keras' default, True, would warn that it does not.
             kwargs["shuffle"] = False
     validation = kwargs.get("validation_data")
-    if isinstance(validation, (Dataset, DistributedDataset)):
+    if isinstance(validation, DataSet):
         kwargs["validation_data"] = _keras_input(strategy, validation)
     # Arrays are checked here, once and whole; batches of datasets one by one.
     for key, value in zip(_ARRAYS, args, strict=False):
@@ -77,12 +75,16 @@ def keras_arguments(
     return args, kwargs
 
 
-def _check_has_rows(model: keras.Model, data: Dataset) -> None:
+def _check_has_rows(model: keras.Model, data: DataSet) -> None:
     """Raise where elements have the shapes of single examples of a model.
 
     Called only where Keras has rejected them: to find the shapes may need the first element to be read.
     """
+    from unisono.data._dataset import Dataset
+
     wanted = getattr(model, "inputs", None)
+    if not isinstance(data, Dataset):
+        return
     spec = data.element_spec
     given = jax.tree_util.tree_leaves_with_path(spec[0] if isinstance(spec, tuple) and spec else spec)
     if not isinstance(wanted, list) or len(wanted) != len(given):
@@ -99,8 +101,13 @@ def _check_has_rows(model: keras.Model, data: Dataset) -> None:
     )
 
 
-def _keras_input(strategy: Strategy, data: Dataset | DistributedDataset) -> UserValue:
-    if isinstance(data, Dataset):
+def _keras_input(strategy: Strategy, data: DataSet) -> UserValue:
+    # Imported with the first data set alone: Grain and Orbax take 0.4 s.
+    from unisono.data._dataset import Dataset
+    from unisono.data._distribute import DistributedDataset
+    from unisono.data._keras_input import as_keras_input
+
+    if not isinstance(data, DistributedDataset):
         return as_keras_input(strategy.shared_pipeline(data))
     own = strategy.replicated
     if own is None or data.mesh.devices != own.mesh.devices:
@@ -145,7 +152,7 @@ def data_needed(name: str, model: keras.Model, data: UserValue) -> Iterator[None
                 "The data hold strings or Python objects. Turn them into numbers before training, with "
                 "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
             )
-        if isinstance(data, Dataset) and "shape" in str(error):
+        if isinstance(data, DataSet) and "shape" in str(error):
             _check_has_rows(model, data)
         raise
     except UnboundLocalError as error:

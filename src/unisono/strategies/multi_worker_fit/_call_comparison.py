@@ -13,7 +13,6 @@ import keras
 
 from unisono._types import UserValue
 from unisono.checkpoint._variable_paths import canonical_paths
-from unisono.data._keras_input import KerasInput, KerasStream
 from unisono.step._keras_internals import compile_arguments
 from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
 from unisono.strategies.multi_worker_fit._chief_callbacks import is_chief_only
@@ -116,7 +115,7 @@ def size_of(data: UserValue) -> str:
     Args:
         data: of `fit`, `evaluate` or `predict`.
     """
-    name = "Dataset" if isinstance(data, (KerasInput, KerasStream)) else type(data).__name__
+    name = getattr(type(data), "described_as", type(data).__name__)
     return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
 
 
