@@ -111,14 +111,10 @@ def pack(arrays: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
 def _concatenate(arrays: list[jax.Array]) -> jax.Array:
     if len(arrays) == 1:
         return jnp.ravel(arrays[0])
-    buffer = jnp.zeros((sum(a.size for a in arrays),), arrays[0].dtype)
-    start = 0
-    for array in arrays:
-        # XLA updates the buffer in place. On two cores, jaxlib 0.10.2, 235k floats: 0.85 ms;
-        # `jnp.concatenate` takes 3.5 to 6.8 ms.
-        buffer = jax.lax.dynamic_update_slice(buffer, jnp.ravel(array), (start,))
-        start += array.size
-    return buffer
+    # One kernel for all arrays. Updates of a buffer in place were one for each, and LLVM compiled every one:
+    # on two cores, jaxlib 0.10.2, 80 arrays of 16 KiB took 1.5 s to compile and 2.9 ms to send; now 1.0 s and
+    # 2.7 ms (November 2026). A bucket of 8 MiB takes 13.4 ms instead of 17.5.
+    return jnp.concatenate([jnp.ravel(array) for array in arrays])
 
 
 def unpack(buckets: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:

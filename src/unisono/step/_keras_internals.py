@@ -105,6 +105,27 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
 # --- layers and models ------------------------------------------------------------------------------------
 
 
+def with_names(function: Callable[..., Any], **change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function of Keras that uses other things under some names of its module.
+
+    Initializers take random numbers from a module of Keras under the name `random` (since 3.0).
+
+    Args:
+        function: any; one that uses none of the names, or is not Python code, is returned as it is.
+        change: by name, what returns the other thing for Keras' own.
+    """
+    known = getattr(getattr(function, "__code__", None), "co_names", ())
+    others = {name: make(function.__globals__[name]) for name, make in change.items() if name in known}
+    if not others:
+        return function
+    given = {**function.__globals__, **others}
+    twin = types.FunctionType(
+        function.__code__, given, function.__name__, function.__defaults__, function.__closure__
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
 def all_layers(layer: keras.Layer, include_self: bool = True) -> Iterator[keras.Layer]:
     """Return a layer or model and all layers inside of it, at any depth. `Layer._flatten_layers`, 3.0."""
     found: Iterator[keras.Layer] = layer._flatten_layers(include_self=include_self)

@@ -12,6 +12,7 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
 - JAX lowers some operations on CPUs as `_lowering` does.
+- Keras' initializers compute their values as `_initial_values` does.
 
 Tests: tests/virtual/training/test_exact.py and test_failures.py.
 """
@@ -47,6 +48,7 @@ from unisono.training._binding import (
 )
 from unisono.training._chief_save import written_once
 from unisono.training._fit_extension import around_fit, has_fit_extensions
+from unisono.training._initial_values import initializer_patches
 from unisono.training._keras_data import data_needed, keras_arguments
 from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
@@ -96,7 +98,7 @@ def install() -> None:
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "_get_jax_state", _take_state)
     _wrap(keras.callbacks.CallbackList, "on_train_batch_end", call_batch_end)
-    for owner, name, wrapper in replica_patches():
+    for owner, name, wrapper in [*replica_patches(), *initializer_patches()]:
         _wrap(owner, name, wrapper)
 
 

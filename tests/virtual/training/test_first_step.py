@@ -1,0 +1,44 @@
+"""The first step of `fit`: what it loads, how often it traces the user's step, and what it compiles."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import numpy as np
+import unisono
+
+strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+import jax, keras
+
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, fun_name=None, **_: "backend_compile" in event and compiled.append(fun_name)
+)
+traces = 0
+
+class Model(keras.Sequential):
+    def train_step(self, state, data):
+        global traces
+        traces += 1
+        return super().train_step(state, data)
+
+with strategy.scope():
+    layers = [keras.layers.Dense(n, activation="relu") for n in (24, 20, 16, 12)]
+    model = Model([keras.Input((30,)), *layers, keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(np.ones((16, 30), "float32"), np.zeros(16, "int32"), batch_size=8, verbose=0)
+print("loaded", sorted({"grain", "orbax", "tensorstore", "tensorboard", "tensorflow"} & set(sys.modules)))
+print("traces", traces)
+print("steps", sum("with_token" in str(name) for name in compiled))
+print("random", sum("uniform" in str(name) for name in compiled))
+print("constants", sum("broadcast_in_dim" in str(name) for name in compiled))
+"""
+
+
+def test_what_the_first_step_loads_traces_and_compiles():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    # Five shapes of kernels take one program of random numbers, and their biases and Adam's variables none.
+    assert found == {"loaded": "[]", "traces": "1", "steps": "1", "random": "1", "constants": "0"}
