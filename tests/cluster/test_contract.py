@@ -15,9 +15,9 @@ CONTRACT = [
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
 NAMES = "never or mean or (validation and data) or global or accumulation"
-ALL = f"multi-worker or test_spread or (feature and ({NAMES}))"
+ALL = f"multi-worker or test_multi_worker_program or test_spread or (feature and ({NAMES}))"
 #: What depends on the number of workers and devices.
-SOME = "(multi-worker or test_spread) and not compiled"
+SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def program_of(batch_normalization=False):
     )
     (program,) = model.train_function._programs.values()
     state = strategy.mesh.put(parts, strategy.mesh.replicated)
-    (group,) = model.train_function._groups.values()
-    group.begin()
-    group.added((x[:rows], y[:rows], None))
-    data = (strategy.mesh.put_own(np.int32(1)), group.placed())
+    (stager,) = model.train_function._stagers.values()
+    stager.begin()
+    stager.append((x[:rows], y[:rows], None))
+    data = (strategy.mesh.put_own(np.int32(1)), stager.place())
     return program.lower(state, data).compile(), strategy.num_replicas_in_sync
 
 
@@ -66,11 +66,34 @@ def test_gradients_and_metrics_are_one_message(monkeypatch):
     assert products[0] == products[1] > 0
 
 
-def test_moving_statistics_take_one_more():
-    compiled, replicas = program_of(batch_normalization=True)
+def sent(compiled):
+    """The numbers of floats in a program's messages to a partner."""
+    return [
+        int(n) for n in re.findall(r"f32\[(\d+)\]\S* collective-permute(?:-start)?\(", compiled.as_text())
+    ]
+
+
+def test_moving_statistics_travel_with_the_gradients():
+    plain, replicas = program_of()
+    compiled, _ = program_of(batch_normalization=True)
     if not replicas & (replicas - 1):
         rounds = replicas.bit_length() - 1
-        assert messages(compiled) == {"collective-permute": 2 * rounds, "all-reduce": WISH}
+        assert messages(compiled) == {"collective-permute": rounds, "all-reduce": WISH}
+        # Scale, offset, mean and variance of each of the 32 features, and nothing else.
+        assert sent(compiled) == [n + 4 * 32 for n in sent(plain)] != []
+
+
+def test_moving_statistics_are_the_mean_of_the_replicas():
+    strategy = mirrored(None)
+    replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.0)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    x = (np.arange(2 * replicas, dtype="f4") ** 2).reshape(replicas, 2)
+    model.fit(x.reshape(-1, 1), x.reshape(-1, 1), batch_size=2 * replicas, shuffle=False, verbose=0)
+    moving = {v.name: np.asarray(v.value).item() for v in model.layers[0].non_trainable_variables}
+    np.testing.assert_allclose(moving["moving_mean"], x.mean(1).mean(), rtol=1e-6)
+    np.testing.assert_allclose(moving["moving_variance"], x.var(1).mean(), rtol=1e-6)
 
 
 def flat(batches):

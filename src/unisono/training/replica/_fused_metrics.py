@@ -1,9 +1,10 @@
-"""Gradients and metrics of several workers in one message.
+"""Gradients, metrics and moving statistics of several workers in one message.
 
 Between workers every all-reduce is a round of messages. Keras computes the gradients, applies
-them, and then updates the metrics: two rounds. But what a replica adds to the metrics is known
-before the first. So the step is traced once without communication, to get the metrics' new values,
-and once more with these values piggybacked on the all-reduce of the gradients. XLA folds what both
+them, and then updates the metrics: two rounds, and a third one for the moving statistics of
+BatchNormalization. But what a replica adds to both is known before the first. So the step is traced once
+without communication, to get these values, and once more with them piggybacked on the all-reduce of the
+gradients. XLA folds what both
 traces have in common (docs/architecture.md, idea 5), so nothing is computed twice.
 
 Tests: tests/virtual/strategies/test_multi_worker_program.py.

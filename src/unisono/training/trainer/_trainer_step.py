@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,18 @@ class TrainerTask(enum.Enum):
     TRAIN = ("trainable", "non_trainable", "optimizer", "metrics")
     TEST = ("trainable", "non_trainable", "metrics")
     PREDICT = ("trainable", "non_trainable")
+
+
+class _Early(NamedTuple):
+    """What a replica adds to the state besides the gradients, known before they are reduced.
+
+    Args:
+        metrics: the metrics' variables after the step.
+        averaged: moving statistics after the step, by their place among the non-trainable variables.
+    """
+
+    metrics: list[jax.Array]
+    averaged: dict[int, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,27 +105,38 @@ class TrainerStep:
         self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: PyTree
     ) -> tuple[PyTree, State, tuple[list[Merge], ...]]:
         """Run one replica's step; return by which rules the rest of its state is merged, too."""
-        fused: list[jax.Array] | None = None
+        fused: _Early | None = None
         if self.task is TrainerTask.TRAIN and self.strategy.process_group.size > 1 and can_fuse(self.model):
-            fused = self._metrics_to_fuse(DryRunEngine(engine), rules[-1], local, batch)
+            fused = self._values_to_fuse(DryRunEngine(engine), rules, local, batch)
         if fused is None:
             return *self._inside(engine, local, batch), rules
-        joining = FusingEngine(engine, fused)
-        logs, new = self._inside(joining, local, batch)
-        return logs, (*new[:-1], joining.sums), (*rules[:-1], [Merge.KEEP] * len(fused))
+        joining = FusingEngine(engine, [*fused.metrics, *fused.averaged.values()])
+        logs, (trainable, non_trainable, optimizer, metrics) = self._inside(joining, local, batch)
+        sums = iter(joining.sums)
+        metrics = [next(sums) for _ in metrics]
+        means = {i: (next(sums) / engine.num_replicas).astype(x.dtype) for i, x in fused.averaged.items()}
+        non_trainable = [means.get(i, x) for i, x in enumerate(non_trainable)]
+        kept = [Merge.KEEP if i in means else rule for i, rule in enumerate(rules[1])]
+        rules = (rules[0], kept, rules[2], [Merge.KEEP] * len(metrics))
+        return logs, (trainable, non_trainable, optimizer, metrics), rules
 
-    def _metrics_to_fuse(
-        self, engine: DryRunEngine, rules: list[Merge], local: State, batch: PyTree
-    ) -> list[jax.Array] | None:
-        """Return the metrics after the step, if they can be reduced with the gradients; else None."""
-        if any(rule is not Merge.SUM for rule in rules):
+    def _values_to_fuse(
+        self, engine: DryRunEngine, rules: tuple[list[Merge], ...], local: State, batch: PyTree
+    ) -> _Early | None:
+        """Return what can be reduced with the gradients; None where the step's metrics cannot."""
+        if any(rule is not Merge.SUM for rule in rules[-1]):
             return None
         try:
             _, new = self._inside(engine, local, batch)
         except NeedsPeersError:
             return None
         metrics = list(new[-1])
-        return metrics if engine.calls == 1 and are_sums(metrics) else None
+        if engine.calls != 1 or not are_sums(metrics):
+            return None
+        # What the step did not change is the same object, and needs no merge.
+        changed = {i: x for i, x in enumerate(new[1]) if x is not local[1][i]}
+        averaged = {i: x for i, x in changed.items() if rules[1][i] is Merge.MEAN and are_sums([x])}
+        return _Early(metrics, averaged)
 
     def _inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
         with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
