@@ -50,7 +50,7 @@ def install_fast_products() -> None:
         left: Any
         right: Any
         left, right = ctx.avals_in
-        if _is_partitioned(ctx) or not is_merged(left, right, parameters["dimension_numbers"]):
+        if is_partitioned(ctx) or not is_merged(left, right, parameters["dimension_numbers"]):
             return own(ctx, *operands, **parameters)
         return mlir.lower_fun(multiply_merged, multiple_results=False)(ctx, *operands, **parameters)
 
@@ -154,7 +154,7 @@ def _is_side_by_side(dimensions: list[int]) -> bool:
     return all(after == before + 1 for before, after in itertools.pairwise(dimensions))
 
 
-def _is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
+def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether XLA distributes the operands: merging a dimension that it divides could make it gather them."""
     context = ctx.module_context.axis_context
     if isinstance(context, mlir.SPMDAxisContext):
