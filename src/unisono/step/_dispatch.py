@@ -73,6 +73,7 @@ class CompiledStep:
         in_specs: with `out_specs`, run `fn` in `jax.shard_map`: once per replica.
         out_specs: the counterpart for `(outputs, state)`.
         process_group: the processes that run the step together; this one alone by default.
+        donates: whether the step may reuse the memory of the state that it is given.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CompiledStep:
         in_specs: PyTree = None,
         out_specs: PyTree = None,
         process_group: ProcessGroup | None = None,
+        donates: bool = True,
     ) -> None:
         self._group = process_group or SingleProcessGroup()
         self._run_ahead = run_ahead_of(mesh)
@@ -96,7 +98,8 @@ class CompiledStep:
                 return *fn(donated, kept), jnp.zeros((), jnp.int8)
 
         # A debugged step is run again op by op after a NaN was found, which needs its inputs.
-        self._donates = not any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs"))
+        self._is_guarded = any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs"))
+        self._donates = donates and not self._is_guarded
         self._compiled = jax.jit(
             with_token,
             donate_argnums=(0,) if self._donates else (),
@@ -116,10 +119,10 @@ class CompiledStep:
             done: becomes `[(outputs, state, token)]` when the step starts, also where an exception such
                 as `KeyboardInterrupt` follows: nothing else holds the state then.
         """
-        if not self._donates:
+        if self._is_guarded:
             return self._guarded(donated, kept)
         done = [] if done is None else done
-        given, kept_of_one = (_without_aliases(donated, kept),), (kept,)
+        given, kept_of_one = (_without_aliases(donated, kept) if self._donates else donated,), (kept,)
         # On CPUs the call itself may wait for the other workers.
         with self._group.dispatch():
             if self._careful is None or self._careful > 0:

@@ -7,8 +7,8 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created.
 - `Variable.value` and `assign` check that the current strategy holds the variable.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
-  the weights back when anything raises. `CallbackList.on_train_batch_end` is skipped where no callback
-  has a hook of batches, because Keras would wait for the step's logs there.
+  the weights back when anything raises. `CallbackList.on_train_batch_end` and its sisters are skipped where
+  no callback has a hook of batches, because Keras would wait for the step's logs there.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
 - JAX lowers some operations on CPUs as `_lowering` does.
@@ -54,8 +54,15 @@ from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.trainer._batch_policy import build_sequential
-from unisono.training.trainer._lookahead import call_batch_end, can_run_ahead, with_lookahead
 from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._run_ahead_of_loop import (
+    batch_end_of,
+    begin_of,
+    can_run_ahead,
+    lookahead_for,
+    running_ahead,
+    with_lookahead,
+)
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
@@ -97,7 +104,10 @@ def install() -> None:
     ):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
     _wrap(keras.Model, "_get_jax_state", _take_state)
-    _wrap(keras.callbacks.CallbackList, "on_train_batch_end", call_batch_end)
+    for name in ("fit", "evaluate", "predict"):
+        _wrap(keras.callbacks.CallbackList, *batch_end_of(name))
+    for name in ("evaluate", "predict"):
+        _wrap(keras.callbacks.CallbackList, *begin_of(name))
     for owner, name, wrapper in [*replica_patches(), *initializer_patches()]:
         _wrap(owner, name, wrapper)
 
@@ -206,13 +216,37 @@ def _guarded(name: str) -> Wrapper:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict"):
-                args, kwargs = strategy.prepare_call(original, self, args, kwargs)
-            # Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array:
-            # without this, an error of the last step would be raised where the user reads that.
-            result: Result = jax.block_until_ready(original(self, *args, **kwargs))
-            return result
+                return _run_through(original, self, args, kwargs)
+            return _with_errors(original(self, *args, **kwargs))
 
     return method
+
+
+def _with_errors(result: Result) -> Result:
+    """Return a result when the steps behind it are done, so that their errors are raised here.
+
+    Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array: without
+    this, an error of the last step would be raised where the user reads that.
+    """
+    done: Result = jax.block_until_ready(result)
+    return done
+
+
+def _run_through(
+    original: Callable[..., Result],
+    model: keras.Model,
+    args: tuple[UserValue, ...],
+    kwargs: dict[str, UserValue],
+) -> Result:
+    """Run Keras' `evaluate` or `predict` ahead of its loop."""
+    strategy, name = strategy_of(model), original.__name__
+    assert strategy is not None
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    ahead = strategy.runs_ahead and can_run_ahead(model, bound.arguments.get("callbacks"), name)
+    args, kwargs, ahead = strategy.prepare_call(original, model, args, kwargs, ahead)
+    lookahead = lookahead_for(strategy, model, bound.arguments, name, ahead)
+    with running_ahead(model, name, bound.arguments.get("steps"), lookahead):
+        return _with_errors(original(model, *args, **kwargs))
 
 
 def _fit(
@@ -233,8 +267,9 @@ def _fit(
     with contextlib.ExitStack() as around:
         if strategy is not None:
             arguments, ahead = around.enter_context(strategy.around_fit(model, arguments, ahead))
+        lookahead = None if strategy is None else lookahead_for(strategy, model, arguments, "fit", ahead)
         arguments = around.enter_context(around_fit(model, arguments))
-        return original(model, **around.enter_context(with_lookahead(model, arguments, ahead)))
+        return original(model, **around.enter_context(with_lookahead(model, arguments, lookahead)))
 
 
 def _check_not_in_scope(model: keras.Model, name: str) -> None:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from unisono.training.trainer import _lookahead
-from unisono.training.trainer._lookahead import StepLookahead, can_run_ahead
+from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import (
 )
 from unisono.strategies.multi_worker_fit._fit_summary import run_summary
 from unisono.training._fit_extension import flat_callbacks
+from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 class MultiWorkerFit:
@@ -55,6 +56,8 @@ class MultiWorkerFit:
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
         self._printed = ""
+        #: Whether the validation in the current `fit` may run ahead of Keras' loop on all workers.
+        self._validates_ahead = False
 
     @contextlib.contextmanager
     def around(
@@ -73,7 +76,7 @@ class MultiWorkerFit:
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
         own = _Message(
-            bytes([ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
+            bytes([ahead, can_run_ahead(model, callbacks, "evaluate"), *(hook in hooks for hook in DECISION_HOOKS)]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
@@ -93,10 +96,11 @@ class MultiWorkerFit:
         if not self._group.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
-        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=1) if any(a.flags[i] for a in every)}
+        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=2) if any(a.flags[i] for a in every)}
         # First, before a callback saves what has drifted apart; last, when all have decided.
         callbacks = [SameState(self._compare_state), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
+        self._validates_ahead = all(answer.flags[1] for answer in every)
         yield changed, all(answer.flags[0] for answer in every)
 
     def prepare(
@@ -105,7 +109,8 @@ class MultiWorkerFit:
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-    ) -> Arguments:
+        ahead: bool,
+    ) -> tuple[Arguments, bool]:
         """Return the arguments of `evaluate` or `predict` for this worker; see `Strategy.prepare_call`.
 
         Raises:
@@ -114,13 +119,16 @@ class MultiWorkerFit:
         arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
         arguments.pop("self")
         # In `fit`, Keras evaluates with arguments that were compared when it began.
-        if not is_validation(arguments.get("kwargs", {})):
+        if is_validation(arguments.get("kwargs", {})):
+            ahead = self._validates_ahead
+        else:
             name = method.__name__
             self._group.note_call(name)
-            self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
+            facts = {"method": name, **facts_of(model, arguments)}
+            ahead = all(self._group.require_same(facts, f"A call of `{name}`", bytes([ahead])))
         if not self._group.is_chief:
             arguments["verbose"] = 0
-        return {**arguments.pop("kwargs", {}), **arguments}
+        return {**arguments.pop("kwargs", {}), **arguments}, ahead
 
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
@@ -154,7 +162,7 @@ class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
-        flags: whether steps may run ahead, and for each of `DECISION_HOOKS` whether a callback has it.
+        flags: whether steps may run ahead in training and in validation, and for each of `DECISION_HOOKS` whether a callback has it.
         callbacks: digest of those callbacks that all workers should have.
         random: digest of the random state.
     """
@@ -169,7 +177,7 @@ class _Message:
     @classmethod
     def read(cls, every: Sequence[bytes]) -> list[_Message]:
         """Return the messages of all workers from their bytes."""
-        ends = len(DECISION_HOOKS) + 1, len(DECISION_HOOKS) + 1 + hashlib.sha256().digest_size
+        ends = len(DECISION_HOOKS) + 2, len(DECISION_HOOKS) + 2 + hashlib.sha256().digest_size
         return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
 
 

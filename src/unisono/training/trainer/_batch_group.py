@@ -31,20 +31,23 @@ class BatchGroup:
         self.first, self.mode, self.rows, self.stager = first, mode, rows, stager
         #: How many batches there are. The stager's own count is that of its last group.
         self.count = 1
+        #: The batches, as long as the steps may have to run again.
+        self.batches: list[PyTree] = [first]
         #: Seconds that it took to get and stage the batches after the first.
         self.seconds = 0.0
         if stager is not None:
             stager.begin()
             stager.append(first)
 
-    def key(self, sizes: tuple[int, ...]) -> ProgramKey:
+    def key(self, sizes: tuple[int, ...], keeps_state: bool = False) -> ProgramKey:
         """Return what names the program.
 
         Args:
             sizes: how many variables each part of the state has.
+            keeps_state: whether the state that the program is given can be used again.
         """
         true_rows = self.rows if self.mode is Mode.PADDED else 0
-        return ProgramKey(self.mode, true_rows, 1 if self.stager is None else self.stager.slots, sizes)
+        return ProgramKey(self.mode, true_rows, 1 if self.stager is None else self.stager.slots, sizes, keeps_state)
 
 
 class GroupPlacer:

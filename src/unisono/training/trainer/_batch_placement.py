@@ -150,11 +150,18 @@ class BatchStager:
 
     def place(self) -> tuple[jax.Array, PyTree]:
         """Return how many batches there are, and the batches on the devices."""
-        if self.count not in self._counts:
-            self._counts[self.count] = self._mesh.put(np.int32(self.count), self._mesh.replicated)
-        return self._counts[self.count], jax.tree.unflatten(
-            self._structure, [self._place(b) for b in self._buffers]
-        )
+        batches = jax.tree.unflatten(self._structure, [self._place(b) for b in self._buffers])
+        return self.number(self.count), batches
+
+    def number(self, count: int) -> jax.Array:
+        """Return a number of batches on the devices.
+
+        Args:
+            count: the number.
+        """
+        if count not in self._counts:
+            self._counts[count] = self._mesh.put(np.int32(count), self._mesh.replicated)
+        return self._counts[count]
 
     def _place(self, buffers: dict[int, np.ndarray]) -> jax.Array:
         first = next(iter(buffers.values()))

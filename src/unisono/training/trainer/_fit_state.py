@@ -44,17 +44,26 @@ class StatePart(Sequence[jax.Array]):
     Not a list: Keras tracks every list that is stored on a model, which takes 0.2 ms a step.
 
     Args:
-        values: arrays, where the next step wants them.
+        values: arrays, where the next step wants them; or what gives them where they are read.
         layouts: of their variables; they give what Keras and callbacks see.
     """
 
-    def __init__(self, values: list[jax.Array], layouts: Sequence[VariableLayout]) -> None:
-        self.values = values
+    def __init__(
+        self, values: list[jax.Array] | Callable[[], list[jax.Array]], layouts: Sequence[VariableLayout]
+    ) -> None:
+        self._values = values
         self._layouts = layouts
         self._seen: dict[int, jax.Array] = {}
 
+    @property
+    def values(self) -> list[jax.Array]:
+        """The arrays."""
+        if callable(self._values):
+            self._values = self._values()
+        return self._values
+
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self._layouts)
 
     @overload
     def __getitem__(self, index: int) -> jax.Array: ...
@@ -63,8 +72,13 @@ class StatePart(Sequence[jax.Array]):
     def __getitem__(self, index: slice) -> list[jax.Array]: ...
 
     def __getitem__(self, index: int | slice) -> jax.Array | list[jax.Array]:
-        numbers = range(len(self.values))[index]
+        numbers = range(len(self))[index]
         return [self._at(i) for i in numbers] if isinstance(numbers, range) else self._at(numbers)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether Keras or a callback has read an array."""
+        return bool(self._seen)
 
     def _at(self, number: int) -> jax.Array:
         if number not in self._seen:
@@ -145,6 +159,43 @@ class FitState:
         if self._task is TrainerTask.TRAIN:
             self._strategy.process_group.check_state(self._strategy.mesh, self, steps, self._compared)
         return self._returned
+
+    def keep_unread(self, read: Callable[[], State]) -> State:
+        """Return a state as Keras carries it, which is computed where Keras or a callback reads it.
+
+        Args:
+            read: gives it; called for each part.
+        """
+
+        def part_of(i: int) -> Callable[[], list[jax.Array]]:
+            return lambda: list(self._layout.rest(read()[i]))
+
+        self._returned = tuple(StatePart(part_of(i), layouts) for i, layouts in enumerate(self._layouts))
+        hold_state(self._model, self._names, self._returned)
+        return self._returned
+
+    def is_returned(self, state: State) -> bool:
+        """Return whether a state is the very one that the last step returned, and was not read.
+
+        Args:
+            state: what Keras carries.
+        """
+        return self._returned is not None and all(
+            a is b and not b.is_read for a, b in zip(state, self._returned, strict=True)
+        )
+
+    def is_unchanged(self, state: State) -> bool:
+        """Return whether a state has the values that the last step returned, read or not.
+
+        Args:
+            state: what Keras carries.
+        """
+        if self._returned is None:
+            return False
+        return all(
+            part is own or all(own.behind(i, x) is not None for i, x in enumerate(part))
+            for part, own in zip(state, self._returned, strict=True)
+        )
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Return names and arrays of what must be equal on all workers."""

@@ -222,5 +222,16 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
         return 1
     if wanted is not None:
         return wanted
-    size: int = sum(x.nbytes for x in leaves)
+    return slots_of_size(sum(x.nbytes for x in leaves))
+
+
+def slots_of_size(size: int) -> int:
+    """Return how many batches, or predictions, of some bytes may be in one program.
+
+    Args:
+        size: of one in bytes.
+
+    >>> slots_of_size(4 << 20)
+    2
+    """
     return max(1, min(_STEPS, _BYTES // max(1, size)))

@@ -5,7 +5,7 @@ convention; what else it can do, it shows by two attributes, which it may leave 
 
 | attribute | who uses it | without it |
 |---|---|---|
-| `lookahead` | `fit` sets it while no callback sees single batches | each call of the function is one step |
+| `lookahead` | set while no callback sees single batches | each call of the function is one step |
 | `timer` | `callbacks.StepTimer` reads it | `StepTimer` rejects the model |
 
 A user's own `make_train_function` may return any other callable: hence functions instead of an
@@ -71,6 +71,15 @@ def set_lookahead(function: Callable[..., object], lookahead: StepLookahead | No
     """
     if hasattr(function, "lookahead"):
         function.lookahead = lookahead
+
+
+def lookahead_of(function: Callable[..., object]) -> StepLookahead | None:
+    """Return what a function runs ahead with; None where it does not.
+
+    Args:
+        function: of a model, as for `set_lookahead`.
+    """
+    return getattr(function, "lookahead", None)
 
 
 def timer_of(function: Callable[..., object]) -> HostTimer | None:

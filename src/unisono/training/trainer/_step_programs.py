@@ -34,12 +34,14 @@ class ProgramKey(NamedTuple):
         slots: how many batches there is room for; 1 for a program without a loop.
         sizes: how many variables each part of the state has: after a layer was frozen, its weights lie in
             another part.
+        keeps_state: whether the state that the program is given can be used again.
     """
 
     mode: Mode
     true_rows: int
     slots: int
     sizes: tuple[int, ...]
+    keeps_state: bool = False
 
 
 class StepPrograms(dict[ProgramKey, CompiledStep]):
@@ -80,6 +82,7 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
             in_specs=(specs, batch),
             out_specs=(outputs, specs),
             process_group=strategy.process_group,
+            donates=not key.keeps_state,
         )
 
     def _single_step(

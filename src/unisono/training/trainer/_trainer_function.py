@@ -9,6 +9,7 @@ tests/virtual/training/test_interrupts.py, tests/virtual/training/test_failures.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -27,9 +28,10 @@ from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._host_timing import HostTimer
 from unisono.training.trainer._lookahead import BatchSource, StepLookahead
 from unisono.training.trainer._loop_cost import is_slow_in_loop
-from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
+from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for, slots_of_size
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._step_programs import StepPrograms
+from unisono.training.trainer._speculation import Speculation, StartedGroup
+from unisono.training.trainer._step_programs import ProgramKey, StepPrograms
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ class TrainerFunction:
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
         self._can_loop: bool | None = None
         self._steps = 0
-        #: What runs ahead of Keras' loop, during a call of `fit` in which no callback sees single batches.
+        #: The most batches in one program, where large predictions allow no more.
+        self._most_slots = sys.maxsize
+        #: What runs ahead of Keras' loop, during a call in which no callback sees single batches.
         self.lookahead: StepLookahead | None = None
         #: Where the host's time goes.
         self.timer = HostTimer()
@@ -77,10 +81,16 @@ class TrainerFunction:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
+        if isinstance(self.lookahead, Speculation):
+            return self._speculate(self.lookahead, state, iterator)
         logs = None if self.lookahead is None else self.lookahead.next_logs()
         if logs is not None:
             # What this step computes was computed with the steps before it.
             return logs, self._state.require_unchanged(state)
+        return self._call(state, iterator)
+
+    def _call(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run the next group, with its time measured, and its state put back where it fails."""
         self.timer.begin()
         self._state.done.clear()
         try:
@@ -99,24 +109,85 @@ class TrainerFunction:
         """Take groups, run a program for each, and return the logs and the new state."""
         state = given
         results: Results = []
-        for group in self._take(iterator):
+        for group in self._take(iterator, self._wanted):
             if not results:
                 state = self._state.place(given, group.first)
             logs, state = self._start(group, state)
             results.append((group, logs))
         return self._hand_out(results), self._state.keep(state, self._steps)
 
+    # --- ahead of callbacks that may use the state ---------------------------------------------
+
+    def _speculate(
+        self, ahead: Speculation, given: State, iterator: Iterator[PyTree]
+    ) -> tuple[PyTree, State]:
+        """Run the next step, or hand out one that was run ahead, and start others."""
+        ahead.skip(1)
+        ahead.continue_from(is_unchanged=self._state.is_unchanged(given))
+        self._run_ahead(ahead, given, iterator)
+        if ahead.pending:
+            logs, position = ahead.next_step()
+            return logs, self._state.keep_unread(position.read)
+        ahead.run_alone(is_used=not self._state.is_returned(given))
+        return self._call(given, iterator)
+
+    def _run_ahead(self, ahead: Speculation, given: State, iterator: Iterator[PyTree]) -> None:
+        """Start groups, as far ahead as the callbacks allow; none where the next batch must run by itself."""
+        self.timer.begin()
+        try:
+            while ahead.wants_group:
+                group = next(self._take(iterator, None), None)
+                if group is None:
+                    return
+                state = ahead.newest
+                if state is None:
+                    state = self._state.place(given, group.first)
+                    ahead.check_size(state)
+                started = self._start_kept(group, state)
+                if started is None:
+                    ahead.put_back(group.first)
+                    return
+                ahead.add(started)
+        except Exception as error:
+            # Raised again where Keras asks for this step.
+            if not ahead.pending:
+                raise
+            ahead.postpone(error)
+        finally:
+            self.timer.end()
+
+    def _start_kept(self, group: BatchGroup, state: State) -> StartedGroup | None:
+        """Start a group whose state can be used again; None where it cannot run in a loop."""
+        if group.stager is None:
+            return None
+        placed = self._place_group(group, state, keeps_state=True)
+        if group.stager is None:
+            return None
+        program = self._programs[group.key(self._state.sizes, keeps_state=True)]
+        logs, after = program(state, placed, [])
+        self._steps += group.count
+        self._group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
+        local = jax.tree.map(self._strategy.mesh.local, logs)
+        return StartedGroup(group, program, state, placed, local, after)
+
     def _run_eagerly(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run op by op, all rows as one replica, so that a debugger sees values."""
         results: Results = []
-        for group in self._take(iterator):
+        for group in self._take(iterator, self._wanted):
             logs, state = self._step.whole(state, group.first)
             results.append((group, logs))
         return self._hand_out(results), state
 
     # --- take a group, and choose its mode -----------------------------------------------------
 
-    def _take(self, iterator: Iterator[PyTree]) -> Iterator[BatchGroup]:
+    @property
+    def _wanted(self) -> int | None:
+        """How many batches a group should have; None for as many as pay."""
+        if isinstance(self.lookahead, Speculation):
+            return 1
+        return self._model.steps_per_execution if self.lookahead is None else None
+
+    def _take(self, iterator: Iterator[PyTree], wanted: int | None) -> Iterator[BatchGroup]:
         """Give the groups of one call: one ahead of Keras' loop, else those of `steps_per_execution` batches.
 
         A group ends where a batch does not fit it, so that a call takes several where shapes change.
@@ -131,26 +202,31 @@ class TrainerFunction:
                 first = source.take_first(iterator)
             except StopIteration:
                 return
-            self._note(first)
-            group = self._open(first)
+            self._note(first, source)
+            group = self._open(first, wanted)
             if group.stager is not None and (room := self._room(group.stager, left)) > 1:
                 self._fill(group, group.stager, source, iterator, room)
             yield group
             left -= group.count
 
-    def _note(self, batch: PyTree) -> None:
+    def _note(self, batch: PyTree, source: BatchSource) -> None:
         """Note a batch that was taken: check it, here and against the other workers."""
+        if source.is_again:
+            self.timer.wait()
+            return
         self._strategy.process_group.note_step(self._kind, [batch])
         check_values(batch)
         self.timer.add([batch])
 
-    def _open(self, first: PyTree) -> BatchGroup:
+    def _open(self, first: PyTree, wanted: int | None) -> BatchGroup:
         """Begin a group with a batch."""
         if self._is_eager:
             return BatchGroup(first, Mode.WHOLE, 0)
-        slots = slots_for(first, None if self.lookahead is not None else self._model.steps_per_execution)
+        slots = slots_for(first, wanted)
         rows = rows_in(first)
         mode = self._policy.mode(rows)
+        if self.lookahead is not None:
+            slots = min(slots, self._most_slots)
         if slots < 2 or self._can_loop is False or mode is Mode.WHOLE:
             return BatchGroup(first, mode, rows)
         leaves, structure = jax.tree.flatten(first)
@@ -179,9 +255,11 @@ class TrainerFunction:
         began = perf_counter()
         self.timer.wait()
         for batch in source.take_more(iterator, room - 1, stager.fits, waits):
-            self._note(batch)
+            self._note(batch, source)
             self._append(stager, batch)
             group.count += 1
+            if isinstance(self.lookahead, Speculation):
+                group.batches.append(batch)
             self.timer.wait()
         group.seconds = perf_counter() - began
 
@@ -189,10 +267,7 @@ class TrainerFunction:
 
     def _start(self, group: BatchGroup, state: State) -> tuple[PyTree, State]:
         """Place a group and start its program; return the logs and the new state before it is done."""
-        placed = self._place(group)
-        if group.stager is not None and not self._may_loop(group, state, placed):
-            group.stager = None
-            placed = self._place(group)
+        placed = self._place_group(group, state)
         arguments = placed if group.stager is None else self._with_wish(placed)
         logs, state = self._programs[group.key(self._state.sizes)](state, arguments, self._state.done)
         self._steps += group.count
@@ -205,6 +280,14 @@ class TrainerFunction:
         self._group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds, agreed)
         return logs, state
 
+    def _place_group(self, group: BatchGroup, state: State, keeps_state: bool = False) -> PyTree:
+        """Place a group; without its stager where its program cannot have a loop."""
+        placed = self._place(group)
+        if group.stager is None or self._may_loop(group.key(self._state.sizes, keeps_state), state, placed):
+            return placed
+        group.stager = None
+        return self._place(group)
+
     def _with_wish(self, placed: PyTree) -> PyTree:
         """Return what a program of several steps takes beside the state."""
         mesh = self._strategy.mesh
@@ -212,13 +295,17 @@ class TrainerFunction:
             return placed
         return mesh.put_own(np.int32(self._group_size.wish)), placed
 
-    def _may_loop(self, group: BatchGroup, state: State, placed: PyTree) -> bool:
+    def _may_loop(self, key: ProgramKey, state: State, placed: PyTree) -> bool:
         """Return whether steps may run in a loop, by the trace of the first program with one."""
         if self._can_loop is None:
-            jaxpr = self._programs[group.key(self._state.sizes)].jaxpr(state, self._with_wish(placed))
+            jaxpr = self._programs[key].jaxpr(state, self._with_wish(placed))
             self._can_loop = not is_slow_in_loop(jaxpr, self._strategy.mesh.platform)
-            if not self._can_loop:
-                del self._programs[group.key(self._state.sizes)]
+            if self._task is TrainerTask.PREDICT and self.lookahead is not None:
+                outputs = jaxpr.out_avals[: -1 - len(jax.tree.leaves(state))]
+                self._most_slots = slots_of_size(sum(x.size * x.dtype.itemsize for x in outputs) // key.slots)
+            if not self._can_loop or self._most_slots < key.slots:
+                del self._programs[key]
+                return False
         return self._can_loop
 
     # --- hand out the logs ---------------------------------------------------------------------
@@ -233,6 +320,8 @@ class TrainerFunction:
             self._strategy.process_group.note_step(self._kind, [])
             raise StopIteration
         group, logs = results[-1]
+        if self._task is TrainerTask.PREDICT and self.lookahead is not None and group.stager is not None:
+            return self.lookahead.queue_predictions(logs, group.count)
         if self._task is TrainerTask.PREDICT:
             parts = [_rows_of_all(*result) for result in results]
             return parts[0] if len(parts) == 1 else jax.tree.map(_concatenate, *parts)

@@ -1,0 +1,308 @@
+"""Whether the steps of a call of `fit`, `evaluate` or `predict` may run ahead of Keras' loop.
+
+They may where no callback can see single batches. Callbacks that promise to be `async_safe` may: Keras
+calls them in another thread, beside the next steps, so that they can read the logs alone.
+
+Tests: tests/virtual/training/test_lookahead.py, tests/virtual/training/test_evaluate_ahead.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import keras
+
+from unisono._types import PyTree, UserValue
+from unisono.training._fit_extension import FitExtension, flat_callbacks, overrides
+from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.trainer._protocol import lookahead_of, set_lookahead
+from unisono.training.trainer._speculation import Speculation, batches_come_from_memory
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+
+class _BatchHooks(NamedTuple):
+    """The methods of a callback that see single batches, before and after the step.
+
+    Args:
+        before: names of methods.
+        after: likewise.
+        begin: the method of `CallbackList` before the first batch, when Keras has made the step's function.
+        function: the model's attribute with this function.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    begin: str
+    function: str
+
+
+_HOOKS = {
+    "fit": _BatchHooks(
+        ("on_batch_begin", "on_train_batch_begin"),
+        ("on_batch_end", "on_train_batch_end"),
+        "on_train_begin",
+        "train_function",
+    ),
+    "evaluate": _BatchHooks(
+        ("on_test_batch_begin",), ("on_test_batch_end",), "on_test_begin", "test_function"
+    ),
+    "predict": _BatchHooks(
+        ("on_predict_batch_begin",), ("on_predict_batch_end",), "on_predict_begin", "predict_function"
+    ),
+}
+
+
+class _EpochMarks(keras.callbacks.Callback):
+    """Gives the train function its lookahead, and the lookahead the length of each epoch."""
+
+    def __init__(self, lookahead: StepLookahead) -> None:
+        super().__init__()
+        self._lookahead = lookahead
+
+    def on_train_begin(self, logs: PyTree = None) -> None:
+        # Keras makes the train function within `fit`, before this hook.
+        set_lookahead(self.model.train_function, self._lookahead)
+
+    def on_epoch_begin(self, epoch: int, logs: PyTree = None) -> None:
+        self._lookahead.begin_epoch(self.params["steps"])
+
+
+def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
+    """Return whether a callback does anything at single batches that must happen between two steps."""
+    before, after, *_ = _HOOKS[name]
+    if name != "fit":
+        # Keras' own bar prints the logs, and no predictions.
+        if isinstance(callback, keras.callbacks.ProgbarLogger):
+            return False
+        is_safe = name == "evaluate" and getattr(callback, "async_safe", False)
+        return overrides(callback, *before) or (not is_safe and overrides(callback, *after))
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch")
+    if hasattr(callback, "sees_batches"):
+        return bool(callback.sees_batches)
+    return overrides(callback, *before) or (
+        not getattr(callback, "async_safe", False) and overrides(callback, *after)
+    )
+
+
+def _has_compiled_steps(model: keras.Model, callbacks: UserValue, name: str) -> bool:
+    """Return whether a call runs compiled steps one by one, and all of its callbacks are known."""
+    if model.run_eagerly or not model.jit_compile or model.steps_per_execution != 1:
+        return False
+    if any(getattr(jax.config, option) for option in ("jax_debug_nans", "jax_debug_infs")):
+        return False
+    # A user's `CallbackList` cannot be extended by `_EpochMarks`, and may hide hooks of batches. In `fit`,
+    # Keras evaluates with its own.
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return name != "fit" and type(callbacks) is keras.callbacks.CallbackList
+    return True
+
+
+def can_run_ahead(model: keras.Model, callbacks: UserValue, name: str = "fit") -> bool:
+    """Return whether no callback can observe how many steps are done between two batches.
+
+    Args:
+        model: bound to a strategy.
+        callbacks: an argument of the method.
+        name: `"fit"`, `"evaluate"` or `"predict"`.
+    """
+    if not _has_compiled_steps(model, callbacks, name):
+        return False
+    return not any(_sees_batches(c, name) for c in flat_callbacks(callbacks))
+
+
+def can_speculate(
+    model: keras.Model, callbacks: UserValue, data: Mapping[str, UserValue], name: str = "fit"
+) -> bool:
+    """Return whether steps may run ahead of callbacks which see single batches; see `Speculation`.
+
+    Args:
+        model: bound to a strategy of one process.
+        callbacks: an argument of the method.
+        data: its arguments by name. A generator may depend on what a callback does: then nothing runs ahead.
+        name: `"fit"` or `"evaluate"`.
+    """
+    if name == "predict" or not _has_compiled_steps(model, callbacks, name):
+        return False
+    if name == "fit" and any(_needs_each_state(c) for c in flat_callbacks(callbacks)):
+        return False
+    return batches_come_from_memory([data.get(key) for key in ("x", "y", "sample_weight")])
+
+
+def _needs_each_state(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback is known to use the state between batches, or to wrap the step's function."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch")
+    return isinstance(callback, FitExtension) or bool(getattr(callback, "sees_batches", False))
+
+
+@contextlib.contextmanager
+def with_lookahead(
+    model: keras.Model, arguments: dict[str, UserValue], lookahead: StepLookahead | None
+) -> Iterator[dict[str, UserValue]]:
+    """Let the train function run ahead during a call of `fit`.
+
+    Args:
+        model: bound to a strategy.
+        arguments: of `fit`, by name.
+        lookahead: for the function, if `can_run_ahead` on all workers or `can_speculate`; else None.
+
+    Yields:
+        The arguments for Keras' own `fit`.
+    """
+    callbacks = arguments.get("callbacks")
+    if lookahead is None:
+        yield arguments
+        return
+    try:
+        yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
+    finally:
+        set_lookahead(model.train_function, None)
+
+
+def lookahead_for(
+    strategy: Strategy,
+    model: keras.Model,
+    arguments: Mapping[str, UserValue],
+    name: str,
+    is_free: bool,
+) -> StepLookahead | None:
+    """Return what a call runs ahead with; None where its steps run one by one.
+
+    Args:
+        strategy: of the model.
+        model: whose method.
+        arguments: of the call, by name.
+        name: of the method.
+        is_free: whether `can_run_ahead` on all workers.
+    """
+    if is_free:
+        return StepLookahead()
+    replicated = strategy.replicated
+    # Of several workers, one may use the state alone: no program that all run can then be repeated.
+    if not strategy.runs_ahead or replicated is None or replicated.process_group.size > 1:
+        return None
+    guesses = can_speculate(model, arguments.get("callbacks"), arguments, name)
+    return Speculation() if guesses else None
+
+
+# --- evaluate and predict -------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of `evaluate` or `predict` whose steps may run ahead, until its loop begins.
+
+    Args:
+        model: whose.
+        name: of the method.
+        lookahead: for its function.
+        before: what the function had: a callback may evaluate while an evaluation runs.
+        is_begun: whether the function has the lookahead.
+    """
+
+    model: keras.Model
+    name: str
+    lookahead: StepLookahead
+    before: StepLookahead | None = None
+    is_begun: bool = False
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """What Keras' loop calls."""
+        function: Callable[..., object] = getattr(self.model, _HOOKS[self.name].function)
+        return function
+
+    def begin(self) -> None:
+        """Give the lookahead to the function."""
+        self.before, self.is_begun = lookahead_of(self.function), True
+        set_lookahead(self.function, self.lookahead)
+
+    def end(self) -> None:
+        """Take it back."""
+        if self.is_begun:
+            set_lookahead(self.function, self.before)
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
+@contextlib.contextmanager
+def running_ahead(
+    model: keras.Model, name: str, steps: int | None, lookahead: StepLookahead | None
+) -> Iterator[None]:
+    """Let the test or the predict function run ahead during a call of `evaluate` or `predict`.
+
+    Args:
+        model: bound to a strategy.
+        name: of the method.
+        steps: its argument: after how many batches it ends, or None for all data.
+        lookahead: as for `with_lookahead`.
+    """
+    if lookahead is None:
+        yield
+        return
+    call = _Call(model, name, lookahead)
+    limits = [n for n in (steps, keras.config.max_steps_per_epoch()) if n]
+    call.lookahead.begin_epoch(min(limits, default=None))
+    token = _CALL.set(call)
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+        call.end()
+
+
+def begin_of(name: str) -> tuple[str, Callable[..., None]]:
+    """Return which method of `CallbackList` begins `evaluate` or `predict`, and what to wrap it in.
+
+    Args:
+        name: of the method.
+    """
+
+    def begin(
+        original: Callable[..., None], self: keras.callbacks.CallbackList, logs: PyTree = None
+    ) -> None:
+        call = _CALL.get()
+        # Keras has made the function just before.
+        if call is not None and call.name == name and not call.is_begun:
+            call.begin()
+        original(self, logs)
+
+    return _HOOKS[name].begin, begin
+
+
+# --- ends of batches --------------------------------------------------------------------------
+
+
+def batch_end_of(name: str) -> tuple[str, Callable[..., None]]:
+    """Return the method of `CallbackList` for the end of a batch, and what to wrap it in.
+
+    Keras' own method starts a thread that waits for the step and reads its logs, also for no hook at all.
+
+    Args:
+        name: `"fit"`, `"evaluate"` or `"predict"`.
+    """
+    hooks = _HOOKS[name].after
+
+    def batch_end(
+        original: Callable[..., None], self: keras.callbacks.CallbackList, batch: int, logs: PyTree = None
+    ) -> None:
+        if not _is_ahead(self, name) or any(overrides(c, *hooks) for c in self.callbacks):
+            original(self, batch, logs)
+
+    return hooks[-1], batch_end
+
+
+def _is_ahead(callbacks: keras.callbacks.CallbackList, name: str) -> bool:
+    if name == "fit":
+        return any(isinstance(c, _EpochMarks) for c in callbacks.callbacks)
+    call = _CALL.get()
+    return call is not None and call.name == name and call.is_begun

@@ -1,0 +1,244 @@
+"""Steps that run ahead of callbacks which see single batches, and may read or change anything.
+
+Such callbacks mostly read the logs: progress bars, loggers. The steps behind them run ahead, in programs
+that keep the state they are given. Where a callback reads the weights (Keras' `Callback.model` moves the state
+into the variables), the group's program runs once more, from its beginning to the very step that the
+callback has seen: the same program, hence the same bits. Where the callback has changed the state, or stops
+the training, what was computed ahead is discarded, and the batches are used again.
+
+A callback that does so often would make this slower than steps one by one. So after each such moment a
+number of steps, which doubles every time, run one by one.
+
+Tests: tests/virtual/training/test_speculation.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from unisono._types import PyTree
+from unisono.step._dispatch import CompiledStep
+from unisono.training.trainer._batch_group import BatchGroup
+from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.trainer._multi_step import StepLog
+from unisono.training.trainer._protocol import State
+
+#: Programs that run ahead: the one whose steps are handed out, and the next.
+_GROUPS = 2
+
+#: Steps that run one by one after a callback has used the state, the first time.
+_PATIENCE = 32
+
+#: Data of which a batch is a part.
+_ARRAYS = (np.ndarray, jax.Array)
+
+#: The largest state, in bytes, of which several versions are kept.
+_LARGEST_STATE = 64 << 20
+
+
+@dataclasses.dataclass(eq=False)
+class StartedGroup:
+    """A group of steps that was started, and can be run again up to any of them.
+
+    Args:
+        group: its batches.
+        program: what runs it; it keeps the state that it is given.
+        before: the state before its first step.
+        placed: the number of batches, and the batches on the devices.
+        logs: of all steps.
+        after: the state after its last step.
+    """
+
+    group: BatchGroup
+    program: CompiledStep
+    before: State
+    placed: tuple[jax.Array, PyTree]
+    logs: PyTree
+    after: State
+    #: Steps that were handed out.
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """Steps that were not handed out."""
+        return self.group.count - self.used
+
+
+class Position:
+    """The state after one of a group's steps, computed where it is read.
+
+    Args:
+        started: the group.
+        steps: how many of its steps are done.
+        on_repeat: called where the steps must be run again.
+    """
+
+    def __init__(self, started: StartedGroup, steps: int, on_repeat: Callable[[], None]) -> None:
+        self._started, self._steps, self._on_repeat = started, steps, on_repeat
+
+    @cached_property
+    def _state(self) -> State:
+        started = self._started
+        if self._steps == started.group.count:
+            return started.after
+        self._on_repeat()
+        assert started.group.stager is not None
+        count = started.group.stager.number(self._steps)
+        _, state = started.program(started.before, (count, started.placed[1]))
+        return state  # type: ignore[no-any-return]
+
+
+    def read(self) -> State:
+        """Return the arrays of a program."""
+        return self._state
+
+
+class Speculation(StepLookahead):
+    """A lookahead for callbacks that see single batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: collections.deque[StartedGroup] = collections.deque()
+        self._again: collections.deque[PyTree] = collections.deque()
+        self._is_first = True
+        #: Steps that still run one by one, and how many do after the next use of the state.
+        self._alone, self._patience = 0, _PATIENCE
+
+    # --- what was started ----------------------------------------------------------------------
+
+    @property
+    def newest(self) -> State | None:
+        """The state after the last step that was started; None where nothing runs ahead."""
+        return self._started[-1].after if self._started else None
+
+    @property
+    def pending(self) -> int:
+        """How many steps were started and not handed out."""
+        return sum(started.left for started in self._started)
+
+    @property
+    def wants_group(self) -> bool:
+        """Whether one more group should be started before the next step is handed out."""
+        if self._alone or (self.left is not None and self.pending > self.left):
+            return False
+        return sum(started.left > 0 for started in self._started) < _GROUPS
+
+    def begin_epoch(self, steps: int | None) -> None:
+        """Note that an epoch begins; discard what is left of one that was interrupted."""
+        super().begin_epoch(steps)
+        self._is_first = True
+        self._started.clear()
+        self._again.clear()
+
+    def check_size(self, state: State) -> None:
+        """Run all steps one by one where a state is too large to keep several of it.
+
+        Args:
+            state: the arrays of a program.
+        """
+        if sum(x.nbytes for x in jax.tree.leaves(state)) > _LARGEST_STATE:
+            self._alone = self._patience = 1 << 62
+
+    def add(self, started: StartedGroup) -> None:
+        """Note a group that was started.
+
+        Args:
+            started: the group.
+        """
+        self._started.append(started)
+
+    def next_step(self) -> tuple[PyTree, Position]:
+        """Hand out the next step: its logs, and the state after it."""
+        while not self._started[0].left:
+            self._started.popleft()
+        started = self._started[0]
+        logs = jax.tree.map(lambda every, i=started.used: StepLog(every, i), started.logs)
+        started.used += 1
+        return logs, Position(started, started.used, self.note_use)
+
+    # --- what callbacks do ---------------------------------------------------------------------
+
+    def note_use(self) -> None:
+        """Note that a callback has used the state in the middle of a group: let steps run alone for a while."""
+        self._alone, self._patience = self._patience, min(2 * self._patience, 1 << 60)
+
+    def continue_from(self, is_unchanged: bool) -> None:
+        """Discard what runs ahead where it is of no use: its batches come again.
+
+        Args:
+            is_unchanged: whether the state is that of the last step, and not one that a callback has set.
+        """
+        if not is_unchanged and self.pending:
+            self.note_use()
+        # Also where the state was read only: it may be read again at each of the next steps.
+        if not is_unchanged or self._alone:
+            unused = [b for started in self._started for b in started.group.batches[started.used :]]
+            self._again.extendleft(reversed(unused))
+            self._started.clear()
+
+    def run_alone(self, is_used: bool) -> None:
+        """Note that the next step runs by itself, in a program of one step.
+
+        Args:
+            is_used: whether a callback used the state since the step before.
+        """
+        self._started.clear()
+        if not self._alone:
+            return
+        # At an epoch's end, Keras itself reads the state.
+        is_used, self._is_first = is_used and not self._is_first, False
+        self._alone = self._patience if is_used else self._alone - 1
+
+    def postpone(self, error: Exception) -> None:
+        """Note an error of the data, to be raised where Keras asks for the batch.
+
+        Args:
+            error: which.
+        """
+        self._raised = error
+
+    def put_back(self, batch: PyTree) -> None:
+        """Take a batch back, which comes again.
+
+        Args:
+            batch: the last that was taken.
+        """
+        self._again.appendleft(batch)
+
+    # --- the batches ---------------------------------------------------------------------------
+
+    def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
+        """Return the next batch."""
+        self.is_again = bool(self._again)
+        return self._again.popleft() if self._again else super().take_first(iterator)
+
+    def take_more(
+        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
+    ) -> Iterator[PyTree]:
+        """Give further batches, up to the end of the epoch: those that come again, then others."""
+        if self.left is not None:
+            # Keras' loop is at the step that it asks for now.
+            most = min(most, self.left - self.pending)
+        while most > 0 and self._again and fits(self._again[0]):
+            self.is_again = True
+            most -= 1
+            yield self._again.popleft()
+        if not self._again and not self._held and self._raised is None:
+            self.is_again = False
+            yield from super(StepLookahead, self).take_more(iterator, most, fits, waits)
+
+
+def batches_come_from_memory(data: Sequence[PyTree]) -> bool:
+    """Return whether batches are parts of arrays, so that a callback cannot change what comes next.
+
+    Args:
+        data: what a method of Keras was given: `x`, `y` and `sample_weight`.
+    """
+    leaves = jax.tree.leaves(list(data))
+    return bool(leaves) and all(isinstance(x, _ARRAYS) for x in leaves)
