@@ -216,7 +216,7 @@ def _guarded(name: str) -> Wrapper:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict"):
-                return _run_through(original, self, args, kwargs)
+                return _run_through(strategy, original, self, args, kwargs)
             return _with_errors(original(self, *args, **kwargs))
 
     return method
@@ -233,14 +233,14 @@ def _with_errors(result: Result) -> Result:
 
 
 def _run_through(
+    strategy: Strategy,
     original: Callable[..., Result],
     model: keras.Model,
     args: tuple[UserValue, ...],
     kwargs: dict[str, UserValue],
 ) -> Result:
     """Run Keras' `evaluate` or `predict` ahead of its loop."""
-    strategy, name = strategy_of(model), original.__name__
-    assert strategy is not None
+    name = original.__name__
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     ahead = strategy.runs_ahead and can_run_ahead(model, bound.arguments.get("callbacks"), name)
     args, kwargs, ahead = strategy.prepare_call(original, model, args, kwargs, ahead)

@@ -1,5 +1,8 @@
 """Callbacks that see single batches, while steps run ahead of them: all is as with steps one by one."""
 
+import functools
+
+import jax
 import keras
 import numpy as np
 import pytest
@@ -139,7 +142,7 @@ def test_ragged_batches(rows, monkeypatch):
 
 
 def test_dropout_and_moving_statistics(monkeypatch):
-    layers = lambda: keras.layers.Dropout(0.3, seed=3), keras.layers.BatchNormalization  # noqa: E731
+    layers = functools.partial(keras.layers.Dropout, 0.3, seed=3), keras.layers.BatchNormalization
     expected = one_by_one(monkeypatch, ReadsSome(), layers=layers)
     same(trained(ReadsSome(), layers=layers), expected)
 
@@ -201,6 +204,17 @@ def test_a_large_state_is_not_kept(monkeypatch, started):
     monkeypatch.setattr(_speculation, "_LARGEST_STATE", 100)
     trained(Sees(), epochs=1)
     assert len(started) >= _STEPS
+
+
+def test_a_step_that_prints_runs_once(capfd):
+    class Prints(keras.layers.Layer):
+        def call(self, x):
+            jax.debug.print("one step")
+            return x
+
+    trained(Stops(), replicas=1, epochs=1, layers=(Prints,))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("one step") == 8
 
 
 def test_a_generator_may_depend_on_a_callback(started):

@@ -75,8 +75,9 @@ class MultiWorkerFit:
         hooks = decision_hooks(callbacks)
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
+        validates_ahead = can_run_ahead(model, callbacks, "evaluate")
         own = _Message(
-            bytes([ahead, can_run_ahead(model, callbacks, "evaluate"), *(hook in hooks for hook in DECISION_HOOKS)]),
+            bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
@@ -162,7 +163,8 @@ class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
-        flags: whether steps may run ahead in training and in validation, and for each of `DECISION_HOOKS` whether a callback has it.
+        flags: whether steps may run ahead in training and in validation, and for each of `DECISION_HOOKS`
+            whether a callback has it.
         callbacks: digest of those callbacks that all workers should have.
         random: digest of the random state.
     """

@@ -47,7 +47,8 @@ class BatchGroup:
             keeps_state: whether the state that the program is given can be used again.
         """
         true_rows = self.rows if self.mode is Mode.PADDED else 0
-        return ProgramKey(self.mode, true_rows, 1 if self.stager is None else self.stager.slots, sizes, keeps_state)
+        slots = 1 if self.stager is None else self.stager.slots
+        return ProgramKey(self.mode, true_rows, slots, sizes, keeps_state)
 
 
 class GroupPlacer:

@@ -40,7 +40,7 @@ class GroupPredictions:
         """Return the predictions of each step: pytrees of what NumPy takes as arrays."""
         return [
             jax.tree.unflatten(
-                self._structure, [StepPrediction(self, leaf, i) for leaf in range(len(self._devices))]
+                self._structure, [StepPrediction(self, leaf, i) for leaf in range(self._structure.num_leaves)]
             )
             for i in range(self._count)
         ]
@@ -77,7 +77,8 @@ class StepPrediction:
     step: int
 
     def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.group.at(self.leaf, self.step), dtype)
+        array: np.ndarray = np.asarray(self.group.at(self.leaf, self.step), dtype)
+        return array
 
 
 def _on_host(array: jax.Array, count: int) -> np.ndarray:

@@ -267,9 +267,7 @@ def begin_of(name: str) -> tuple[str, Callable[..., None]]:
         name: of the method.
     """
 
-    def begin(
-        original: Callable[..., None], self: keras.callbacks.CallbackList, logs: PyTree = None
-    ) -> None:
+    def begin(original: Callable[..., None], self: keras.callbacks.CallbackList, logs: PyTree = None) -> None:
         call = _CALL.get()
         # Keras has made the function just before.
         if call is not None and call.name == name and not call.is_begun:

@@ -1,8 +1,8 @@
 """Steps that run ahead of callbacks which see single batches, and may read or change anything.
 
 Such callbacks mostly read the logs: progress bars, loggers. The steps behind them run ahead, in programs
-that keep the state they are given. Where a callback reads the weights (Keras' `Callback.model` moves the state
-into the variables), the group's program runs once more, from its beginning to the very step that the
+that keep the state they are given. Where a callback reads the weights (Keras' `Callback.model` moves the
+state into the variables), the group's program runs once more, from its beginning to the very step that the
 callback has seen: the same program, hence the same bits. Where the callback has changed the state, or stops
 the training, what was computed ahead is discarded, and the batches are used again.
 
@@ -25,6 +25,7 @@ import numpy as np
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.training.trainer._batch_group import BatchGroup
+from unisono.training.trainer._batch_placement import BatchStager
 from unisono.training.trainer._lookahead import StepLookahead
 from unisono.training.trainer._multi_step import StepLog
 from unisono.training.trainer._protocol import State
@@ -34,6 +35,9 @@ _GROUPS = 2
 
 #: Steps that run one by one after a callback has used the state, the first time.
 _PATIENCE = 32
+
+#: As many steps as no training has.
+_FOREVER = 1 << 60
 
 #: Data of which a batch is a part.
 _ARRAYS = (np.ndarray, jax.Array)
@@ -48,6 +52,7 @@ class StartedGroup:
 
     Args:
         group: its batches.
+        stager: where they are.
         program: what runs it; it keeps the state that it is given.
         before: the state before its first step.
         placed: the number of batches, and the batches on the devices.
@@ -56,6 +61,7 @@ class StartedGroup:
     """
 
     group: BatchGroup
+    stager: BatchStager
     program: CompiledStep
     before: State
     placed: tuple[jax.Array, PyTree]
@@ -88,11 +94,9 @@ class Position:
         if self._steps == started.group.count:
             return started.after
         self._on_repeat()
-        assert started.group.stager is not None
-        count = started.group.stager.number(self._steps)
+        count = started.stager.number(self._steps)
         _, state = started.program(started.before, (count, started.placed[1]))
         return state  # type: ignore[no-any-return]
-
 
     def read(self) -> State:
         """Return the arrays of a program."""
@@ -143,7 +147,11 @@ class Speculation(StepLookahead):
             state: the arrays of a program.
         """
         if sum(x.nbytes for x in jax.tree.leaves(state)) > _LARGEST_STATE:
-            self._alone = self._patience = 1 << 62
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Run all further steps one by one."""
+        self._alone = self._patience = _FOREVER
 
     def add(self, started: StartedGroup) -> None:
         """Note a group that was started.
@@ -165,8 +173,8 @@ class Speculation(StepLookahead):
     # --- what callbacks do ---------------------------------------------------------------------
 
     def note_use(self) -> None:
-        """Note that a callback has used the state in the middle of a group: let steps run alone for a while."""
-        self._alone, self._patience = self._patience, min(2 * self._patience, 1 << 60)
+        """Note that a callback used the state in the middle of a group: let steps run alone for a while."""
+        self._alone, self._patience = self._patience, min(2 * self._patience, _FOREVER)
 
     def continue_from(self, is_unchanged: bool) -> None:
         """Discard what runs ahead where it is of no use: its batches come again.

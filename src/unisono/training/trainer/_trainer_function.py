@@ -20,6 +20,7 @@ import numpy as np
 
 from unisono._types import PyTree
 from unisono.data._batches import check_values
+from unisono.step._dispatch import CompiledStep
 from unisono.step._interrupts import INTERRUPTS
 from unisono.training.trainer._batch_group import BatchGroup, GroupPlacer
 from unisono.training.trainer._batch_placement import BatchStager
@@ -63,6 +64,8 @@ class TrainerFunction:
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
         self._can_loop: bool | None = None
         self._steps = 0
+        #: Programs that are known to have no effects besides their results.
+        self._repeatable: set[CompiledStep] = set()
         #: The most batches in one program, where large predictions allow no more.
         self._most_slots = sys.maxsize
         #: What runs ahead of Keras' loop, during a call in which no callback sees single batches.
@@ -143,7 +146,7 @@ class TrainerFunction:
                 if state is None:
                     state = self._state.place(given, group.first)
                     ahead.check_size(state)
-                started = self._start_kept(group, state)
+                started = self._start_kept(ahead, group, state)
                 if started is None:
                     ahead.put_back(group.first)
                     return
@@ -156,19 +159,25 @@ class TrainerFunction:
         finally:
             self.timer.end()
 
-    def _start_kept(self, group: BatchGroup, state: State) -> StartedGroup | None:
-        """Start a group whose state can be used again; None where it cannot run in a loop."""
-        if group.stager is None:
+    def _start_kept(self, ahead: Speculation, group: BatchGroup, state: State) -> StartedGroup | None:
+        """Start a group that can run again; None where its first batch must run by itself."""
+        stager = group.stager
+        if stager is None:
             return None
         placed = self._place_group(group, state, keeps_state=True)
-        if group.stager is None:
+        if group.stager is not stager:
             return None
         program = self._programs[group.key(self._state.sizes, keeps_state=True)]
+        if program not in self._repeatable and program.jaxpr(state, placed).effects:
+            # It prints, for example: a step that is discarded or runs again would be seen.
+            ahead.give_up()
+            return None
+        self._repeatable.add(program)
         logs, after = program(state, placed, [])
         self._steps += group.count
         self._group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
         local = jax.tree.map(self._strategy.mesh.local, logs)
-        return StartedGroup(group, program, state, placed, local, after)
+        return StartedGroup(group, stager, program, state, placed, local, after)
 
     def _run_eagerly(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run op by op, all rows as one replica, so that a debugger sees values."""
