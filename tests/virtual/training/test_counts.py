@@ -245,8 +245,10 @@ def fit_counting(monkeypatch, *layers, **changes):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_steps_with_convolutions_run_one_by_one(monkeypatch, steps):
     """XLA's CPU backend compiles a convolution's derivative to slow code in the body of a loop."""
-    started, _, losses = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
+    started, traces, losses = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
     assert started == 8
+    # One by Keras, and one for both programs: the one with a loop, which is given up, and that of one step.
+    assert traces == 2
     if steps == 4:
         assert losses == pytest.approx(fit_counting(monkeypatch, L.Conv2D(2, 3))[2], rel=1e-6)
 

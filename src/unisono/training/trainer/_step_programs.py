@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 from jax.sharding import PartitionSpec
 
 from unisono._mesh import AXIS
@@ -55,6 +56,8 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
     def __init__(self, step: TrainerStep, state: FitState) -> None:
         super().__init__()
         self._step, self._state = step, state
+        #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
+        self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
     def __missing__(self, key: ProgramKey) -> CompiledStep:
         program = self[key] = self.compile(key)
@@ -68,7 +71,10 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         """
         strategy = self._step.strategy
         step, batch, outputs = self._single_step(key)
-        step = self._state.in_step(step)
+        same = key.mode, key.true_rows, key.sizes
+        if same not in self._traced:
+            self._traced[same] = jax.jit(self._state.in_step(step))
+        step = self._traced[same]
         if key.slots > 1:
             step = multi_step_program(step, slots=key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
