@@ -116,8 +116,7 @@ class Strategy(DeprecatedMethods):
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-        ahead: bool,
-    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
+    ) -> tuple[tuple[UserValue, ...], Arguments]:
         """Return the arguments of a call of `evaluate` or `predict` for this process.
 
         Args:
@@ -125,12 +124,8 @@ class Strategy(DeprecatedMethods):
             model: whose.
             args: of the call.
             kwargs: likewise.
-            ahead: whether its steps may run ahead of Keras' loop here.
-
-        Returns:
-            Both, and whether steps may run ahead on all processes.
         """
-        return args, kwargs, ahead
+        return args, kwargs
 
     def gather_state(
         self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None

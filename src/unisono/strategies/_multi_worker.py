@@ -115,12 +115,11 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-        ahead: bool,
-    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
+    ) -> tuple[tuple[UserValue, ...], Arguments]:
         """Compare a call of `evaluate` or `predict` between the workers; the chief prints."""
         if self._group.size == 1:
-            return args, kwargs, ahead
-        return (), *self._fit.prepare(method, model, args, kwargs, ahead)
+            return args, kwargs
+        return (), self._fit.prepare(method, model, args, kwargs)
 
 
 def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:

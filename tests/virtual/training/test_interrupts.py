@@ -91,12 +91,16 @@ class Looks(keras.callbacks.Callback):
         self.last = logs["loss"]
 
 
-@pytest.mark.parametrize(("replicas", "callbacks"), [(1, []), (2, []), (2, [Looks()])])
-def test_fit_interrupted_at_any_instruction_leaves_a_finished_step(replicas, callbacks, monkeypatch):
-    # How many steps run together depends on time, and so would the instructions.
+@pytest.fixture(autouse=True)
+def two_together(monkeypatch):
+    """How many steps run together depends on time, and so would the instructions."""
     monkeypatch.setattr(_multi_step, "_FIRST", 2)
     monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
     monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
+
+
+@pytest.mark.parametrize(("replicas", "callbacks"), [(1, []), (2, []), (2, [Looks()])])
+def test_fit_interrupted_at_any_instruction_leaves_a_finished_step(replicas, callbacks):
     x, y = digits()
     x, y = x[: 32 * _STEPS], y[: 32 * _STEPS]
     model = compiled(replicas)

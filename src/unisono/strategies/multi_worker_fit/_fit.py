@@ -43,7 +43,6 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import (
 )
 from unisono.strategies.multi_worker_fit._fit_summary import run_summary
 from unisono.training._fit_extension import flat_callbacks
-from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 class MultiWorkerFit:
@@ -56,8 +55,6 @@ class MultiWorkerFit:
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
         self._printed = ""
-        #: Whether the validation in the current `fit` may run ahead of Keras' loop on all workers.
-        self._validates_ahead = False
 
     @contextlib.contextmanager
     def around(
@@ -75,9 +72,8 @@ class MultiWorkerFit:
         hooks = decision_hooks(callbacks)
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
-        validates_ahead = can_run_ahead(model, callbacks, "evaluate")
         own = _Message(
-            bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
+            bytes([ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
@@ -97,11 +93,10 @@ class MultiWorkerFit:
         if not self._group.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
-        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=2) if any(a.flags[i] for a in every)}
+        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=1) if any(a.flags[i] for a in every)}
         # First, before a callback saves what has drifted apart; last, when all have decided.
         callbacks = [SameState(self._compare_state), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
-        self._validates_ahead = all(answer.flags[1] for answer in every)
         yield changed, all(answer.flags[0] for answer in every)
 
     def prepare(
@@ -110,8 +105,7 @@ class MultiWorkerFit:
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-        ahead: bool,
-    ) -> tuple[Arguments, bool]:
+    ) -> Arguments:
         """Return the arguments of `evaluate` or `predict` for this worker; see `Strategy.prepare_call`.
 
         Raises:
@@ -120,16 +114,13 @@ class MultiWorkerFit:
         arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
         arguments.pop("self")
         # In `fit`, Keras evaluates with arguments that were compared when it began.
-        if is_validation(arguments.get("kwargs", {})):
-            ahead = self._validates_ahead
-        else:
+        if not is_validation(arguments.get("kwargs", {})):
             name = method.__name__
             self._group.note_call(name)
-            facts = {"method": name, **facts_of(model, arguments)}
-            ahead = all(self._group.require_same(facts, f"A call of `{name}`", bytes([ahead])))
+            self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
         if not self._group.is_chief:
             arguments["verbose"] = 0
-        return {**arguments.pop("kwargs", {}), **arguments}, ahead
+        return {**arguments.pop("kwargs", {}), **arguments}
 
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
@@ -163,8 +154,7 @@ class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
-        flags: whether steps may run ahead in training and in validation, and for each of `DECISION_HOOKS`
-            whether a callback has it.
+        flags: whether steps may run ahead, and for each of `DECISION_HOOKS` whether a callback has it.
         callbacks: digest of those callbacks that all workers should have.
         random: digest of the random state.
     """
@@ -179,7 +169,7 @@ class _Message:
     @classmethod
     def read(cls, every: Sequence[bytes]) -> list[_Message]:
         """Return the messages of all workers from their bytes."""
-        ends = len(DECISION_HOOKS) + 2, len(DECISION_HOOKS) + 2 + hashlib.sha256().digest_size
+        ends = len(DECISION_HOOKS) + 1, len(DECISION_HOOKS) + 1 + hashlib.sha256().digest_size
         return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
 
 

@@ -197,7 +197,7 @@ def lookahead_for(
 
 
 @dataclasses.dataclass
-class _Call:
+class _CallAhead:
     """A call of `evaluate` or `predict` whose steps may run ahead, until its loop begins.
 
     Args:
@@ -231,7 +231,7 @@ class _Call:
             set_lookahead(self.function, self.before)
 
 
-_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+_CALL: ContextVar[_CallAhead | None] = ContextVar("call", default=None)
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def running_ahead(
     if lookahead is None:
         yield
         return
-    call = _Call(model, name, lookahead)
+    call = _CallAhead(model, name, lookahead)
     limits = [n for n in (steps, keras.config.max_steps_per_epoch()) if n]
     call.lookahead.begin_epoch(min(limits, default=None))
     token = _CALL.set(call)

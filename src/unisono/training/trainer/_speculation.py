@@ -76,7 +76,7 @@ class StartedGroup:
         return self.group.count - self.used
 
 
-class Position:
+class StateAfterStep:
     """The state after one of a group's steps, computed where it is read.
 
     Args:
@@ -161,14 +161,14 @@ class Speculation(StepLookahead):
         """
         self._started.append(started)
 
-    def next_step(self) -> tuple[PyTree, Position]:
+    def next_step(self) -> tuple[PyTree, StateAfterStep]:
         """Hand out the next step: its logs, and the state after it."""
         while not self._started[0].left:
             self._started.popleft()
         started = self._started[0]
         logs = jax.tree.map(lambda every, i=started.used: StepLog(every, i), started.logs)
         started.used += 1
-        return logs, Position(started, started.used, self.note_use)
+        return logs, StateAfterStep(started, started.used, self.note_use)
 
     # --- what callbacks do ---------------------------------------------------------------------
 
