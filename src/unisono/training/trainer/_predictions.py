@@ -33,6 +33,7 @@ class GroupPredictions:
     def __init__(self, outputs: PyTree, count: int) -> None:
         self._devices: list[jax.Array]
         self._devices, self._structure = jax.tree.flatten(outputs)
+        self._num_leaves = len(self._devices)
         self._host: list[np.ndarray] = []
         self._count = count
 
@@ -40,7 +41,7 @@ class GroupPredictions:
         """Return the predictions of each step: pytrees of what NumPy takes as arrays."""
         return [
             jax.tree.unflatten(
-                self._structure, [StepPrediction(self, leaf, i) for leaf in range(self._structure.num_leaves)]
+                self._structure, [StepPrediction(self, leaf, i) for leaf in range(self._num_leaves)]
             )
             for i in range(self._count)
         ]
@@ -59,7 +60,8 @@ class GroupPredictions:
             step: the step's number in the group.
         """
         self.fetch()
-        return self._host[leaf][step]
+        rows: np.ndarray = self._host[leaf][step]
+        return rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
