@@ -44,6 +44,20 @@ def test_they_are_in_use():
     np.testing.assert_allclose(each, x.sum((1, 2)))
 
 
+@pytest.mark.parametrize("rows", [64 * 1024, 127 * 13 * 13, 512 * 511, 99991, (1 << 20) + 1])
+def test_errors_are_small(rows):
+    """A product adds one row after the other: of many rows, positive sums lost two digits."""
+    x = 1 + np.random.default_rng(0).random((rows, 3)).astype("float32")
+    np.testing.assert_allclose(jax.jit(lambda x: x.sum(0))(x), x.astype("float64").sum(0), rtol=1e-6)
+
+
+def test_sums_of_too_many_rows_are_those_of_xla():
+    kind = np.dtype("float32")
+    assert is_replaced(jax.ShapeDtypeStruct((127 * 169, 32), kind), axes=(0,))
+    assert is_replaced(jax.ShapeDtypeStruct((1 << 20, 64), kind), axes=(0,))
+    assert not is_replaced(jax.ShapeDtypeStruct((99991, 32), kind), axes=(0,))
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_numbers_that_are_not_finite_stay_in_their_column(value):
     x = np.ones((4096, 3), "float32")

@@ -21,9 +21,12 @@ from jax.interpreters import mlir
 
 from unisono._lowering._products import is_partitioned
 
-#: The width of a row to which several rows are joined. It keeps the number of additions in a row, hence the
-#: rounding, small, and 16 KiB are in the fastest cache.
+#: The width of a row to which several rows are joined: 16 KiB are in the fastest cache.
 _WIDTH = 4096
+
+#: The most wide rows. A product adds one after the other, where XLA adds in a tree: the relative error of
+#: sums of positive numbers was 4e-7 for 2048 rows, 2e-5 for 262143, and 1e-7 in XLA (2026-11-22).
+_MOST_ADDITIONS = 2048
 
 #: Sums of fewer rows are left to XLA, which computes them together with what they sum.
 _FEWEST_ROWS = 2048
@@ -58,8 +61,18 @@ def is_replaced(
         return False
     if not all(isinstance(n, int) and n > 0 for n in x.shape) or tuple(axes) != tuple(range(x.ndim - 1)):
         return False
-    rows = math.prod(x.shape[:-1])
-    return bool(rows >= _FEWEST_ROWS and 1 < x.shape[-1] <= _WIDTH // 8)
+    rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
+    return rows >= _FEWEST_ROWS and 1 < columns <= _WIDTH // 8 and _joined(rows, columns) is not None
+
+
+def _joined(rows: int, columns: int) -> int | None:
+    """How many rows one wide row has; None where the number of rows has no fitting divisor.
+
+    Fewer than are replaced, since the sum that remains is of so many rows.
+    """
+    fitting = [n for n in range(1, _FEWEST_ROWS // 2 + 1) if rows % n == 0 and rows // n <= _MOST_ADDITIONS]
+    narrow = [n for n in fitting if n * columns <= _WIDTH]
+    return max(narrow, default=None) or min(fitting, default=None)
 
 
 def column_sums(x: jax.Array) -> jax.Array:
@@ -72,9 +85,7 @@ def column_sums(x: jax.Array) -> jax.Array:
     Array([ 3., 30.], dtype=float32)
     """
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
-    # The largest power of two that divides the number of rows, as far as joined rows are not too wide. The
-    # sum that remains is of fewer rows than are replaced.
-    joined = min(rows & -rows, 1 << (_WIDTH // columns).bit_length() - 1, _FEWEST_ROWS // 2)
+    joined = _joined(rows, columns) or 1
     wide = x.reshape(rows // joined, joined * columns)
     sums = lax.dot(jnp.ones(wide.shape[0], x.dtype), wide, precision=lax.Precision.HIGHEST)
     return sums.reshape(joined, columns).sum(0)
