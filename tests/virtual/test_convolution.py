@@ -9,16 +9,23 @@ import numpy as np
 import pytest
 from jax import lax
 
-from unisono._lowering._convolution import is_canonical
+from unisono._lowering import _convolution
+from unisono._lowering._convolution import is_canonical, is_sum_of_parts
+
+SMALLEST, FEWEST_FEATURES = _convolution._SMALLEST, _convolution._FEWEST_FEATURES
 
 
 @pytest.fixture(scope="module", autouse=True)
 def installed():
-    """A first scope installs the lowerings."""
+    """A first scope installs the lowerings. Parts also of these small convolutions are summed."""
     import unisono
 
     with unisono.OneDeviceStrategy("cpu:0").scope():
         pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_convolution, "_SMALLEST", 0)
+        patch.setattr(_convolution, "_FEWEST_FEATURES", 1)
+        yield
 
 
 #: The data's shape, the kernel's, strides, padding, dilation of the kernel, dilation of the data, groups.
@@ -164,3 +171,37 @@ def test_layouts():
 
     assert is_canonical(numbers("NHWC", "HWIO", "NHWC"))
     assert not is_canonical(numbers("NCHW", "OIHW", "NCHW"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel", "expected"),
+    [
+        ((64, 26, 26, 32), 32, 3, True),
+        ((64, 32, 32, 16), 16, 3, True),
+        ((32, 32, 32, 64), 64, 3, True),
+        ((64, 16, 16, 32), 32, 3, False),  # fits the caches as it is
+        ((64, 8, 8, 64), 64, 3, False),
+        ((32, 64, 64, 32), 32, 3, False),  # nor do parts fit
+        ((32, 16, 16, 512), 512, 3, False),  # large kernels
+        ((64, 32, 32, 64), 256, 3, False),
+        ((64, 32, 32, 3), 64, 3, False),  # few features
+        ((16, 48, 48, 32), 32, 3, False),  # few images
+    ],
+)
+def test_which_derivatives_by_kernels_are_summed_in_parts(monkeypatch, shape, features, kernel, expected):
+    """Where measured as faster; results and derivatives by the data never are."""
+    monkeypatch.setattr(_convolution, "_SMALLEST", SMALLEST)
+    monkeypatch.setattr(_convolution, "_FEWEST_FEATURES", FEWEST_FEATURES)
+    x = jax.ShapeDtypeStruct(shape, "float32")
+    w = jax.ShapeDtypeStruct((kernel, kernel, shape[-1], features), "float32")
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x, w: (convolve(x, w) ** 2).sum(), (0, 1)))(x, w).jaxpr
+    found = [
+        is_sum_of_parts(*(v.aval for v in eqn.invars), eqn.params)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "conv_general_dilated"
+    ]
+    assert (len(found), sum(found)) == (3, expected)

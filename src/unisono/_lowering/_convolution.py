@@ -4,11 +4,11 @@ XLA's CPU backend computes a convolution fast where its layout is batch, space, 
 into this layout in the entry computation of a program only: in the body of a loop the derivative by the
 kernel takes 5 to 40 times as long. And it fuses the transposition with what computes the operand, element
 by element in the transposed order, though the operand is in memory already: in a residual network of 20
-layers that took 76 of 270 ms. Here operands are transposed explicitly, and a derivative by the kernel is
-the sum of those of four parts of the batch, in a loop, whose operands are finished arrays and whose parts
-fit the caches. For 64 images of 26x26x32 it took 6.2 ms instead of 13.5, for 32x32x16 4.7 instead of 7.0 (2
-cores, jaxlib 0.10.2, 2026-11-22). Dot products of shifted slices (8.5 and 9.6 ms) and of all windows as
-rows of one matrix (13.6 and 7.7 ms) were slower.
+layers that took 76 of 270 ms. Here operands are transposed explicitly. Where the operands of a derivative
+by the kernel exceed the caches, it is the sum of those of four parts of the batch, in a loop, whose operands
+are finished arrays and whose parts fit: 9.9 ms instead of 12.8 for 64 images of 26x26x32, 8.0 instead of 10.8
+for 32x32x16 (2 cores, jaxlib 0.10.2, 2026-11-22). The loop carries the sum: four kernels at once took 14 and
+9 ms, and more memory. Dot products of shifted slices and of all windows as rows of one matrix were slower.
 
 Convolutions of 1x1 are matrix products. Results differ from XLA's own by the order of sums alone.
 
@@ -22,6 +22,7 @@ import math
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives
 from jax.interpreters import mlir
@@ -36,6 +37,15 @@ _PARTS = 4
 
 #: The fewest images in a part.
 _FEWEST = 8
+
+#: The bytes of both operands between which parts pay: those of smaller ones fit the caches already, parts of
+#: larger ones do not either.
+_SMALLEST, _LARGEST = 6 << 20, 24 << 20
+
+#: The fewest features on either side, and the most products of features: XLA brings the operands of each
+#: part into the order of its matrix product, which takes longer than the product where a kernel is large.
+#: With 512 features on both sides and 3x3 points four parts took 79 ms instead of 4.
+_FEWEST_FEATURES, _MOST_PAIRS = 8, 1 << 12
 
 #: The arguments of the primitive `conv_general_dilated`.
 Parameters: TypeAlias = dict[str, Any]
@@ -105,22 +115,50 @@ def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     Array([[[21., 32.]]], dtype=float32)
     """
     numbers = parameters["dimension_numbers"]
-    if not _is_sum_over_batch(lhs, numbers) or _is_product(rhs.shape, numbers, parameters):
+    if not is_sum_of_parts(lhs, rhs, parameters) or _is_product(rhs.shape, numbers, parameters):
         return _in_fast_layout(lhs, rhs, parameters)
+    return _sum_of_parts(lhs, rhs, parameters)
+
+
+def _sum_of_parts(lhs: jax.Array, rhs: jax.Array, parameters: Parameters) -> jax.Array:
     size = lhs.shape[0] // _PARTS
     whole = size * _PARTS
     pairs = [x[:whole].reshape(_PARTS, size, *x.shape[1:]) for x in (lhs, rhs)]
-    _, sums = lax.scan(lambda _, pair: (None, _in_fast_layout(pair[0], pair[1], parameters)), None, pairs)
-    total = sums.sum(0)
+
+    def add(total: jax.Array, pair: list[jax.Array]) -> tuple[jax.Array, None]:
+        return total + _in_fast_layout(pair[0], pair[1], parameters), None
+
+    part = jax.eval_shape(lambda lhs, rhs: _in_fast_layout(lhs, rhs, parameters), pairs[0][0], pairs[1][0])
+    zeros = jnp.zeros(part.shape, part.dtype)
+    varying = tuple(getattr(part, "vma", None) or ())
+    total, _ = lax.scan(add, lax.pcast(zeros, varying, to="varying") if varying else zeros, pairs)
     if whole < lhs.shape[0]:
         total += _in_fast_layout(lhs[whole:], rhs[whole:], parameters)
     return total
 
 
-def _is_sum_over_batch(lhs: jax.Array, numbers: lax.ConvDimensionNumbers) -> bool:
-    """Whether features are the first dimension of both operands: the batch, in a derivative by a kernel."""
-    is_exact = lhs.dtype.name in ("float32", "float64")
-    return is_exact and numbers.lhs_spec[1] == numbers.rhs_spec[1] == 0 and lhs.shape[0] >= _PARTS * _FEWEST
+def is_sum_of_parts(
+    lhs: jax.core.ShapedArray | jax.Array, rhs: jax.core.ShapedArray | jax.Array, parameters: Parameters
+) -> bool:
+    """Return whether a convolution is computed as a sum over parts of the batch: a derivative by a kernel.
+
+    Args:
+        lhs: the shape and type of the data.
+        rhs: the same of the derivative by the results.
+        parameters: of the primitive `conv_general_dilated`.
+    """
+    numbers = parameters["dimension_numbers"]
+    # Features are the first dimension of both operands: the batch.
+    is_by_kernel = numbers.lhs_spec[1] == numbers.rhs_spec[1] == 0
+    if not is_by_kernel or lhs.dtype.name not in ("float32", "float64") or lhs.shape[0] < _PARTS * _FEWEST:
+        return False
+    inputs, outputs = lhs.shape[numbers.lhs_spec[0]], rhs.shape[numbers.rhs_spec[0]]
+    size = (lhs.size + rhs.size) * lhs.dtype.itemsize
+    return (
+        min(inputs, outputs) >= _FEWEST_FEATURES
+        and inputs * outputs <= _MOST_PAIRS
+        and _SMALLEST <= size <= _LARGEST
+    )
 
 
 def _in_fast_layout(lhs: jax.Array, rhs: jax.Array, parameters: Parameters) -> jax.Array:
