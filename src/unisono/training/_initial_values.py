@@ -78,6 +78,8 @@ def uniform(
     True
     """
     is_known = type(seed) is int and seed in _SEEDS and dtype == "float32"
+    # Bounds may be arrays, which differ by position.
+    is_known = is_known and _is_shape(shape) and not np.ndim(minval) and not np.ndim(maxval)
     if not is_known or not _is_by_position():
         return None
     size = math.prod(shape)
@@ -88,6 +90,13 @@ def uniform(
     if isinstance(flat, jax.core.Tracer):
         return None
     return _on_device(np.asarray(flat)[:size].reshape(shape))
+
+
+def _is_shape(shape: object) -> bool:
+    """Return whether a shape is usual; Keras takes a number, too, and tells what is wrong with others."""
+    if not isinstance(shape, (tuple, list)):
+        return False
+    return all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
 
 
 def _on_device(value: np.ndarray) -> jax.Array:
@@ -135,7 +144,8 @@ def constant_value(
         dtype: of the value.
     """
     kind = keras.config.floatx() if dtype is None else dtype
-    if kind not in _CONSTANT or math.prod(shape) > _LENGTHS[-1] or jax.default_backend() != "cpu":
+    is_known = kind in _CONSTANT and _is_shape(shape) and math.prod(shape) <= _LENGTHS[-1]
+    if not is_known or jax.default_backend() != "cpu":
         return original(self, shape, dtype)
     return _on_device(np.full(shape, isinstance(self, keras.initializers.Ones), kind))
 

@@ -65,6 +65,20 @@ def test_long_and_empty_arrays_are_left_to_keras():
     assert uniform((0, 4), 0.0, 1.0, "float32", 1) is None
 
 
+@pytest.mark.parametrize("shape", [5, (-3, 4), (None, 4), (2.0, 4)])
+def test_unusual_shapes_are_left_to_keras(shape):
+    """Keras takes a number as a shape; of negative ones it tells."""
+    assert uniform(shape, 0.0, 1.0, "float32", 1) is None
+    received = []
+    _initial_values.constant_value(lambda *args: received.append(args[1]), None, shape)
+    assert received == [shape]
+
+
+def test_bounds_that_are_arrays_are_left_to_keras():
+    assert uniform((3, 4), np.zeros(4), 1.0, "float32", 1) is None
+    assert uniform((3, 4), 0.0, np.ones(4), "float32", 1) is None
+
+
 def test_inside_a_trace_keras_computes():
     seen = []
     jax.eval_shape(lambda: seen.append(uniform((4,), 0.0, 1.0, "float32", 1)) or 0)
