@@ -65,6 +65,14 @@ def test_numbers_that_are_not_finite_stay_in_their_column(value):
     np.testing.assert_array_equal(column_sums(x), [4096, value, 4096])
 
 
+def test_sums_over_no_dimensions():
+    """As in the gradient of a scalar."""
+    for x in (jnp.float32(3), jnp.ones(4)):
+        total = jax.jit(lambda x: jax.lax.reduce_sum(x, ()))(x)
+        np.testing.assert_array_equal(total, x)
+        assert not is_replaced(jax.ShapeDtypeStruct(x.shape, x.dtype), axes=())
+
+
 def test_no_rows():
     empty = jax.ShapeDtypeStruct((0, 4), np.dtype("float32"))
     assert not is_replaced(empty, axes=(0,))

@@ -61,6 +61,8 @@ def is_replaced(
         return False
     if not all(isinstance(n, int) and n > 0 for n in x.shape) or tuple(axes) != tuple(range(x.ndim - 1)):
         return False
+    if x.ndim < 2:
+        return False
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
     return rows >= _FEWEST_ROWS and 1 < columns <= _WIDTH // 8 and _joined(rows, columns) is not None
 
