@@ -101,6 +101,16 @@ class Evaluates(Sees):
             self.seen.append(self.model.evaluate(x[:96], y[:96], verbose=0))
 
 
+class Fits(Sees):
+    """Trains while `fit` runs, from the same function."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        if batch == 3:
+            x, y = digits()
+            self.model.fit(x[:64], y[:64], batch_size=32, verbose=0, shuffle=False)
+
+
 class Stops(Sees):
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
@@ -130,7 +140,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    "kind", [Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Stops]
+    "kind", [Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Fits, Stops]
 )
 def test_callbacks_see_and_do_what_they_would_one_by_one(kind, monkeypatch):
     same(trained(kind()), one_by_one(monkeypatch, kind()))

@@ -158,13 +158,18 @@ def with_lookahead(
         The arguments for Keras' own `fit`.
     """
     callbacks = arguments.get("callbacks")
-    if lookahead is None:
-        yield arguments
-        return
+    # A callback may call `fit` while one runs, whose lookahead holds batches.
+    before = lookahead_of(model.train_function)
+    set_lookahead(model.train_function, None)
     try:
-        yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
+        if lookahead is None:
+            yield arguments
+        else:
+            yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
     finally:
-        set_lookahead(model.train_function, None)
+        if isinstance(before, Speculation):
+            before.continue_from(is_unchanged=False)
+        set_lookahead(model.train_function, before)
 
 
 def lookahead_for(
