@@ -150,15 +150,18 @@ class CountingTrainFunction:
 
 def mute(callbacks: list[keras.callbacks.Callback]) -> Callable[[], None]:
     """Disable the hooks of batches and of an epoch's beginning until the returned function is called."""
+    # Keras' `LambdaCallback` has hooks of its own.
+    own = [{hook: vars(c)[hook] for hook in _HOOKS if hook in vars(c)} for c in callbacks]
     for callback in callbacks:
         for hook in _HOOKS:
             # On the object: this hides the method of the class, and deleting it restores the method.
             vars(callback)[hook] = _silent
 
     def unmute() -> None:
-        for callback in callbacks:
+        for callback, hooks in zip(callbacks, own, strict=True):
             for hook in _HOOKS:
                 vars(callback).pop(hook, None)
+            vars(callback).update(hooks)
 
     return unmute
 

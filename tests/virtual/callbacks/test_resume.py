@@ -9,6 +9,7 @@ import pytest
 
 from unisono import CheckpointMismatchError
 from unisono.callbacks import BackupAndRestore
+from unisono.callbacks._counting_train_function import mute
 from unisono.data import Dataset
 
 
@@ -135,3 +136,13 @@ def test_arguments_of_callbacks_are_the_programs(tmp_path, caplog):
         "EarlyStopping continues with the argument of the program: patience=50, in the backup 3."
         in caplog.text
     )
+
+
+def test_hooks_of_a_lambda_callback_are_called_again_after_it_was_mute():
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    unmute = mute([callback])
+    callback.on_train_batch_end(0, {})
+    unmute()
+    callback.on_train_batch_end(1, {})
+    assert seen == [1]
