@@ -11,14 +11,12 @@ from unisono._backend import wants_own_lowering
 from unisono._lowering._convolution import install_fast_convolutions
 from unisono._lowering._pooling import install_fast_pooling
 from unisono._lowering._products import install_fast_products
-from unisono._lowering._sums import install_fast_sums
 
 #: Variables of the environment, which keep XLA's own code where they are `xla`, and what they decide about.
 _SWITCHES: dict[str, Callable[[], None]] = {
     "UNISONO_CONVOLUTIONS": install_fast_convolutions,
     "UNISONO_MAX_POOLING": install_fast_pooling,
     "UNISONO_PRODUCTS": install_fast_products,
-    "UNISONO_SUMS": install_fast_sums,
 }
 
 _is_installed = False

@@ -217,6 +217,10 @@ def base_environment(
     # programs, too: with fewer than two threads per device, processes with two devices each hang (measured,
     # jaxlib 0.10.2).
     ours["PJRT_NPROC"] = str(max(share, 2 * (options.devices_per_worker or 1)))
+    # XLA takes the working memory of each program from the system anew. In huge pages it has 512 times fewer
+    # page faults: a transformer's step of two replicas took 447 ms instead of 520, in the same memory (2
+    # cores, glibc 2.36, 2026-11-22). Other C libraries ignore it.
+    ours["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     ours["PYTHONUNBUFFERED"] = "1"
     # A nested launch appends its mark: the outer one then finds and ends the inner one's processes.
     ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))

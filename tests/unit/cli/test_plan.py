@@ -89,6 +89,7 @@ def test_threads_are_divided(options, tasks, cores, threads, pool):
     assert base["OMP_NUM_THREADS"] == base["OPENBLAS_NUM_THREADS"] == threads
     assert base["PJRT_NPROC"] == pool
     assert base["PYTHONUNBUFFERED"] == "1"
+    assert base["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
 def test_what_the_user_set_stays_and_other_clusters_do_not():

@@ -33,21 +33,21 @@ def run(pace, clock, seconds_of_step, programs, **options):
 
 
 def test_quick_steps_run_together_and_slow_ones_alone(clock):
-    # 32 would take 220 ms, and 16 take 100 at least.
-    assert run(AdaptiveGroupSize(), clock, 0.007, 20)[-1] == 16
-    assert run(AdaptiveGroupSize(), clock, 0.018, 20)[-1] == 8
-    assert run(AdaptiveGroupSize(), clock, 0.0001, 30)[-1] == 32
-    assert run(AdaptiveGroupSize(), clock, 0.5, 20) == [1] * 20
+    # 32 would take 2.2 s, and 16 take a second at least.
+    assert run(AdaptiveGroupSize(), clock, 0.07, 20)[-1] == 16
+    assert run(AdaptiveGroupSize(), clock, 0.18, 20)[-1] == 8
+    assert run(AdaptiveGroupSize(), clock, 0.001, 30)[-1] == 32
+    assert run(AdaptiveGroupSize(), clock, 1.5, 20) == [1] * 20
 
 
 def test_steps_that_become_slow(clock):
     pace = AdaptiveGroupSize()
     run(pace, clock, 0.0001, 30)
-    assert run(pace, clock, 0.3, 40)[-1] == 1
+    assert run(pace, clock, 3.0, 40)[-1] == 1
 
 
 def test_slow_data_count(clock):
-    assert run(AdaptiveGroupSize(), clock, 0.0, 20, collecting=0.1) == [1] * 20
+    assert run(AdaptiveGroupSize(), clock, 0.0, 20, collecting=1.0) == [1] * 20
 
 
 def test_all_processes_take_the_smallest_wish(clock):

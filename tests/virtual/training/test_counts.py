@@ -243,19 +243,19 @@ def fit_counting(monkeypatch, *layers, **changes):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_steps_with_convolutions_run_one_by_one(monkeypatch, steps):
-    """XLA's CPU backend compiles a convolution's derivative to slow code in the body of a loop."""
-    started, traces, losses = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
+def test_steps_with_grouped_convolutions_run_one_by_one(monkeypatch, steps):
+    """XLA's CPU backend compiles their derivative to slow code in the body of a loop."""
+    started, traces, losses = fit_counting(monkeypatch, L.DepthwiseConv2D(3), steps_per_execution=steps)
     assert started == 8
     # One by Keras, and one for both programs: the one with a loop, which is given up, and that of one step.
     assert traces == 2
     if steps == 4:
-        assert losses == pytest.approx(fit_counting(monkeypatch, L.Conv2D(2, 3))[2], rel=1e-6)
+        assert losses == pytest.approx(fit_counting(monkeypatch, L.DepthwiseConv2D(3))[2], rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
-    started, traces, _ = fit_counting(monkeypatch, L.Conv2D(2, 1, trainable=False), steps_per_execution=steps)
+    started, traces, _ = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
     assert started < 8
     # One by Keras, which builds the model's metrics from symbols, and one by the program.
     assert traces == 2

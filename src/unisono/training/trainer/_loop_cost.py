@@ -4,7 +4,9 @@ XLA's CPU backend brings convolutions into the layout of its fast kernels (`Conv
 the entry computation of a program only. In the body of a loop, a convolution in another layout keeps
 its slow form: the derivative by the kernel takes 5 to 40 times as long as alone. Matrix products,
 attention, reductions, pooling, sorting, scatters, random numbers and Fourier transforms were measured
-likewise, and take the same time in both places.
+likewise, and take the same time in both places. The library's own lowering of convolutions
+(`_lowering/_convolution`) brings them into the fast layout in loops, too; what it leaves to XLA, such
+as grouped and depthwise convolutions, is slow there.
 
 Tests: tests/virtual/training/test_counts.py.
 """
@@ -16,6 +18,9 @@ from typing import TypeAlias, TypeGuard
 
 import jax
 from jax.extend import core
+
+from unisono._backend import wants_own_lowering
+from unisono._lowering._convolution import is_canonical, is_replaced
 
 Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
 
@@ -30,8 +35,8 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
         platform: of the devices: `"cpu"`, `"gpu"` or `"tpu"`.
 
     >>> def convolve(x, kernel):
-    ...     return jax.lax.conv(x, kernel, (1, 1), "SAME").sum()
-    >>> images, kernel = jax.numpy.ones((2, 1, 8, 8)), jax.numpy.ones((4, 1, 3, 3))
+    ...     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=2).sum()
+    >>> images, kernel = jax.numpy.ones((2, 2, 8, 8)), jax.numpy.ones((4, 1, 3, 3))
     >>> is_slow_in_loop(jax.make_jaxpr(jax.grad(convolve, 1))(images, kernel), "cpu")
     True
     >>> is_slow_in_loop(jax.make_jaxpr(jax.numpy.sin)(1.0), "cpu")
@@ -40,7 +45,13 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
     if platform != "cpu":
         return False
     equations = (e for e in _equations(jaxpr) if e.primitive.name == "conv_general_dilated")
-    return any(not _is_canonical(e.params["dimension_numbers"]) for e in equations)
+    return any(not (is_canonical(e.params["dimension_numbers"]) or _is_lowered(e)) for e in equations)
+
+
+def _is_lowered(equation: core.JaxprEqn) -> bool:
+    """Return whether the library's own lowering brings a convolution into the layout of the fast kernels."""
+    lhs, rhs = (v.aval for v in equation.invars)
+    return wants_own_lowering("UNISONO_CONVOLUTIONS") and is_replaced(lhs, rhs, equation.params)
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -54,12 +65,3 @@ def _equations(jaxpr: Jaxpr) -> Iterator[core.JaxprEqn]:
 
 def _is_program(value: object) -> TypeGuard[Jaxpr]:
     return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
-
-
-def _is_canonical(numbers: jax.lax.ConvDimensionNumbers) -> bool:
-    """Whether a convolution has the layout of the fast kernels: batch, space, features."""
-    rank = len(numbers.lhs_spec)
-    space = tuple(range(1, rank - 1))
-    # JAX names the batch dimension first, then the features', then space; a kernel's outputs first.
-    data, kernel = (0, rank - 1, *space), (rank - 1, rank - 2, *range(rank - 2))
-    return (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (data, kernel, data)

@@ -26,11 +26,12 @@ _STEPS, _BYTES = 32, 8 << 20
 #: Steps of the first program: its time says how many the next ones should have.
 _FIRST = 1
 
-#: Seconds that one program's steps should take: long against starting it (0.3 ms; 2 ms between processes,
-#: which must agree), short for a person who watches the progress bar or presses Ctrl-C. On CPUs a program
-#: also copies the state into the loop and takes its memory anew: an LSTM's step of 17 ms takes 0.5 to 1 ms of
-#: CPU time longer alone than in a group of eight (2 cores, jaxlib 0.10.2, 2026-11-22).
-_SECONDS = (0.1, 0.25)
+#: Seconds that one program's steps should take: short for a person who watches the progress bar or presses
+#: Ctrl-C, else long. On CPUs a program takes its working memory from the system anew, and each page of it
+#: costs a fault: a transformer's step of two replicas took 532 ms (934 ms of CPU time) alone and 439 ms (762) in
+#: groups of four (2 cores, jaxlib 0.10.2, 2026-11-22). Processes that must agree follow each other's changes of
+#: pace later, and their peers notice a lost one at the end of a program only.
+_SECONDS = (1.0, 2.5)
 _SECONDS_AGREED = (0.04, 0.1)
 
 #: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
