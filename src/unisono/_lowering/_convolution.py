@@ -22,7 +22,6 @@ import math
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives
 from jax.interpreters import mlir
@@ -88,13 +87,18 @@ def is_replaced(lhs: jax.core.ShapedArray, rhs: jax.core.ShapedArray, parameters
     """
     if parameters["feature_group_count"] != 1 or parameters["batch_group_count"] != 1:
         return False
-    if lhs.dtype != rhs.dtype or lhs.dtype.name not in _DTYPES or parameters["out_sharding"] is not None:
+    if lhs.dtype != rhs.dtype or lhs.dtype.name not in _DTYPES or _is_sharded(parameters["out_sharding"]):
         return False
     sizes = (*lhs.shape, *rhs.shape)
     if lhs.ndim < 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
         return False
     numbers = parameters["dimension_numbers"]
     return not is_canonical(numbers) or _is_product(rhs.shape, numbers, parameters)
+
+
+def _is_sharded(out_sharding: jax.sharding.NamedSharding | None) -> bool:
+    """Return whether the result lies in parts; in a `shard_map` JAX names one of a whole, too."""
+    return out_sharding is not None and any(axes is not None for axes in out_sharding.spec)
 
 
 def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
@@ -114,6 +118,7 @@ def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     ... )
     Array([[[21., 32.]]], dtype=float32)
     """
+    parameters = {**parameters, "out_sharding": None}
     numbers = parameters["dimension_numbers"]
     if not is_sum_of_parts(lhs, rhs, parameters) or _is_product(rhs.shape, numbers, parameters):
         return _in_fast_layout(lhs, rhs, parameters)
@@ -128,10 +133,9 @@ def _sum_of_parts(lhs: jax.Array, rhs: jax.Array, parameters: Parameters) -> jax
     def add(total: jax.Array, pair: list[jax.Array]) -> tuple[jax.Array, None]:
         return total + _in_fast_layout(pair[0], pair[1], parameters), None
 
-    part = jax.eval_shape(lambda lhs, rhs: _in_fast_layout(lhs, rhs, parameters), pairs[0][0], pairs[1][0])
-    zeros = jnp.zeros(part.shape, part.dtype)
-    varying = tuple(getattr(part, "vma", None) or ())
-    total, _ = lax.scan(add, lax.pcast(zeros, varying, to="varying") if varying else zeros, pairs)
+    # The first part begins the sum: zeros would lack its type's axes in a `shard_map`.
+    first = _in_fast_layout(pairs[0][0], pairs[1][0], parameters)
+    total, _ = lax.scan(add, first, [x[1:] for x in pairs])
     if whole < lhs.shape[0]:
         total += _in_fast_layout(lhs[whole:], rhs[whole:], parameters)
     return total

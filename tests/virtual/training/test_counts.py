@@ -245,12 +245,14 @@ def fit_counting(monkeypatch, *layers, **changes):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_steps_with_grouped_convolutions_run_one_by_one(monkeypatch, steps):
     """XLA's CPU backend compiles their derivative to slow code in the body of a loop."""
-    started, traces, losses = fit_counting(monkeypatch, L.DepthwiseConv2D(3), steps_per_execution=steps)
+    layers = L.Conv2D(2, 1), L.DepthwiseConv2D(3)
+    started, traces, losses = fit_counting(monkeypatch, *layers, steps_per_execution=steps)
     assert started == 8
     # One by Keras, and one for both programs: the one with a loop, which is given up, and that of one step.
     assert traces == 2
     if steps == 4:
-        assert losses == pytest.approx(fit_counting(monkeypatch, L.DepthwiseConv2D(3))[2], rel=1e-6)
+        layers = L.Conv2D(2, 1), L.DepthwiseConv2D(3)
+        assert losses == pytest.approx(fit_counting(monkeypatch, *layers)[2], rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 4])

@@ -14,7 +14,7 @@ Tests: tests/virtual/training/test_counts.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 from jax.extend import core
@@ -50,6 +50,8 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
 
 def _is_lowered(equation: core.JaxprEqn) -> bool:
     """Return whether the library's own lowering brings a convolution into the layout of the fast kernels."""
+    lhs: Any
+    rhs: Any
     lhs, rhs = (v.aval for v in equation.invars)
     return wants_own_lowering("UNISONO_CONVOLUTIONS") and is_replaced(lhs, rhs, equation.params)
 

@@ -28,9 +28,9 @@ _FIRST = 1
 
 #: Seconds that one program's steps should take: short for a person who watches the progress bar or presses
 #: Ctrl-C, else long. On CPUs a program takes its working memory from the system anew, and each page of it
-#: costs a fault: a transformer's step of two replicas took 532 ms (934 ms of CPU time) alone and 439 ms (762) in
-#: groups of four (2 cores, jaxlib 0.10.2, 2026-11-22). Processes that must agree follow each other's changes of
-#: pace later, and their peers notice a lost one at the end of a program only.
+#: costs a fault: a transformer's step on two replicas took 532 ms (934 ms of CPU time) alone and 439 ms
+#: (762) in groups of four (2 cores, jaxlib 0.10.2, 2026-11-22). Processes that must agree follow each
+#: other's changes of pace later, and notice a lost peer at the end of a program only.
 _SECONDS = (1.0, 2.5)
 _SECONDS_AGREED = (0.04, 0.1)
 
