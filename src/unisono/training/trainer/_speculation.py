@@ -243,7 +243,9 @@ class Speculation(StepLookahead):
 
 
 def batches_come_from_memory(data: Sequence[PyTree]) -> bool:
-    """Return whether batches are parts of arrays, so that a callback cannot change what comes next.
+    """Return whether batches are parts of arrays, so that a callback cannot choose what comes next.
+
+    A callback that writes into the arrays themselves is not noticed: batches are taken some steps ahead.
 
     Args:
         data: what a method of Keras was given: `x`, `y` and `sample_weight`.
