@@ -58,6 +58,10 @@ class Seen(keras.callbacks.Callback):
         self.heard.append([batch, float(logs["loss"]).hex()])
 
 
+#: The most steps in one program.
+STEPS = _multi_step._STEPS
+
+
 class SeenEpochs(keras.callbacks.Callback):
     """What a user's callback hears that does not look at batches."""
 
@@ -114,6 +118,8 @@ def train(run):
     ahead = run.get("ahead", 0)
     if ahead:
         _multi_step._FIRST = ahead
+    # Steps may run ahead of callbacks that look at batches, too; without, each is a program of its own.
+    _multi_step._STEPS = STEPS if ahead else 1
     seen = SeenEpochs() if ahead else Seen()
     callbacks = [
         keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),

@@ -17,6 +17,7 @@ import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
 from unisono.step._dispatch import run_ahead_of
+from unisono.training.trainer import _multi_step
 from unisono.training.trainer._batch_placement import BatchPlacer, BatchStager
 
 #: Seconds after which a held step gives up: only a test that fails waits for them.
@@ -120,19 +121,13 @@ def test_one_device_does_not_hold_the_host_either():
     assert any(running)
 
 
-class Looks(keras.callbacks.Callback):
-    """Sees single batches, so that each step is a program of its own."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        pass
-
-
 @pytest.mark.parametrize(
-    ("placer", "method", "callbacks"),
-    [(BatchPlacer, "__call__", [Looks()]), (BatchStager, "append", [])],
+    ("placer", "method", "steps"),
+    [(BatchPlacer, "__call__", 1), (BatchStager, "append", 32)],
     ids=["one by one", "several in one program"],
 )
-def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, callbacks):
+def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, steps):
+    monkeypatch.setattr(_multi_step, "_STEPS", steps)
     gate = Gate(6)
     place = getattr(placer, method)
     placed = []
@@ -146,7 +141,7 @@ def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method
 
     monkeypatch.setattr(placer, method, counting)
     x, y = (np.concatenate(parts) for parts in zip(*batches(6), strict=True))
-    held_model(gate, 2).fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+    held_model(gate, 2).fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert len(placed) == 6
     assert all(came for _, came in gate.held), gate.held
 
