@@ -24,9 +24,8 @@ from typing import Any, TypeAlias
 import jax
 from jax import lax
 from jax.extend.core import primitives
-from jax.interpreters import mlir
 
-from unisono._lowering._products import is_partitioned
+from unisono._lowering._register import register
 
 #: Types for which XLA has fast convolutions; others stay as they are.
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -52,19 +51,7 @@ Parameters: TypeAlias = dict[str, Any]
 
 def install_fast_convolutions() -> None:
     """Register the lowering of convolutions on CPUs."""
-    primitive = primitives.conv_general_dilated_p
-    # There is no public way to the rule that JAX has.
-    own = mlir._platform_specific_lowerings["cpu"][primitive].rule
-
-    def lower(ctx: mlir.LoweringRuleContext, *operands: object, **parameters: Any) -> Any:
-        lhs: Any
-        rhs: Any
-        lhs, rhs = ctx.avals_in
-        if is_partitioned(ctx) or not is_replaced(lhs, rhs, parameters):
-            return own(ctx, *operands, **parameters)
-        return mlir.lower_fun(convolve, multiple_results=False)(ctx, *operands, **parameters)
-
-    mlir.register_lowering(primitive, lower, platform="cpu")
+    register(primitives.conv_general_dilated_p, is_replaced, convolve)
 
 
 def is_canonical(numbers: lax.ConvDimensionNumbers) -> bool:

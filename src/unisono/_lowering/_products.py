@@ -15,12 +15,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 from jax import lax
 from jax.extend.core import primitives
-from jax.interpreters import mlir
+
+from unisono._lowering._register import register
 
 #: Of the primitive `dot_general`: contracted dimensions of both operands, then their batch dimensions.
 DimensionNumbers: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
@@ -42,19 +43,11 @@ class _Operand(NamedTuple):
 
 def install_fast_products() -> None:
     """Register the lowering of `dot_general` on CPUs."""
-    primitive = primitives.dot_general_p
-    # There is no public way to the rule that JAX has.
-    own = mlir._platform_specific_lowerings["cpu"][primitive].rule
-
-    def lower(ctx: mlir.LoweringRuleContext, *operands: object, **parameters: Any) -> Any:
-        left: Any
-        right: Any
-        left, right = ctx.avals_in
-        if is_partitioned(ctx) or not is_merged(left, right, parameters["dimension_numbers"]):
-            return own(ctx, *operands, **parameters)
-        return mlir.lower_fun(multiply_merged, multiple_results=False)(ctx, *operands, **parameters)
-
-    mlir.register_lowering(primitive, lower, platform="cpu")
+    register(
+        primitives.dot_general_p,
+        lambda lhs, rhs, parameters: is_merged(lhs, rhs, parameters["dimension_numbers"]),
+        multiply_merged,
+    )
 
 
 def is_merged(
@@ -152,11 +145,3 @@ def _as_matrix(shape: tuple[int, ...], contracted: list[int]) -> _Operand | None
 
 def _is_side_by_side(dimensions: list[int]) -> bool:
     return all(after == before + 1 for before, after in itertools.pairwise(dimensions))
-
-
-def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether XLA distributes the operands: merging a dimension that it divides could make it gather them."""
-    context = ctx.module_context.axis_context
-    if isinstance(context, mlir.SPMDAxisContext):
-        return context.manual_axes != frozenset(context.mesh.axis_names)
-    return isinstance(context, mlir.ShardingContext) and context.num_devices != 1
