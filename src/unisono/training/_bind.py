@@ -54,7 +54,7 @@ from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.trainer._batch_policy import build_sequential
-from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._protocol import StepFunction, begin_call
 from unisono.training.trainer._run_ahead_of_loop import (
     batch_end_of,
     begin_of,
@@ -73,6 +73,9 @@ Result = TypeVar("Result")
 
 #: What replaces a method of Keras: called with the original, the object and the arguments.
 Wrapper = Callable[..., object]
+
+#: Which attribute of a model holds the function that the loop of a method calls.
+_FUNCTION_OF = {"fit": "train_function", "evaluate": "test_function", "predict": "predict_function"}
 
 _installed = False
 
@@ -208,7 +211,8 @@ def _guarded(name: str) -> Wrapper:
                     _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
                 )
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
-        if name in ("fit", "evaluate", "predict"):
+        if name in _FUNCTION_OF:
+            begin_call(getattr(self, _FUNCTION_OF[name]))
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")

@@ -13,6 +13,7 @@ import unisono
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._dispatch import CompiledStep
+from unisono.training.trainer._batch_policy import Mode
 
 L = keras.layers
 
@@ -34,6 +35,15 @@ def test_one_program_and_one_more_for_a_ragged_last_batch():
     assert not programs
     model.fit(x[:129], y[:129], batch_size=32, epochs=3, verbose=0)
     assert model.train_function.num_programs == 2
+
+
+def test_each_call_of_fit_has_its_own_usual_batch_size():
+    model = compiled()
+    x, y = digits()
+    model.fit(x[:128], y[:128], batch_size=32, verbose=0)
+    model.fit(x[:93], y[:93], batch_size=31, verbose=0)
+    # And not `Mode.WHOLE`, as the ragged last batch of the first call would be.
+    assert [key.mode for key in model.train_function._programs] == [Mode.SPLIT, Mode.PADDED]
 
 
 class HostReads(keras.callbacks.Callback):

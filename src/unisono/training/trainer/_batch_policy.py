@@ -76,6 +76,9 @@ class Mode(enum.Enum):
 class BatchPolicy:
     """Chooses the mode of each batch of a model.
 
+    The size of the first batch of a call of `fit`, `evaluate` or `predict` is taken for the usual one of
+    that call; another one is the ragged last.
+
     Args:
         model: the bound model.
         replicas: how many there are.
@@ -85,17 +88,23 @@ class BatchPolicy:
         self._model, self._replicas = model, replicas
         self._usual_rows: int | None = None
         self._can_pad: bool | None = None
-        self._is_fixed = False
+        self._is_fixed: bool | None = None
+
+    def begin_call(self) -> None:
+        """Note that a call of `fit`, `evaluate` or `predict` begins, which may have another batch size."""
+        self._usual_rows = None
 
     def mode(self, rows: int) -> Mode:
         """Return how a batch with this number of rows reaches the replicas.
 
         Args:
-            rows: of the batch. That of the first batch is taken for the usual one.
+            rows: of the batch.
         """
         replicas = self._replicas
+        if self._is_fixed is None:
+            self._is_fixed = replicas > 1 and self._has_one_size()
         if self._usual_rows is None:
-            self._usual_rows, self._is_fixed = rows, replicas > 1 and self._has_one_size()
+            self._usual_rows = rows
         if self._is_fixed:
             return Mode.WHOLE
         if rows % replicas == 0 and rows > 0:

@@ -1,11 +1,12 @@
 """What Keras' loop, and the callbacks of `fit`, may expect of the function that runs the steps.
 
 A strategy makes the function (`Strategy.make_trainer_function`). It must be callable in Keras'
-convention; what else it can do, it shows by two attributes, which it may leave out:
+convention; what else it can do, it shows by three attributes, which it may leave out:
 
 | attribute | who uses it | without it |
 |---|---|---|
 | `lookahead` | set while no callback sees single batches | each call of the function is one step |
+| `begin_call` | called before `fit`, `evaluate` and `predict` | it is not told |
 | `timer` | `callbacks.StepTimer` reads it | `StepTimer` rejects the model |
 
 A user's own `make_train_function` may return any other callable: hence functions instead of an
@@ -60,6 +61,16 @@ class TimedFunction(StepFunction, Protocol):
     """A function that measures where the host's time goes."""
 
     timer: HostTimer
+
+
+def begin_call(function: Callable[..., object] | None) -> None:
+    """Tell a function that a call of `fit`, `evaluate` or `predict` begins, if it wants to know.
+
+    Args:
+        function: of a model, as for `set_lookahead`; None where no call has made one yet.
+    """
+    if hasattr(function, "begin_call"):
+        function.begin_call()
 
 
 def set_lookahead(function: Callable[..., object], lookahead: StepLookahead | None) -> None:

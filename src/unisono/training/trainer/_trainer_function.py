@@ -80,6 +80,10 @@ class TrainerFunction:
         """How many programs were compiled."""
         return len(self._programs)
 
+    def begin_call(self) -> None:
+        """Forget the usual batch size of the call before."""
+        self._policy.begin_call()
+
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
