@@ -1,0 +1,1 @@
+"""Parameter servers: variables live on server tasks, workers compute, the chief coordinates."""

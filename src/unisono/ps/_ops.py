@@ -1,0 +1,52 @@
+"""The operations of the messages between chief, workers and parameter servers.
+
+Tests: tests/unit/ps/test_ops.py.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Op(enum.IntEnum):
+    """What a message asks for, or answers; the numbers travel and must not change within a version."""
+
+    #: The first message of a client: who it is, and of which generation.
+    HELLO = 1
+    #: The answer to any request that was carried out.
+    OK = 2
+    #: The answer to a request that was rejected, or failed.
+    ERROR = 3
+
+    #: Makes variables.
+    CREATE = 10
+    #: Brings a program.
+    PROGRAM = 11
+    #: Asks for the values that are newer than those that the client has.
+    PULL = 12
+    #: Brings gradients, and what else a step changes.
+    PUSH = 13
+    #: Asks for one variable, or a part of it.
+    READ = 14
+    #: Brings a new value of a variable.
+    WRITE = 15
+    #: Asks for rows of a table.
+    ROWS = 16
+    #: Asks for what a task does, and how far it is.
+    STATUS = 17
+    #: Asks a server to save its state.
+    SNAPSHOT = 18
+
+    #: Asks a worker to run a closure.
+    RUN = 30
+    #: Brings the result of a closure.
+    RESULT = 31
+    #: Makes a dataset of a worker.
+    DATASET = 32
+    #: Takes back closures.
+    CANCEL = 33
+
+    #: The job is over: the task ends.
+    END = 40
+    #: Shows that a task is alive.
+    BEAT = 41
