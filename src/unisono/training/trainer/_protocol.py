@@ -69,7 +69,7 @@ def begin_call(function: Callable[..., object] | None) -> None:
     Args:
         function: of a model, as for `set_lookahead`; None where no call has made one yet.
     """
-    if hasattr(function, "begin_call"):
+    if function is not None and hasattr(function, "begin_call"):
         function.begin_call()
 
 
