@@ -8,10 +8,16 @@ from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
 
 
 class Token:
-    """What a program returns; it is done when somebody waits for it, `seconds` later."""
+    """What a program returns; it is done `seconds` after the wait for it begins."""
 
     def __init__(self, clock, seconds):
         self._clock, self._seconds = clock, seconds
+
+    def end(self):
+        self._seconds = 0
+
+    def is_ready(self):
+        return not self._seconds
 
     def block_until_ready(self):
         self._clock[0] += self._seconds
@@ -44,6 +50,20 @@ def test_steps_that_become_slow(clock):
     pace = AdaptiveGroupSize()
     run(pace, clock, 0.0001, 30)
     assert run(pace, clock, 3.0, 40)[-1] == 1
+
+
+def test_time_between_epochs_does_not_count(clock):
+    pace = AdaptiveGroupSize()
+    assert run(pace, clock, 0.18, 20)[-1] == 8
+    in_flight = [Token(clock, 8 * 0.18), Token(clock, 8 * 0.18)]
+    for token in in_flight:
+        pace.wait_for_capacity(token, 8)
+    for token in in_flight:
+        token.end()
+    clock[0] += 60  # validation, or another call of `fit`
+    for _ in range(2):
+        pace.wait_for_capacity(Token(clock, 8 * 0.18), 8)
+    assert pace.size == 8
 
 
 def test_slow_data_count(clock):

@@ -158,17 +158,28 @@ class AdaptiveGroupSize:
         self._flying.append(_StartedProgram(token, count, collecting, perf_counter(), agreed))
         while len(self._flying) > IN_FLIGHT:
             oldest = self._flying.popleft()
+            was_done = all(x.is_ready() for x in jax.tree.leaves(oldest.token))
             jax.block_until_ready(oldest.token)
             done = perf_counter()
             # The devices began when the program before had ended; slow data count as slow steps.
-            self._adjust(oldest.steps, max(oldest.collecting, done - max(oldest.began, self._done)))
+            seconds = max(oldest.collecting, done - max(oldest.began, self._done))
+            # Of a program that ended before this wait, perhaps long ago in another epoch, the time is only
+            # known to be no longer.
+            self._adjust(oldest.steps, seconds, oldest.collecting if was_done else seconds)
             self._done = done
             self.size = self.wish if oldest.agreed is None else int(oldest.agreed)
 
-    def _adjust(self, steps: int, seconds: float) -> None:
-        if seconds > self._longest:
+    def _adjust(self, steps: int, most: float, least: float) -> None:
+        """Propose another size, by the time that a program took.
+
+        Args:
+            steps: of the program.
+            most: seconds that it took at most.
+            least: seconds that it took at least.
+        """
+        if least > self._longest:
             self.wish = max(1, min(self.wish, steps // 2))
-        elif seconds < self._shortest and steps >= self.wish:
+        elif most < self._shortest and steps >= self.wish:
             self.wish = min(2 * self.wish, _STEPS)
 
 
