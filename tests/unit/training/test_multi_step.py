@@ -63,7 +63,7 @@ def test_time_between_epochs_does_not_count(clock):
     clock[0] += 60  # validation, or another call of `fit`
     for _ in range(2):
         pace.wait_for_capacity(Token(clock, 8 * 0.18), 8)
-    assert pace.size == 8
+        assert pace.size == 8
 
 
 def test_slow_data_count(clock):

@@ -142,7 +142,8 @@ class AdaptiveGroupSize:
         #: What this process proposes.
         self.wish = _FIRST
         self._flying: collections.deque[_StartedProgram] = collections.deque()
-        self._done = 0.0
+        #: Between which times the last program ended that was waited for.
+        self._ended_after = self._ended_before = 0.0
 
     def wait_for_capacity(
         self, token: PyTree, count: int, collecting: float = 0.0, agreed: jax.Array | None = None
@@ -160,13 +161,15 @@ class AdaptiveGroupSize:
             oldest = self._flying.popleft()
             was_done = all(x.is_ready() for x in jax.tree.leaves(oldest.token))
             jax.block_until_ready(oldest.token)
-            done = perf_counter()
-            # The devices began when the program before had ended; slow data count as slow steps.
-            seconds = max(oldest.collecting, done - max(oldest.began, self._done))
-            # Of a program that ended before this wait, perhaps long ago in another epoch, the time is only
-            # known to be no longer.
-            self._adjust(oldest.steps, seconds, oldest.collecting if was_done else seconds)
-            self._done = done
+            now = perf_counter()
+            # The devices began when the program before had ended; slow data count as slow steps. When a
+            # program ended that was done before this wait is not known: perhaps long ago, in another epoch.
+            most = now - max(oldest.began, self._ended_after)
+            least = 0.0 if was_done else now - max(oldest.began, self._ended_before)
+            self._adjust(oldest.steps, max(oldest.collecting, most), max(oldest.collecting, least))
+            self._ended_before = now
+            if not was_done:
+                self._ended_after = now
             self.size = self.wish if oldest.agreed is None else int(oldest.agreed)
 
     def _adjust(self, steps: int, most: float, least: float) -> None:
