@@ -50,4 +50,5 @@ def torch_model():
 
 
 def workload():
-    return Workload(4, 3, random_data((TOKENS,), 10, VOCABULARY), keras_model, torch_model)
+    # Eight steps: long ones run in groups whose size grows within an epoch.
+    return Workload(8, 3, random_data((TOKENS,), 10, VOCABULARY), keras_model, torch_model)
