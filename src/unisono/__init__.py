@@ -62,6 +62,7 @@ _MODULES = [
     "experimental",
     "export",
     "nn",
+    "partitioners",
     "summary",
     "testing",
     "tpu",

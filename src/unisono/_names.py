@@ -31,12 +31,10 @@ HINTS: dict[str, str] = {
     # parameter servers
     **dict.fromkeys(
         [
-            "ClusterCoordinator", "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner",
-            "ParameterServerStrategy", "ParameterServerStrategyV2", "Partitioner", "PerWorkerValue",
+            "ClusterCoordinator", "ParameterServerStrategy", "ParameterServerStrategyV2", "PerWorkerValue",
             "PerWorkerValues", "RemoteValue", "Server", "ShardedVariable", "coordinator",
-            "experimental.ParameterServerStrategy", "experimental.coordinator", "experimental.partitioners",
-            "experimental_get_current_worker_index", "partitioners", "run_standard_server",
-            "run_standard_tensorflow_server",
+            "experimental.ParameterServerStrategy", "experimental.coordinator",
+            "experimental_get_current_worker_index", "run_standard_server", "run_standard_tensorflow_server",
         ],
         _SERVERS,
     ),
@@ -81,6 +79,10 @@ HINTS: dict[str, str] = {
     "CollectiveCommunication": _write("unisono.CommunicationImplementation"),
     "CollectiveHints": _write("unisono.CommunicationOptions"),
     "Dataset": _write("unisono.data.Dataset"),
+    "FixedShardsPartitioner": _write("unisono.partitioners.FixedShardsPartitioner"),
+    "MaxSizePartitioner": _write("unisono.partitioners.MaxSizePartitioner"),
+    "MinSizePartitioner": _write("unisono.partitioners.MinSizePartitioner"),
+    "Partitioner": _write("unisono.partitioners.Partitioner"),
     "PreemptionCheckpointHandler": _write("unisono.checkpoint.PreemptionCheckpointHandler"),
     "PreemptionWatcher": _write("unisono.checkpoint.PreemptionWatcher"),
     "TerminationConfig": _write("unisono.checkpoint.TerminationConfig"),

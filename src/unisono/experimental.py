@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from unisono import partitioners
 from unisono._names import no_attribute
 from unisono.checkpoint.preemption._handler import PreemptionCheckpointHandler, TerminationConfig
 from unisono.checkpoint.preemption._watcher import PreemptionWatcher
@@ -86,6 +87,7 @@ __all__ = [
     "ValueContext",
     "export_saved_model",
     "load_from_saved_model",
+    "partitioners",
 ]
 
 
