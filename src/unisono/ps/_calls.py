@@ -1,0 +1,315 @@
+"""Calls between tasks, without a socket: what both transports share.
+
+A peer sends requests to one task and gets a `Future` for each; an endpoint answers the requests of its
+clients. `_transport` has both over ZeroMQ, and `_loopback` within a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Protocol, TypeAlias
+
+from unisono._errors import ClusterError
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+
+#: Bytes of requests without an answer, at most, of one peer: `send` waits beyond them.
+BYTES_IN_FLIGHT = 256 << 20
+#: Seconds that `close` may take.
+CLOSE_SECONDS = 5.0
+
+
+class PeerLostError(ClusterError):
+    """A task does not answer: it has ended, or cannot be reached. The same request may be sent again.
+
+    Args:
+        text: what was asked and what is known.
+        task: the task.
+        address: where it was asked.
+        seconds: since the request.
+    """
+
+    def __init__(self, text: str, task: Task, address: str, seconds: float) -> None:
+        super().__init__(text)
+        self.task, self.address, self.seconds = task, address, seconds
+
+
+class PeerRejectedError(ClusterError):
+    """Two tasks have different keys: a repetition cannot help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientId:
+    """Who sent a request, as far as it is proved.
+
+    Args:
+        connection: identifies the connection. A client that connects again gets another one.
+        task: the task whose key the client has; None without keys.
+        is_same_user: whether the operating system says that it is a process of this user on this machine.
+    """
+
+    connection: bytes
+    task: Task | None = None
+    is_same_user: bool = False
+
+    def acts_for(self, task: Task) -> bool:
+        """Return whether the client may act as a task, for example send functions as the chief.
+
+        >>> ClientId(b"1", Task("worker", 1)).acts_for(Task("chief", 0))
+        False
+        """
+        return self.is_same_user or self.task == task
+
+
+#: Answers a request, or returns None and calls `reply` later.
+Handler: TypeAlias = Callable[[ClientId, Frame], Frame | None]
+
+
+class RequestPeer(Protocol):
+    """Sends requests to one task; may be used by several threads."""
+
+    task: Task
+    address: str
+
+    def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request and wait for its answer."""
+
+    def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
+        """Send a request."""
+
+    def close(self) -> None:
+        """End the connection; requests without an answer fail."""
+
+
+class RequestEndpoint(Protocol):
+    """Answers the requests of clients."""
+
+    address: str
+
+    def start(self) -> None:
+        """Begin to answer."""
+
+    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+        """Answer a request whose handler returned None; from any thread."""
+
+    def close(self) -> None:
+        """End all connections."""
+
+
+class RequestNumbers:
+    """Gives numbers to the requests of one process, different from those of all others.
+
+    >>> numbers = RequestNumbers(client=1)
+    >>> [hex(numbers.next()) for _ in range(2)]
+    ['0x100000001', '0x100000002']
+
+    Args:
+        client: the upper 32 bits; random by default.
+    """
+
+    def __init__(self, client: int | None = None) -> None:
+        self._client = (secrets.randbits(32) if client is None else client) << 32
+        # `next` of `itertools.count` is one operation of the interpreter: no lock is needed.
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        """Return the next number."""
+        return self._client | next(self._count) & 0xFFFFFFFF
+
+
+def error_answer(request: Frame, error: BaseException) -> Frame:
+    """Return the answer to a request whose handler raised.
+
+    >>> error_answer(Frame(Op.PULL, 3), KeyError("w")).meta
+    {'kind': 'KeyError', 'text': "'w'"}
+    """
+    return request.answer(Op.ERROR, {"kind": type(error).__name__, "text": str(error)})
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+    future: Future[Frame]
+    frame: Frame
+    size: int
+    since: float
+    deadline: float
+
+
+class PendingCalls:
+    """The requests of a peer that have no answer yet: their futures, deadlines and bytes.
+
+    Args:
+        task: who is asked.
+        address: where.
+        budget: bytes in flight at most; a larger request goes alone.
+    """
+
+    def __init__(self, task: Task, address: str, budget: int = BYTES_IN_FLIGHT) -> None:
+        self._task, self._address, self._budget = task, address, budget
+        self._waiting: dict[int, _Waiting] = {}
+        # No request is late before this time. A scan then finds the late ones: with a heap the entry of a
+        # request that was answered would stay until its deadline.
+        self._first_deadline = math.inf
+        self._room = threading.Condition()
+        self._bytes = 0
+        self._refusal: Callable[[], ClusterError] | None = None
+        #: What is known of the connection, for messages.
+        self.state = "not connected yet"
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes of the requests that have no answer yet."""
+        return self._bytes
+
+    def add(self, frame: Frame, size: int, timeout: float | None, may_wait: bool = True) -> Future[Frame]:
+        """Note a request; wait while too many bytes are in flight.
+
+        A request that waits already, by its number, keeps its future: it is sent again.
+
+        Args:
+            frame: the request.
+            size: its bytes.
+            timeout: seconds for room and answer together, None for no limit.
+            may_wait: False in the thread on which answers arrive.
+
+        Raises:
+            PeerLostError: when there was no room in time.
+            ClusterError: when the peer was closed.
+        """
+        now = time.monotonic()
+        deadline = math.inf if timeout is None else now + timeout
+        with self._room:
+            while may_wait and self._bytes and self._bytes + size > self._budget and not self._refusal:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self.lost(frame, now)
+                # Not for ever: an interrupt must find its thread on every platform.
+                self._room.wait(min(left, 1.0))
+            if self._refusal is not None:
+                raise self._refusal()
+            known = self._waiting.get(frame.request)
+            if known is not None:
+                return known.future
+            entry = _Waiting(Future(), frame, size, now, deadline)
+            self._waiting[frame.request] = entry
+            self._bytes += size
+            self._first_deadline = min(self._first_deadline, deadline)
+        return entry.future
+
+    def settle(self, answer: Frame) -> bool:
+        """Hand an answer to its request; return whether one waited for it."""
+        entry = self._take(answer.request)
+        if entry is None:
+            return False
+        _resolve(entry.future, answer)
+        return True
+
+    def forget(self, request: int) -> None:
+        """Drop a request: its answer will not be used."""
+        self._take(request)
+
+    def fail(self, request: int, error: ClusterError) -> None:
+        """Fail a request, where it still waits."""
+        entry = self._take(request)
+        if entry is not None:
+            _resolve(entry.future, error)
+
+    def fail_all(self, make: Callable[[Frame, float], ClusterError]) -> None:
+        """Fail all requests, each with the error that `make` returns for it and its time."""
+        with self._room:
+            entries, self._waiting = list(self._waiting.values()), {}
+            self._bytes = 0
+            self._room.notify_all()
+        for entry in entries:
+            _resolve(entry.future, make(entry.frame, entry.since))
+
+    def refuse(self, make: Callable[[], ClusterError]) -> None:
+        """Fail all requests, and those that will come."""
+        with self._room:
+            self._refusal = make
+            self._room.notify_all()
+        self.fail_all(lambda frame, since: make())
+
+    def expire(self, now: float) -> float:
+        """Fail the requests whose time is over; return when the next one will be, infinity without any."""
+        if now < self._first_deadline:
+            return self._first_deadline
+        with self._room:
+            late = [entry for entry in self._waiting.values() if entry.deadline <= now]
+            others = (entry.deadline for entry in self._waiting.values() if entry.deadline > now)
+            self._first_deadline = min(others, default=math.inf)
+        for entry in late:
+            self.fail(entry.frame.request, self.lost(entry.frame, entry.since))
+        return self._first_deadline
+
+    def holds(self, request: int) -> bool:
+        """Return whether a request still waits."""
+        return request in self._waiting
+
+    def lost(self, frame: Frame, since: float, why: str | None = None) -> PeerLostError:
+        """Return the error for a request without an answer.
+
+        Args:
+            frame: the request.
+            since: when it was made.
+            why: what happened; by default what is known of the connection.
+        """
+        seconds = time.monotonic() - since
+        return PeerLostError(
+            f"A task must answer while the job runs. Received: no answer from {self._task} at "
+            f"{self._address} to {frame.op.name} after {seconds:.3g} s ({why or self.state}). "
+            f"Look into the log of {self._task}: it has ended, or works longer than the timeout.",
+            self._task,
+            self._address,
+            seconds,
+        )
+
+    def closed(self) -> PeerLostError:
+        """Return the error for a request of a peer that was closed."""
+        return PeerLostError(
+            f"A request must be made before its peer is closed. Received: one for {self._task} at "
+            f"{self._address}, whose peer was closed.",
+            self._task,
+            self._address,
+            0.0,
+        )
+
+    def wait(self, frame: Frame, future: Future[Frame], timeout: float, since: float) -> Frame:
+        """Wait for the answer of a request.
+
+        Raises:
+            PeerLostError: when it does not come in time.
+        """
+        try:
+            return future.result(max(0.0, since + timeout - time.monotonic()))
+        except TimeoutError:
+            raise self.lost(frame, since) from None
+        finally:
+            # Also after an interrupt: an answer that is not waited for must not keep its bytes.
+            self.forget(frame.request)
+
+    def _take(self, request: int) -> _Waiting | None:
+        with self._room:
+            entry = self._waiting.pop(request, None)
+            if entry is not None:
+                self._bytes -= entry.size
+                self._room.notify_all()
+        return entry
+
+
+def _resolve(future: Future[Frame], result: Frame | ClusterError) -> None:
+    # The caller may cancel its future at any moment.
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(result, Frame):
+            future.set_result(result)
+        else:
+            future.set_exception(result)

@@ -1,0 +1,238 @@
+"""Peers and endpoints of one process: for tests, and for the chief's own worker.
+
+They behave as those of `_transport` do: messages are packed, copied and parsed, a request waits until its
+endpoint has started, and fails when it closes. A test may lose or repeat messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from unisono._errors import ClusterError
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, ClientId, Handler, PendingCalls, error_answer
+from unisono.ps._frames import DEFAULT_LIMIT, Frame, FrameError, total_bytes
+
+_LOG = logging.getLogger("unisono")
+
+
+class LoopbackNetwork:
+    """Connects the peers and endpoints of a process by their addresses.
+
+    Args:
+        copies: returns how often a message is delivered: 0 loses it, 2 repeats it. It gets the message and
+            whether it is an answer. By default each is delivered once.
+
+    >>> from unisono.ps._ops import Op
+    >>> network = LoopbackNetwork()
+    >>> endpoint = network.endpoint("ps0:1", lambda client, request: request.answer(Op.OK))
+    >>> endpoint.start()
+    >>> peer = network.peer(Task("ps", 0), "ps0:1")
+    >>> peer.call(Frame(Op.STATUS, 5), timeout=10.0)
+    Frame(OK, request 5, 0 arrays of 0 bytes)
+    >>> peer.close(); endpoint.close()
+    """
+
+    def __init__(self, copies: Callable[[Frame, bool], int] | None = None) -> None:
+        self._copies = copies
+        self._lock = threading.Lock()
+        self._endpoints: dict[str, LoopbackEndpoint] = {}
+        self._early: dict[str, list[tuple[LoopbackPeer, Frame]]] = {}
+        self._peers: dict[bytes, LoopbackPeer] = {}
+        self._numbers = itertools.count(1)
+
+    def endpoint(self, address: str, handler: Handler, limit: int = DEFAULT_LIMIT) -> LoopbackEndpoint:
+        """Return an endpoint, which begins to answer with its `start`."""
+        return LoopbackEndpoint(self, address, handler, limit)
+
+    def peer(
+        self,
+        task: Task,
+        address: str,
+        own: Task | None = None,
+        limit: int = DEFAULT_LIMIT,
+        budget: int = BYTES_IN_FLIGHT,
+    ) -> LoopbackPeer:
+        """Return a peer.
+
+        Args:
+            task: who is asked, for messages.
+            address: where.
+            own: the task that asks, as whom the endpoint sees it.
+            limit: bytes of an answer at most.
+            budget: bytes of requests without an answer at most.
+        """
+        client = ClientId(b"%d" % next(self._numbers), own, is_same_user=True)
+        peer = LoopbackPeer(self, task, address, client, limit, budget)
+        with self._lock:
+            self._peers[client.connection] = peer
+        return peer
+
+    def _open(self, endpoint: LoopbackEndpoint) -> None:
+        with self._lock:
+            if endpoint.address in self._endpoints:
+                raise ClusterError(
+                    "An address must have one endpoint. "
+                    f"Received: {endpoint.address}, which is in use. Close the other endpoint first."
+                )
+            self._endpoints[endpoint.address] = endpoint
+            early = self._early.pop(endpoint.address, [])
+        for peer, frame in early:
+            if peer._pending.holds(frame.request):
+                self._ask(peer, frame)
+
+    def _leave(self, endpoint: LoopbackEndpoint) -> None:
+        with self._lock:
+            if self._endpoints.get(endpoint.address) is not endpoint:
+                return
+            del self._endpoints[endpoint.address]
+            peers = [peer for peer in self._peers.values() if peer.address == endpoint.address]
+        for peer in peers:
+            peer._lose()
+
+    def _ask(self, peer: LoopbackPeer, frame: Frame) -> None:
+        with self._lock:
+            endpoint = self._endpoints.get(peer.address)
+            if endpoint is None:
+                self._early.setdefault(peer.address, []).append((peer, frame))
+                return
+        for _ in range(1 if self._copies is None else self._copies(frame, False)):
+            endpoint._inbox.put((peer.client, _through_bytes(frame)))
+
+    def _answer(self, client: ClientId, frame: Frame) -> None:
+        with self._lock:
+            peer = self._peers.get(client.connection)
+        if peer is not None:
+            for _ in range(1 if self._copies is None else self._copies(frame, True)):
+                peer._take(_through_bytes(frame))
+
+    def _forget(self, peer: LoopbackPeer) -> None:
+        with self._lock:
+            self._peers.pop(peer.client.connection, None)
+            early = self._early.get(peer.address, [])
+            early[:] = [each for each in early if each[0] is not peer]
+
+
+class LoopbackEndpoint:
+    """Answers requests in a thread of its own.
+
+    Args:
+        network: where peers find it.
+        address: any text.
+        handler: answers a request, or returns None and calls `reply` later.
+        limit: bytes of a request at most.
+    """
+
+    def __init__(self, network: LoopbackNetwork, address: str, handler: Handler, limit: int) -> None:
+        self.address = address
+        self._network, self._handler, self._limit = network, handler, limit
+        self._inbox: queue.SimpleQueue[tuple[ClientId, list[bytes]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"unisono-loopback-{address}", daemon=True)
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begin to answer, with the requests that came before."""
+        self._network._open(self)
+        self._thread.start()
+
+    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+        """Answer a request whose handler returned None; from any thread."""
+        if not self._closed.is_set():
+            self._network._answer(client, frame if frame.request == request else _renumbered(frame, request))
+
+    def close(self) -> None:
+        """Stop answering; requests without an answer fail."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS)
+        self._network._leave(self)
+
+    def _serve(self) -> None:
+        while (item := self._inbox.get()) is not None and not self._closed.is_set():
+            client, parts = item
+            try:
+                request = Frame.parse(parts, self._limit)
+            except FrameError as error:
+                _LOG.debug("A message was rejected: %s", error)
+                continue
+            try:
+                answer = self._handler(client, request)
+            except Exception as error:
+                _LOG.exception("The request %s of %s could not be answered.", request.op.name, client)
+                answer = error_answer(request, error)
+            if answer is not None:
+                self.reply(client, request.request, answer)
+
+
+class LoopbackPeer:
+    """Sends requests to the endpoint of an address.
+
+    Args:
+        network: where the endpoint is found.
+        task: who is asked, for messages.
+        address: where.
+        client: as whom the endpoint sees it.
+        limit: bytes of an answer at most.
+        budget: bytes of requests without an answer at most.
+    """
+
+    def __init__(
+        self, network: LoopbackNetwork, task: Task, address: str, client: ClientId, limit: int, budget: int
+    ) -> None:
+        self.task, self.address, self.client = task, address, client
+        self._network, self._limit = network, limit
+        self._pending = PendingCalls(task, address, budget)
+
+    def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request and wait for its answer.
+
+        Raises:
+            PeerLostError: when the answer does not come in time, or the endpoint closes.
+        """
+        since = time.monotonic()
+        return self._pending.wait(frame, self._send(frame, timeout), timeout, since)
+
+    def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
+        """Send a request; the future fails with `PeerLostError` after `timeout` seconds."""
+        future = self._send(frame, timeout)
+        if timeout is not None:
+            timer = threading.Timer(timeout, lambda: self._pending.expire(time.monotonic()))
+            timer.daemon = True
+            timer.start()
+            future.add_done_callback(lambda done: timer.cancel())
+        return future
+
+    def close(self) -> None:
+        """Leave the network; requests without an answer fail."""
+        self._network._forget(self)
+        self._pending.refuse(self._pending.closed)
+
+    def _send(self, frame: Frame, timeout: float | None) -> Future[Frame]:
+        future = self._pending.add(frame, total_bytes(frame.parts()), timeout)
+        self._network._ask(self, frame)
+        return future
+
+    def _take(self, parts: list[bytes]) -> None:
+        self._pending.settle(Frame.parse(parts, self._limit))
+
+    def _lose(self) -> None:
+        why = "the connection was lost"
+        self._pending.fail_all(lambda frame, since: self._pending.lost(frame, since, why))
+
+
+def _through_bytes(frame: Frame) -> list[bytes]:
+    # Copies: as over a network, what a server changes in place later is not seen by who has read it before.
+    return [bytes(part) for part in frame.parts()]
+
+
+def _renumbered(frame: Frame, request: int) -> Frame:
+    return Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
