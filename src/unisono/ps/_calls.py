@@ -136,7 +136,7 @@ def error_answer(request: Frame, error: BaseException) -> Frame:
 
 
 @dataclasses.dataclass(eq=False)
-class _Waiting:
+class _Outstanding:
     future: Future[Frame]
     frame: Frame
     size: int
@@ -155,7 +155,7 @@ class PendingCalls:
 
     def __init__(self, task: Task, address: str, budget: int = BYTES_IN_FLIGHT) -> None:
         self._task, self._address, self._budget = task, address, budget
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _Outstanding] = {}
         # No request is late before this time. A scan then finds the late ones: with a heap the entry of a
         # request that was answered would stay until its deadline.
         self._first_deadline = math.inf
@@ -199,7 +199,7 @@ class PendingCalls:
             known = self._waiting.get(frame.request)
             if known is not None:
                 return known.future
-            entry = _Waiting(Future(), frame, size, now, deadline)
+            entry = _Outstanding(Future(), frame, size, now, deadline)
             self._waiting[frame.request] = entry
             self._bytes += size
             self._first_deadline = min(self._first_deadline, deadline)
@@ -297,7 +297,7 @@ class PendingCalls:
             # Also after an interrupt: an answer that is not waited for must not keep its bytes.
             self.forget(frame.request)
 
-    def _take(self, request: int) -> _Waiting | None:
+    def _take(self, request: int) -> _Outstanding | None:
         with self._room:
             entry = self._waiting.pop(request, None)
             if entry is not None:

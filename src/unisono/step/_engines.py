@@ -13,7 +13,7 @@ from unisono._types import PyTree
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._reduce import all_gather
-from unisono.step._program import Frame
+from unisono.step._program import ReplicaFrame
 
 #: How an array lies on the replicas: split along its first axis, or whole on each.
 SHARDED = jax.sharding.PartitionSpec(AXIS)
@@ -73,7 +73,7 @@ class TurnEngine:
     """
 
     def __init__(
-        self, frame: Frame, cross_device_ops: CrossDeviceOps | None = None, is_empty: bool = False
+        self, frame: ReplicaFrame, cross_device_ops: CrossDeviceOps | None = None, is_empty: bool = False
     ) -> None:
         self._frame = frame
         self._ops = cross_device_ops

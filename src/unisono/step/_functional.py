@@ -23,7 +23,7 @@ from unisono._values import PerReplica
 from unisono.step._call_signature import Call, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
 from unisono.step._layout import StateLayout, VariableLayout
-from unisono.step._program import Frame, Program, Run
+from unisono.step._program import Program, ReplicaFrame, Run
 from unisono.step._scope import StateScope, discovering
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
 
@@ -241,7 +241,7 @@ class Replicated:
             pairs = list(zip((s.variable for s in slots), start, strict=True))
             return lambda: StateScope(pairs, parent=self.parent)
 
-        def context_of(frame: Frame) -> Context:
+        def context_of(frame: ReplicaFrame) -> Context:
             engine = TurnEngine(frame, self.strategy.cross_device_ops, self.call.is_empty(frame.index))
             return Context(self.strategy, ReplicaContext(self.strategy, engine))
 

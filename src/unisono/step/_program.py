@@ -39,13 +39,13 @@ class Substitution:
 class _Stop(BaseException):
     """Ends a re-execution at its meeting point; not an `Exception`, so that no user code stops it."""
 
-    def __init__(self, frame: Frame, operand: Any) -> None:
+    def __init__(self, frame: ReplicaFrame, operand: Any) -> None:
         super().__init__()
         self.frame, self.operand = frame, operand
 
 
 @dataclasses.dataclass(eq=False)
-class Frame:
+class ReplicaFrame:
     """One execution of one replica's step.
 
     Args:
@@ -113,7 +113,7 @@ class Program:
 
     bodies: Sequence[Callable[[], Any]]
     scopes: Sequence[Callable[[], StateScope]]
-    contexts: Sequence[Callable[[Frame], Context | None]]
+    contexts: Sequence[Callable[[ReplicaFrame], Context | None]]
     reader: Reader | None = None
 
 
@@ -136,19 +136,19 @@ class Run:
         self.substitutions = substitutions or [()] * len(program.bodies)
         self.known: dict[int, list[Any]] = known or {}
 
-    def complete(self, index: int) -> tuple[Any, Frame]:
+    def complete(self, index: int) -> tuple[Any, ReplicaFrame]:
         """Execute a body to its end; return what it returns, and its frame."""
-        frame = Frame(self, index, self.program.scopes[index]())
+        frame = ReplicaFrame(self, index, self.program.scopes[index]())
         with self._entered(frame):
             return self.program.bodies[index](), frame
 
-    def operand_at(self, index: int, number: int) -> tuple[Any, Frame]:
+    def operand_at(self, index: int, number: int) -> tuple[Any, ReplicaFrame]:
         """Execute a body up to a meeting point; return the operand it brings, and its frame.
 
         Raises:
             ContextError: when the body never comes there.
         """
-        frame = Frame(self, index, self.program.scopes[index](), stop=number)
+        frame = ReplicaFrame(self, index, self.program.scopes[index](), stop=number)
         with self._entered(frame):
             try:
                 self.program.bodies[index]()
@@ -164,7 +164,7 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def _entered(self, frame: Frame) -> Iterator[None]:
+    def _entered(self, frame: ReplicaFrame) -> Iterator[None]:
         context = self.program.contexts[frame.index](frame)
         token = _FRAME.set(frame)
         reader = self.program.reader or current_reader()
@@ -179,9 +179,9 @@ class Run:
             _FRAME.reset(token)
 
 
-_FRAME: ContextVar[Frame | None] = ContextVar("unisono_frame", default=None)
+_FRAME: ContextVar[ReplicaFrame | None] = ContextVar("unisono_frame", default=None)
 
 
-def current_frame() -> Frame | None:
+def current_frame() -> ReplicaFrame | None:
     """The execution that the running code is part of, or None outside a step."""
     return _FRAME.get()

@@ -21,7 +21,7 @@ from unisono._errors import InvalidArgumentError, TapeError
 from unisono._types import PyTree, UserValue
 from unisono.step._differentiate import gradient_of
 from unisono.step._engines import TurnEngine
-from unisono.step._program import Frame, Program, Run, Substitution, current_frame
+from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
 from unisono.step.functions._fetching import function_in_python
 
@@ -54,7 +54,7 @@ class GradientTape:
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         self._persistent = persistent
         self._watch_variables = watch_accessed_variables
-        self._frame: Frame | None = None
+        self._frame: ReplicaFrame | None = None
         self._number = 0
         self._entered_at = 0
         self._values: dict[int, Any] = {}
@@ -147,7 +147,7 @@ class GradientTape:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
         return None if unwatched else grad
 
-    def _require_frame(self) -> Frame:
+    def _require_frame(self) -> ReplicaFrame:
         if self._frame is None:
             raise TapeError(
                 "A GradientTape must be entered before it is used. Received: a tape that was not. "
@@ -155,7 +155,7 @@ class GradientTape:
             )
         return self._frame
 
-    def _value_of(self, frame: Frame, variable: keras.Variable) -> Any:
+    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> Any:
         value = self._values.get(id(variable))
         return frame.scope.get_current_value(variable) if value is None else value
 
@@ -291,7 +291,7 @@ def _closures_program(
     def scope_of(i: int) -> Callable[[], StateScope]:
         return lambda: StateScope(zip(variables, values[i], strict=True), parent=closures[i].scope)
 
-    def context_of(frame: Frame) -> Context | None:
+    def context_of(frame: ReplicaFrame) -> Context | None:
         if context is None or context.replica is None:
             return None
         return dataclasses.replace(context, replica=_rebound(context.replica, frame))
@@ -300,7 +300,7 @@ def _closures_program(
     return Program([c.fn for c in closures], [scope_of(i) for i in indices], [context_of for _ in indices])
 
 
-def _rebound(replica: ReplicaContext, frame: Frame) -> ReplicaContext:
+def _rebound(replica: ReplicaContext, frame: ReplicaFrame) -> ReplicaContext:
     """The same replica, for the frame of a nested program."""
     # Replicas in one `shard_map` body meet inside JAX's own collectives, and need no frame.
     if not isinstance(replica.engine, TurnEngine):

@@ -20,7 +20,7 @@ from unisono.step._call_signature import Call, Kind
 from unisono.step._compiler import Entry
 from unisono.step._explain import explain
 from unisono.step._functional import StatePlan, discarded, discover
-from unisono.step._program import Frame, Program, Run, current_frame
+from unisono.step._program import Program, ReplicaFrame, Run, current_frame
 from unisono.step._scope import StateScope
 from unisono.step.functions._fetching import (
     DataFailed,
@@ -203,7 +203,7 @@ class _Trace:
         self.fetched = Fetched(None, [])
         self.scope = StateScope()
         self.result: UserValue = None
-        self._frame: Frame | None = None
+        self._frame: ReplicaFrame | None = None
 
     @property
     def has_tape(self) -> bool:
