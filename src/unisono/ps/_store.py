@@ -1,0 +1,401 @@
+"""The variables of a parameter server: created, pulled, written, and updated by pushes that count once.
+
+All of it is called with plain objects and arrays; sockets and messages are elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import Json
+from unisono.ps._programs import ProgramStore
+from unisono.ps.state._create import NewVariable, decode_news, encode_news
+from unisono.ps.state._journal import Journal, NoJournal
+from unisono.ps.state._push import Array, Push
+from unisono.ps.state._update import StateLostError, check_push, check_rows, check_value, find, run_push
+from unisono.ps.state._variables import TABLE, DenseVariable, StoredSpec, Table
+
+
+class VariableStore:
+    """The variables of one server.
+
+    Args:
+        journal: where changes are noted before they are applied; None keeps them in memory alone.
+
+    >>> store = VariableStore()
+    >>> store.create([NewVariable(StoredSpec("w", (2,), "float32"), np.ones(2, "float32"))])
+    [0]
+    >>> store.push(Push(1, adds=((0, np.ones(2, "float32")),)))
+    True
+    >>> store.push(Push(1, adds=((0, np.ones(2, "float32")),)))
+    False
+    >>> store.read(0)
+    array([2., 2.], dtype=float32)
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        #: Held while state is read or changed.
+        self.lock = threading.RLock()
+        self.journal: Journal = journal or NoJournal()
+        self.programs = ProgramStore()
+        self._clear()
+        self.generation = 0
+
+    def _clear(self) -> None:
+        #: Changes where versions may have gone back: versions of another lineage mean nothing.
+        self.lineage = secrets.token_hex(8)
+        self.variables: dict[int, DenseVariable | Table] = {}
+        self._numbers: dict[str, int] = {}
+        self._next = 0
+        #: The pushes that were applied.
+        self.applied_count = 0
+        #: Closures with lower numbers are complete.
+        self.watermark = 0
+        self._applied: set[int] = set()
+        #: Why the state is lost; every request fails then.
+        self.lost: str | None = None
+
+    # programs
+
+    def add_program(self, blob: bytes) -> str:
+        """Keep a program, and return its digest.
+
+        Args:
+            blob: what `jax.export.Exported.serialize` returned.
+
+        Raises:
+            InvalidArgumentError: the bytes are no program that this server can run.
+        """
+        with self.lock:
+            digest = self.programs.add(blob)
+            self.journal.keep_program(digest, blob)
+        return digest
+
+    # reading
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of a variable, or None where there is none.
+
+        Args:
+            name: of the variable.
+        """
+        return self._numbers.get(name)
+
+    def pull(
+        self, numbers: Sequence[int], versions: Sequence[int] | None = None
+    ) -> list[tuple[int, int, Array]]:
+        """Return number, version and value of each variable that is newer than a client's copy.
+
+        The values are not copied, and do not change.
+
+        Args:
+            numbers: of the variables.
+            versions: those of the client's copies, of this lineage; -1 for none, None for none at all.
+
+        Raises:
+            InvalidArgumentError: a variable does not exist or is a table.
+        """
+        if versions is not None and len(versions) != len(numbers):
+            raise InvalidArgumentError(
+                f"A pull must have one version for each variable. Received: {len(numbers)} variables, "
+                f"{len(versions)} versions."
+            )
+        with self.lock:
+            self._check_state()
+            found = [find(self.variables, n, DenseVariable) for n in numbers]
+            return [
+                (n, v.version, v.host())
+                for i, (n, v) in enumerate(zip(numbers, found, strict=True))
+                if versions is None or versions[i] != v.version
+            ]
+
+    def read(self, number: int, begin: int = 0, end: int | None = None) -> Array:
+        """Return the value of a variable, or a part of it.
+
+        Args:
+            number: of the variable.
+            begin: the first row, where it has rows.
+            end: one past the last row; None for all.
+
+        Raises:
+            InvalidArgumentError: there is no such variable, or there are no such rows.
+        """
+        with self.lock:
+            self._check_state()
+            variable: DenseVariable | Table = find(self.variables, number)
+            rows = variable.shape[0] if variable.shape else 0
+            end = rows if end is None else end
+            if not 0 <= begin <= end <= rows:
+                raise InvalidArgumentError(
+                    f"A part of {variable.spec.name!r} must lie within its {rows} rows. Received: from "
+                    f"{begin} to {end}."
+                )
+            part = variable.host()[begin:end] if variable.shape else variable.host()
+            return part if isinstance(variable, DenseVariable) else part.copy()
+
+    def rows(self, number: int, indices: Array) -> Array:
+        """Return a copy of some rows.
+
+        Args:
+            number: of a table or a dense variable.
+            indices: of rows, in any order.
+
+        Raises:
+            InvalidArgumentError: there is no such variable or row.
+        """
+        with self.lock:
+            self._check_state()
+            variable: DenseVariable | Table = find(self.variables, number)
+            if isinstance(variable, DenseVariable):
+                variable = Table(variable.spec, np.atleast_1d(variable.host()))
+            return variable.rows(variable.check_rows(indices))
+
+    # changes
+
+    def raise_generation(self, generation: int) -> None:
+        """Note that a newer chief is there.
+
+        Args:
+            generation: its number.
+
+        Raises:
+            InvalidArgumentError: a newer one was there before.
+        """
+        with self.lock:
+            if generation < self.generation:
+                raise InvalidArgumentError(
+                    f"The chief of generation {self.generation} has taken over. Received: a chief of "
+                    f"generation {generation}, which must end."
+                )
+            if generation > self.generation:
+                self._commit("generation", {"generation": generation}, ())
+                self.generation = generation
+
+    def reset(self) -> None:
+        """Drop all variables, as a new job does; programs stay."""
+        with self.lock:
+            self._commit("reset", {}, ())
+            self._clear()
+
+    def create(self, news: Sequence[NewVariable]) -> list[int]:
+        """Create variables, all or none, and return their numbers.
+
+        A variable that exists, with the same shape and dtype, keeps its value.
+
+        Args:
+            news: the variables.
+
+        Raises:
+            InvalidArgumentError: a variable exists with another shape, dtype, kind or role, or an initial
+                value does not fit.
+        """
+        with self.lock:
+            self._check_state()
+            missing = self._missing(news)
+            numbers = dict(zip(missing, range(self._next, self._next + len(missing)), strict=True))
+            made = {n: missing[name].make(n, self.programs, self.journal) for name, n in numbers.items()}
+            if made:
+                # A table's rows lie in a file of its own.
+                logged = [
+                    dataclasses.replace(new, value=None) if new.spec.kind == TABLE else new
+                    for new in missing.values()
+                ]
+                meta, values = encode_news(logged)
+                self._commit("create", {"variables": meta}, values)
+            for number, variable in made.items():
+                self.variables[number] = variable
+                self._numbers[variable.spec.name] = number
+            self._next += len(made)
+            return [self._numbers[new.spec.name] for new in news]
+
+    def _missing(self, news: Sequence[NewVariable]) -> dict[str, NewVariable]:
+        missing: dict[str, NewVariable] = {}
+        for new in news:
+            number = self._numbers.get(new.spec.name)
+            known = missing.get(new.spec.name)
+            there = self.variables[number].spec if number is not None else known and known.spec
+            if there is not None and there != new.spec:
+                raise InvalidArgumentError(
+                    f"A variable's name is unique on a server. Received: {new.spec}, where there is {there}."
+                )
+            if there is None:
+                missing[new.spec.name] = new
+        return missing
+
+    def write(
+        self,
+        number: int,
+        value: Array,
+        begin: int = 0,
+        indices: Array | None = None,
+        closure: int | None = None,
+    ) -> bool:
+        """Replace the value of a variable, or some of its rows.
+
+        Args:
+            number: of the variable.
+            value: the new value, or the new rows.
+            begin: where the new rows begin.
+            indices: the rows to replace, each once; None for those from `begin` on.
+            closure: a number by which a repeated request is recognized.
+
+        Returns:
+            Whether it was written now; False for one that was written before.
+
+        Raises:
+            InvalidArgumentError: there is no such variable, or the value does not fit.
+        """
+        with self.lock:
+            self._check_state()
+            if closure is not None and self._is_applied(closure):
+                return False
+            variable = find(self.variables, number)
+            if indices is None and value.shape == variable.shape and not begin:
+                check_value(variable, value, "value")
+            else:
+                if not variable.shape:
+                    check_value(variable, value, "value")
+                if indices is None:
+                    indices = np.arange(begin, begin + (len(value) if value.ndim else 0))
+                as_table = Table(variable.spec, variable.host())
+                indices = check_rows(as_table, indices, value, "new rows").astype(np.int64, copy=False)
+            meta = {"number": number, "closure": closure, "rows": indices is not None}
+            self._commit("write", meta, [value] if indices is None else [value, indices])
+            variable.write(value, indices)
+            self._note(closure)
+            return True
+
+    def push(self, push: Push) -> bool:
+        """Apply what a closure has pushed: once, and as a whole or not at all.
+
+        Args:
+            push: from a worker.
+
+        Returns:
+            Whether it was applied now; False for one that was applied before.
+
+        Raises:
+            InvalidArgumentError: something in it does not fit; nothing is applied.
+            UnknownProgramError: it needs a program that must be sent first; nothing is applied.
+            StateLostError: the server must start again.
+        """
+        with self.lock:
+            self._check_state()
+            if self._is_applied(push.closure):
+                self._move_watermark(push.watermark)
+                return False
+            check_push(push, self.variables, self.programs)
+            try:
+                outcome = run_push(push, self.variables, self.programs, self.journal.stage)
+                # The log's order is that of `encode`: the arrays are staged already.
+                self.journal.commit("push", outcome.logged.encode()[0])
+            except BaseException as error:
+                self.journal.abort()
+                if any(isinstance(v, DenseVariable) and v.is_gone for v in self.variables.values()):
+                    self.lost = (
+                        f"A push failed when a program had used up the memory of variables ({error}). The "
+                        "server must start again, from its snapshot and log."
+                    )
+                    raise StateLostError(self.lost) from error
+                raise
+            outcome.apply(self.variables)
+            self.applied_count += 1
+            self._note(push.closure)
+            self._move_watermark(push.watermark)
+            return True
+
+    def _commit(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
+        try:
+            self.journal.stage(arrays)
+            self.journal.commit(kind, meta)
+        except BaseException:
+            self.journal.abort()
+            raise
+
+    def _check_state(self) -> None:
+        if self.lost is not None:
+            raise StateLostError(self.lost)
+
+    # closures
+
+    def _is_applied(self, closure: int) -> bool:
+        return closure < self.watermark or closure in self._applied
+
+    def _note(self, closure: int | None) -> None:
+        if closure is not None:
+            self._applied.add(closure)
+
+    def _move_watermark(self, watermark: int) -> None:
+        if watermark > self.watermark:
+            self.watermark = watermark
+            self._applied = {c for c in self._applied if c >= watermark}
+
+    # snapshots and logs
+
+    def state(self) -> tuple[dict[str, Json], list[Array]]:
+        """Return all but the rows of tables: something that JSON can hold, and dense values, not copied."""
+        with self.lock:
+            self._check_state()
+            variables = [
+                v.spec.encode() | {"number": n, "version": v.version} for n, v in self.variables.items()
+            ]
+            meta = {
+                "lineage": self.lineage,
+                "generation": self.generation,
+                "next": self._next,
+                "applied_count": self.applied_count,
+                "watermark": self.watermark,
+                "applied": sorted(self._applied),
+                "variables": variables,
+            }
+            return meta, [v.host() for v in self.variables.values() if isinstance(v, DenseVariable)]
+
+    def load(self, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
+        """Take over what `state` has returned; the rows of tables come from the journal.
+
+        Args:
+            meta: the state.
+            arrays: the dense values, which are copied.
+        """
+        with self.lock:
+            self._clear()
+            left = list(arrays)
+            for entry in meta["variables"]:
+                spec, number, version = StoredSpec.decode(entry), entry["number"], entry["version"]
+                if spec.kind == TABLE:
+                    variable: DenseVariable | Table = Table(
+                        spec, self.journal.table(number, spec)[0], version
+                    )
+                else:
+                    variable = DenseVariable(spec, np.array(left.pop(0)), version)
+                self.variables[number] = variable
+                self._numbers[spec.name] = number
+            self.lineage, self.generation = meta["lineage"], meta["generation"]
+            self._next, self.applied_count = meta["next"], meta["applied_count"]
+            self.watermark, self._applied = meta["watermark"], set(meta["applied"])
+
+    def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
+        """Apply a change from a log again.
+
+        Args:
+            kind: of the change.
+            meta: what was committed.
+            arrays: what was staged.
+        """
+        if kind == "push":
+            self.push(Push.decode(meta, arrays))
+        elif kind == "write":
+            indices = arrays[1] if meta["rows"] else None
+            self.write(meta["number"], arrays[0], indices=indices, closure=meta["closure"])
+        elif kind == "create":
+            self.create(decode_news(meta["variables"], arrays))
+        elif kind == "generation":
+            self.raise_generation(meta["generation"])
+        else:
+            self.reset()

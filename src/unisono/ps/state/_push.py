@@ -1,0 +1,239 @@
+"""What a worker's step changes on one server, and how that is written in a message or a log.
+
+Tests: tests/unit/ps/test_store.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import Json
+
+#: An array of any shape and dtype.
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramCall:
+    """One call of an update program.
+
+    Args:
+        program: the digest of the program, a function of lists (values, slots, gradients) that returns new
+            values and slots.
+        values: the variables to update.
+        slots: what else the program reads and writes: an optimizer's slots, `iterations`, the learning rate.
+        gradients: as many as the program takes, in its order.
+        indices: None, or the rows of all tables among `values` and `slots` that the program sees; each
+            gradient has one row per index. Gradients of one row are added up.
+    """
+
+    program: str
+    values: tuple[int, ...]
+    slots: tuple[int, ...]
+    gradients: tuple[Array, ...]
+    indices: Array | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The variables that the call writes."""
+        return self.values + self.slots
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowWrite:
+    """New rows of tables, and values of dense variables: what a call with `indices` results in.
+
+    Args:
+        tables: the tables.
+        indices: the rows, each once.
+        rows: for each table, one row per index.
+        dense: dense variables.
+        values: for each of these, its new value.
+    """
+
+    tables: tuple[int, ...]
+    indices: Array
+    rows: tuple[Array, ...]
+    dense: tuple[int, ...] = ()
+    values: tuple[Array, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The variables that are written."""
+        return self.tables + self.dense
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Push:
+    """All that one closure changes on one server; it is applied once, as a whole or not at all.
+
+    Args:
+        closure: the number of the closure, by which a repeated push is recognized.
+        watermark: closures with lower numbers are complete, and nothing of them will be pushed.
+        updates: the calls of update programs, and new rows, in order.
+        adds: what is added to variables, as pairs of a variable and an array.
+        assigns: what replaces the values of variables, as pairs of a variable and an array.
+
+    >>> push = Push(7, adds=((0, np.ones(2)),))
+    >>> meta, arrays = push.encode()
+    >>> Push.decode(meta, arrays).adds
+    ((0, array([1., 1.])),)
+    """
+
+    closure: int
+    watermark: int = 0
+    updates: tuple[ProgramCall | RowWrite, ...] = ()
+    adds: tuple[tuple[int, Array], ...] = ()
+    assigns: tuple[tuple[int, Array], ...] = ()
+
+    def encode(self) -> tuple[dict[str, Json], list[Array]]:
+        """Return the push as something that JSON can hold, and a list of arrays."""
+        encoded = [_encode_update(u) for u in self.updates]
+        arrays = [a for _, own in encoded for a in own]
+        arrays += [a for _, a in self.adds]
+        arrays += [a for _, a in self.assigns]
+        meta: dict[str, Json] = {
+            "closure": self.closure,
+            "watermark": self.watermark,
+            "updates": [u for u, _ in encoded],
+            "adds": [i for i, _ in self.adds],
+            "assigns": [i for i, _ in self.assigns],
+        }
+        return meta, arrays
+
+    @classmethod
+    def decode(cls, meta: dict[str, Json], arrays: Sequence[Array]) -> Push:
+        """Return the push that `encode` has written.
+
+        Args:
+            meta: comes from outside, and is checked.
+            arrays: the arrays, which are not copied.
+
+        Raises:
+            InvalidArgumentError: a field is missing or has a wrong type, or the number of arrays is wrong.
+        """
+        left = list(arrays)
+        updates = tuple(_decode_update(u, left) for u in listed(meta, "updates"))
+        adds, assigns = ints(meta, "adds"), ints(meta, "assigns")
+        if len(left) != len(adds) + len(assigns):
+            raise InvalidArgumentError(
+                f"A push must have the arrays that it names. Received: {len(arrays)} arrays, "
+                f"{len(left)} of them for {len(adds)} `adds` and {len(assigns)} `assigns`."
+            )
+        return cls(
+            closure=whole(meta, "closure"),
+            watermark=whole(meta, "watermark"),
+            updates=updates,
+            adds=tuple(zip(adds, left, strict=False)),
+            assigns=tuple(zip(assigns, left[len(adds) :], strict=True)),
+        )
+
+
+def _encode_update(update: ProgramCall | RowWrite) -> tuple[dict[str, Json], list[Array]]:
+    if isinstance(update, RowWrite):
+        meta: dict[str, Json] = {"tables": update.tables, "dense": update.dense}
+        return meta, [update.indices, *update.rows, *update.values]
+    meta = {
+        "program": update.program,
+        "values": update.values,
+        "slots": update.slots,
+        "gradients": len(update.gradients),
+        "sparse": update.indices is not None,
+    }
+    return meta, [*([] if update.indices is None else [update.indices]), *update.gradients]
+
+
+def _decode_update(meta: Json, left: list[Array]) -> ProgramCall | RowWrite:
+    """Read one update, and take its arrays from the front of `left`."""
+    if not isinstance(meta, dict):
+        raise InvalidArgumentError(f"Each of `updates` must be an object. Received: {meta!r}.")
+    if "tables" in meta:
+        tables, dense = ints(meta, "tables"), ints(meta, "dense")
+        own = _taken(left, 1 + len(tables) + len(dense))
+        count = 1 + len(tables)
+        return RowWrite(tables, own[0], tuple(own[1:count]), dense, tuple(own[count:]))
+    sparse = bool(meta.get("sparse"))
+    own = _taken(left, whole(meta, "gradients") + sparse)
+    return ProgramCall(
+        program=text(meta, "program"),
+        values=ints(meta, "values"),
+        slots=ints(meta, "slots"),
+        gradients=tuple(own[1:] if sparse else own),
+        indices=own[0] if sparse else None,
+    )
+
+
+def _taken(left: list[Array], count: int) -> list[Array]:
+    if count > len(left):
+        raise InvalidArgumentError(
+            f"A push must have the arrays that it names. Received: {len(left)} arrays where an update of "
+            f"`updates` needs {count}."
+        )
+    own = left[:count]
+    del left[:count]
+    return own
+
+
+def whole(meta: dict[str, Json], name: str, default: int | None = None) -> int:
+    """Return a field that must be a whole number, not negative.
+
+    Args:
+        meta: what a client sent.
+        name: of the field.
+        default: for a field that is absent; None requires it.
+
+    >>> whole({"closure": 3}, "closure")
+    3
+    """
+    value = meta.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgumentError(
+            f"A request's `{name}` must be a whole number, not negative. Received: {value!r}."
+        )
+    return value
+
+
+def text(meta: dict[str, Json], name: str) -> str:
+    """Return a field that must be a string.
+
+    Args:
+        meta: what a client sent.
+        name: of the field.
+    """
+    value = meta.get(name)
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"A request's `{name}` must be a string. Received: {value!r}.")
+    return value
+
+
+def listed(meta: dict[str, Json], name: str) -> Sequence[Json]:
+    """Return a field that must be a list; an empty one where it is absent.
+
+    Args:
+        meta: what a client sent.
+        name: of the field.
+    """
+    value = meta.get(name, ())
+    if not isinstance(value, (list, tuple)):
+        raise InvalidArgumentError(f"A request's `{name}` must be a list. Received: {value!r}.")
+    return value
+
+
+def ints(meta: dict[str, Json], name: str) -> tuple[int, ...]:
+    """Return a field that must be a list of whole numbers, which may be negative.
+
+    Args:
+        meta: what a client sent.
+        name: of the field.
+    """
+    values = tuple(listed(meta, name))
+    if not all(type(v) is int for v in values):
+        raise InvalidArgumentError(
+            f"A request's `{name}` must be a list of whole numbers. Received: {values!r}."
+        )
+    return values
