@@ -210,6 +210,6 @@ def to_device(array: Array) -> jax.Array:
     dtype('float64')
     """
     with jax.enable_x64(True) if array.dtype.itemsize >= 8 else contextlib.nullcontext():
-        # JAX would else use an aligned array's own memory, and must not write there.
-        copied: jax.Array = jax.device_put(array, local_devices("cpu")[0], may_alias=False)
+        # A copy of NumPy's: JAX may use an aligned array's own memory, or read it later.
+        copied: jax.Array = jax.device_put(np.array(array), local_devices("cpu")[0])
     return copied

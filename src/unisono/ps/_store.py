@@ -49,7 +49,7 @@ class VariableStore:
 
     def _clear(self) -> None:
         #: Changes where versions may have gone back: versions of another lineage mean nothing.
-        self.lineage = secrets.token_hex(8)
+        self.lineage = new_lineage()
         self.variables: dict[int, DenseVariable | Table] = {}
         self._numbers: dict[str, int] = {}
         self._next = 0
@@ -177,11 +177,17 @@ class VariableStore:
                 self._commit("generation", {"generation": generation}, ())
                 self.generation = generation
 
-    def reset(self) -> None:
-        """Drop all variables, as a new job does; programs stay."""
+    def reset(self, lineage: str | None = None) -> None:
+        """Drop all variables, as a new job does; programs stay.
+
+        Args:
+            lineage: the new one; None for a random one.
+        """
         with self.lock:
-            self._commit("reset", {}, ())
+            lineage = lineage or new_lineage()
+            self._commit("reset", {"lineage": lineage}, ())
             self._clear()
+            self.lineage = lineage
 
     def create(self, news: Sequence[NewVariable]) -> list[int]:
         """Create variables, all or none, and return their numbers.
@@ -199,7 +205,10 @@ class VariableStore:
             self._check_state()
             missing = self._missing(news)
             numbers = dict(zip(missing, range(self._next, self._next + len(missing)), strict=True))
-            made = {n: missing[name].make(n, self.programs, self.journal) for name, n in numbers.items()}
+            made = {
+                n: missing[name].make(self._key(n), self.programs, self.journal)
+                for name, n in numbers.items()
+            }
             if made:
                 # A table's rows lie in a file of its own.
                 logged = [
@@ -291,6 +300,7 @@ class VariableStore:
                 self._move_watermark(push.watermark)
                 return False
             check_push(push, self.variables, self.programs)
+            self.journal.begin(push.room)
             try:
                 outcome = run_push(push, self.variables, self.programs, self.journal.stage)
                 # The log's order is that of `encode`: the arrays are staged already.
@@ -311,12 +321,20 @@ class VariableStore:
             return True
 
     def _commit(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
+        self.journal.begin(sum(a.nbytes for a in arrays))
         try:
             self.journal.stage(arrays)
             self.journal.commit(kind, meta)
         except BaseException:
             self.journal.abort()
             raise
+
+    def _key(self, number: int) -> str:
+        return f"{self.lineage}-{number}"
+
+    def table_keys(self) -> set[str]:
+        """Return the keys by which the journal knows the tables."""
+        return {self._key(n) for n, v in self.variables.items() if isinstance(v, Table)}
 
     def _check_state(self) -> None:
         if self.lost is not None:
@@ -366,17 +384,17 @@ class VariableStore:
         with self.lock:
             self._clear()
             left = list(arrays)
+            self.lineage, self.generation = meta["lineage"], meta["generation"]
             for entry in meta["variables"]:
                 spec, number, version = StoredSpec.decode(entry), entry["number"], entry["version"]
                 if spec.kind == TABLE:
                     variable: DenseVariable | Table = Table(
-                        spec, self.journal.table(number, spec)[0], version
+                        spec, self.journal.table(self._key(number), spec)[0], version
                     )
                 else:
                     variable = DenseVariable(spec, np.array(left.pop(0)), version)
                 self.variables[number] = variable
                 self._numbers[spec.name] = number
-            self.lineage, self.generation = meta["lineage"], meta["generation"]
             self._next, self.applied_count = meta["next"], meta["applied_count"]
             self.watermark, self._applied = meta["watermark"], set(meta["applied"])
 
@@ -398,4 +416,9 @@ class VariableStore:
         elif kind == "generation":
             self.raise_generation(meta["generation"])
         else:
-            self.reset()
+            self.reset(meta["lineage"])
+
+
+def new_lineage() -> str:
+    """Return a random name for a history of changes, within which versions can be compared."""
+    return secrets.token_hex(8)

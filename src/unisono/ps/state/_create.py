@@ -37,11 +37,11 @@ class NewVariable:
     fill: float = 0.0
     initializer: str | None = None
 
-    def make(self, number: int, programs: ProgramStore, journal: Journal) -> DenseVariable | Table:
+    def make(self, key: str, programs: ProgramStore, journal: Journal) -> DenseVariable | Table:
         """Return the variable with its initial value.
 
         Args:
-            number: of the variable.
+            key: for the journal, of a table.
             programs: has the initializer.
             journal: gives memory for tables.
 
@@ -56,7 +56,7 @@ class NewVariable:
             )
         program = None if self.initializer is None else programs[self.initializer]
         if spec.kind == TABLE:
-            memory, is_filled = journal.table(number, spec)
+            memory, is_filled = journal.table(key, spec)
             if not is_filled:
                 self._fill(memory, program)
             return Table(spec, memory)

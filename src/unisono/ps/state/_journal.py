@@ -18,6 +18,9 @@ from unisono.ps.state._variables import StoredSpec
 class Journal(Protocol):
     """Where changes are noted before they are applied."""
 
+    def begin(self, nbytes: int) -> None:
+        """Make room for a change, whose arrays have so many bytes; the state is complete at this moment."""
+
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
         """Take the next arrays of a change; return them as programs can read them best."""
 
@@ -27,7 +30,7 @@ class Journal(Protocol):
     def abort(self) -> None:
         """Forget what was staged."""
 
-    def table(self, number: int, spec: StoredSpec) -> tuple[Array, bool]:
+    def table(self, key: str, spec: StoredSpec) -> tuple[Array, bool]:
         """Return memory for a table, and whether its rows are there already."""
 
     def keep_program(self, digest: str, blob: bytes) -> None:
@@ -39,6 +42,13 @@ class NoJournal:
 
     def __init__(self) -> None:
         self._scratch = np.empty(0, np.uint8)
+
+    def begin(self, nbytes: int) -> None:
+        """Do nothing.
+
+        Args:
+            nbytes: of the change.
+        """
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the arrays, large ones in memory that programs read without a copy of their own.
@@ -74,11 +84,11 @@ class NoJournal:
     def abort(self) -> None:
         """Do nothing."""
 
-    def table(self, number: int, spec: StoredSpec) -> tuple[Array, bool]:
+    def table(self, key: str, spec: StoredSpec) -> tuple[Array, bool]:
         """Return memory of this process.
 
         Args:
-            number: of the table.
+            key: of the table.
             spec: of the table.
         """
         return np.empty(spec.shape, spec.dtype), False

@@ -91,6 +91,20 @@ class Push:
     adds: tuple[tuple[int, Array], ...] = ()
     assigns: tuple[tuple[int, Array], ...] = ()
 
+    @property
+    def room(self) -> int:
+        """The bytes that a log needs for the push at most: of its arrays, or of the new rows."""
+        total = sum(a.nbytes for _, a in self.adds) + sum(a.nbytes for _, a in self.assigns)
+        for update in self.updates:
+            if isinstance(update, RowWrite):
+                total += update.indices.nbytes + sum(a.nbytes for a in (*update.rows, *update.values))
+            elif update.indices is None:
+                total += sum(a.nbytes for a in update.gradients)
+            else:
+                rows = max((g.nbytes for g in update.gradients), default=0)
+                total += 8 * update.indices.size + len(update.ids) * (rows + 64)
+        return total
+
     def encode(self) -> tuple[dict[str, Json], list[Array]]:
         """Return the push as something that JSON can hold, and a list of arrays."""
         encoded = [_encode_update(u) for u in self.updates]

@@ -163,6 +163,8 @@ class Table:
         self.spec = spec
         self.memory = memory
         self.version = version
+        #: The rows that have changed since a snapshot began to copy them; None while none does.
+        self.changed: list[Array] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -187,6 +189,13 @@ class Table:
         """
         self.memory[... if indices is None else indices] = value
         self.version += 1
+        if self.changed is not None:
+            self.changed.append(np.arange(len(self.memory)) if indices is None else indices)
+
+    def touched_rows(self) -> tuple[Array, Array]:
+        """Return the rows that have changed since `changed` was set to a list, and their numbers."""
+        indices = np.unique(np.concatenate([np.empty(0, np.int64), *(self.changed or ())]))
+        return indices, self.memory[indices]
 
     def rows(self, indices: Array) -> Array:
         """Return a copy of some rows.

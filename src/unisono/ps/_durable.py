@@ -1,0 +1,474 @@
+"""A server's state outlives its process: image and log of changes in mapped files, snapshots on disk.
+
+Each change is copied into the log before it is applied and answered, which costs a copy of its arrays:
+programs then read gradients from the log, where they are aligned, and need no copy of their own. When a file
+of the log is full, the next one is used, and dense variables are copied into an image in a thread. Rows of
+tables lie in mapped files and are changed in place; the log has the new rows. A restart reads the image and
+repeats the log.
+
+After a crash of the whole machine these files may be torn, and the newest complete snapshot is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unisono._errors import CheckpointError, ClusterError
+from unisono._types import Json
+from unisono.ps._programs import digest_of
+from unisono.ps._store import VariableStore, new_lineage
+from unisono.ps.state._container import Container, ImageFile, SnapshotWriter, read_container
+from unisono.ps.state._journal import NoJournal
+from unisono.ps.state._push import Array
+from unisono.ps.state._records import RecordFile, aligned, boot_id, map_file, read_records
+from unisono.ps.state._variables import StoredSpec, Table
+
+_LOG = logging.getLogger("unisono")
+
+#: The size of a file of the log: for a model of 0.8 MB an image is written every 80 pushes.
+LOG_BYTES = 64 << 20
+#: The smallest size of such a file.
+_LEAST = 1 << 20
+#: A file of the log has room for at least so many changes as large as the largest.
+_CHANGES = 4
+#: How many snapshots are kept.
+_KEPT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """What a server found when it started.
+
+    Args:
+        source: `"nothing"`, `"log"` or `"snapshot"`.
+        changes: how many changes the state consists of.
+        replayed: how many of them were repeated from the log.
+        damaged: files that were not complete.
+    """
+
+    source: str
+    changes: int = 0
+    replayed: int = 0
+    damaged: tuple[str, ...] = ()
+
+
+class FileJournal(NoJournal):
+    """Notes changes in files that survive the process.
+
+    Args:
+        directory: for the files.
+        log_bytes: the size of a file of the log; 0 keeps no log.
+    """
+
+    def __init__(self, directory: Path, log_bytes: int) -> None:
+        super().__init__()
+        self.directory = directory
+        #: The number of the last change.
+        self.number = 0
+        self.is_replaying = False
+        self._log_bytes = log_bytes
+        self._images = [ImageFile(directory / f"image-{i}") for i in range(2)]
+        self._logs = [directory / f"log-{i}" for i in range(2)]
+        self._records: RecordFile | None = None
+        self._writing: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._turn = 0
+        #: Returns the state at this moment; set by the server.
+        self.state = lambda: ({}, [])  # type: ignore[var-annotated]
+
+    @property
+    def has_log(self) -> bool:
+        """Whether changes are logged."""
+        return self._log_bytes > 0
+
+    # what the store calls
+
+    def begin(self, nbytes: int) -> None:
+        """Make room for a change; the state must be complete at this moment.
+
+        Args:
+            nbytes: of its arrays.
+        """
+        if self.has_log and not self.is_replaying and not self._current.has_room(nbytes):
+            self._start_file(max(self._log_bytes, _CHANGES * aligned(nbytes) + _LEAST))
+
+    def stage(self, arrays: Sequence[Array]) -> list[Array]:
+        """Copy arrays to the log, and return them there.
+
+        Args:
+            arrays: of a change.
+        """
+        if not self.has_log or self.is_replaying:
+            return super().stage(arrays)
+        return self._current.stage(arrays)
+
+    def commit(self, kind: str, meta: dict[str, Json]) -> None:
+        """Complete a change: a process that is killed from here on does not lose it.
+
+        Args:
+            kind: of the change.
+            meta: what JSON can hold.
+        """
+        if not self.is_replaying:
+            if self.has_log:
+                self._current.commit(kind, meta)
+            self.number += 1
+
+    def abort(self) -> None:
+        """Forget what was staged."""
+        if self.has_log and not self.is_replaying:
+            self._current.abort()
+
+    def table(self, key: str, spec: StoredSpec) -> tuple[Array, bool]:
+        """Return the rows of a table, in a mapped file where there is a log.
+
+        Args:
+            key: unique among all tables that this server ever had.
+            spec: of the table.
+
+        Raises:
+            CheckpointError: the file of a table that the log speaks of is not there.
+        """
+        if not self.has_log:
+            return super().table(key, spec)
+        path = self.directory / f"table-{key}"
+        if self.is_replaying and (not path.exists() or path.stat().st_size < spec.nbytes):
+            raise CheckpointError(
+                f"A table's rows must be there. Received: no {path} of {spec.nbytes} bytes."
+            )
+        memory = map_file(path, spec.nbytes)[: spec.nbytes]
+        return memory.view(spec.dtype).reshape(spec.shape), self.is_replaying
+
+    def keep_program(self, digest: str, blob: bytes) -> None:
+        """Write a program to a file.
+
+        Args:
+            digest: of the program.
+            blob: the program.
+        """
+        path = self.directory / f"program-{digest}"
+        if not path.exists():
+            aside = path.with_name(f".{path.name}.partial")
+            with aside.open("wb") as file:
+                file.write(blob)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(aside, path)
+
+    # files
+
+    @property
+    def _current(self) -> RecordFile:
+        if self._records is None:
+            raise ClusterError("A server's log must be open before changes are noted.")
+        return self._records
+
+    def open_log(self) -> None:
+        """Write an image of the present state, and begin a file of the log after it."""
+        if self.has_log:
+            meta, arrays = self.state()
+            # The image first: until it is complete, the log that was found is needed.
+            self._images[self._turn].write(self.number, meta, arrays)
+            self._records = RecordFile(self._logs[self._turn], max(self._log_bytes, _LEAST), self.number + 1)
+            self._turn = 1 - self._turn
+
+    def _start_file(self, size: int) -> None:
+        # The file that is written over next has changes which the image of the last turn holds: that image
+        # must be complete.
+        self.wait()
+        meta, arrays = self.state()
+        image = self._images[self._turn]
+        self._records = RecordFile(self._logs[self._turn], size, self.number + 1)
+        self._turn = 1 - self._turn
+        self._writing = threading.Thread(
+            target=self._write_image,
+            args=(image, self.number, meta, arrays),
+            name="unisono-ps-image",
+            daemon=True,
+        )
+        self._writing.start()
+
+    def _write_image(self, image: ImageFile, number: int, meta: dict[str, Json], arrays: list[Array]) -> None:
+        try:
+            image.write(number, meta, arrays)
+        except BaseException as error:
+            # Raised where the file is needed.
+            self._failed = error
+
+    def wait(self) -> None:
+        """Wait for the image that is being written.
+
+        Raises:
+            ClusterError: it could not be written; nothing is lost, but the log cannot go on.
+        """
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise ClusterError(
+                f"A server's log needs room in {self.directory}. Received: {error}. Free space; the changes "
+                "until now are kept."
+            ) from error
+
+    def read_image(self) -> Container | None:
+        """Return the newest complete image of this boot, or None."""
+        found = []
+        for turn, image in enumerate(self._images):
+            try:
+                container = read_container(image.path)
+            except (CheckpointError, FileNotFoundError):
+                continue
+            if container.boot == boot_id():
+                found.append((container.number, turn, container))
+        if not found or not self.has_log:
+            return None
+        _, turn, container = max(found, key=lambda f: f[0])
+        # The other one is written over first.
+        self._turn = 1 - turn
+        return container
+
+    def changes(self, after: int) -> list[tuple[int, str, dict[str, Json], list[Array]]]:
+        """Return the changes of the log after one of them, without gaps.
+
+        Args:
+            after: the number of the last change that is not wanted.
+        """
+        found = {r[0]: r for path in self._logs for r in read_records(path) if r[0] > after}
+        ordered = []
+        while after + 1 in found:
+            after += 1
+            ordered.append(found[after])
+        return ordered
+
+    def sweep_tables(self, keys: set[str]) -> None:
+        """Remove the files of tables that no longer exist.
+
+        Args:
+            keys: of those that do.
+        """
+        for path in self.directory.glob("table-*"):
+            if path.name.removeprefix("table-") not in keys:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the log and its images."""
+        self.wait()
+        for path in [*self._logs, *(i.path for i in self._images)]:
+            path.unlink(missing_ok=True)
+
+
+class DurableStore:
+    """A store whose state outlives its process.
+
+    Args:
+        directory: for the files of this server alone; created.
+        log_bytes: the size of a file of the log; 0 keeps no log, and what is not in a snapshot is lost with
+            the process.
+        interval: seconds between snapshots; None writes them on request only.
+        log_directory: where to put log and image, such as a file system in memory; None for `directory`.
+
+    Raises:
+        ClusterError: another process uses the directory.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        log_bytes: int = LOG_BYTES,
+        interval: float | None = 60.0,
+        log_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = self._directory if log_directory is None else Path(log_directory)
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks = [_locked(path) for path in sorted({self._directory, logs})]
+        self._journal = FileJournal(logs, log_bytes)
+        #: The store; its pushes are kept.
+        self.store = VariableStore(self._journal)
+        self._journal.state = self.store.state
+        #: The number of the last change that the newest snapshot holds.
+        self.snapshot_number: int | None = None
+        self._writing = threading.Lock()
+        #: What was found.
+        self.recovery = self._recover()
+        self._stopped = threading.Event()
+        self._timer: threading.Thread | None = None
+        if interval is not None:
+            self._timer = threading.Thread(
+                target=self._run_timer, args=(interval,), name="unisono-ps-snapshots", daemon=True
+            )
+            self._timer.start()
+
+    @property
+    def number(self) -> int:
+        """The number of the last change."""
+        return self._journal.number
+
+    def snapshot(self) -> int:
+        """Write a snapshot and return the number of the last change in it.
+
+        Pushes go on meanwhile. The file is complete and on the disk when this returns.
+
+        Raises:
+            OSError: the disk is full or fails; earlier snapshots are as they were.
+        """
+        with self._writing:
+            if self.snapshot_number == self.number:
+                return self.number
+            with self.store.lock:
+                tables = {n: v for n, v in self.store.variables.items() if isinstance(v, Table)}
+                name = f"snapshot-{self.number:020d}"
+                for table in tables.values():
+                    table.changed = []
+            try:
+                number = self._write_snapshot(self._directory / name, tables)
+            finally:
+                for table in tables.values():
+                    table.changed = None
+            for path in self._snapshots()[_KEPT:]:
+                path.unlink(missing_ok=True)
+            self.snapshot_number = number
+            return number
+
+    def _write_snapshot(self, path: Path, tables: dict[int, Table]) -> int:
+        with SnapshotWriter(path) as writer:
+            # Rows may change while they are copied: those that did follow, as they are at the end.
+            for table in tables.values():
+                writer.add(table.memory)
+            with self.store.lock:
+                state, arrays = self.store.state()
+                number = self.number
+                touched = {n: t.touched_rows() for n, t in tables.items()}
+            for array in arrays:
+                writer.add(array)
+            for indices, rows in touched.values():
+                writer.add(indices)
+                writer.add(rows)
+            writer.finish(number, {"state": state, "tables": list(tables)})
+        return number
+
+    def close(self, remove: bool = False) -> None:
+        """Stop writing snapshots.
+
+        Args:
+            remove: all files, because the job is over.
+        """
+        self._stopped.set()
+        if self._timer is not None:
+            self._timer.join()
+        with self._writing, self.store.lock:
+            self._journal.wait()
+            if remove:
+                self._journal.remove()
+                self._journal.sweep_tables(set())
+                for path in [*self._snapshots(), *self._journal.directory.glob("program-*")]:
+                    path.unlink(missing_ok=True)
+        for descriptor in self._locks:
+            os.close(descriptor)
+        self._locks = []
+
+    def _snapshots(self) -> list[Path]:
+        return sorted(self._directory.glob("snapshot-*"), reverse=True)
+
+    def _run_timer(self, interval: float) -> None:
+        while not self._stopped.wait(interval):
+            try:
+                self.snapshot()
+            except (OSError, ClusterError) as error:
+                _LOG.warning("A server's snapshot could not be written: %s. The next one is tried.", error)
+
+    # recovery
+
+    def _recover(self) -> Recovery:
+        self._load_programs()
+        damaged: list[str] = []
+        recovery = self._from_log(damaged) or self._from_snapshot(damaged) or Recovery("nothing")
+        self._journal.number = recovery.changes
+        if recovery.source != "log":
+            # What cannot be used now must not be taken for newer than what follows.
+            self._journal.remove()
+        self._journal.open_log()
+        self._journal.sweep_tables(self.store.table_keys())
+        return dataclasses.replace(recovery, damaged=tuple(damaged))
+
+    def _load_programs(self) -> None:
+        for path in self._journal.directory.glob("program-*"):
+            blob = path.read_bytes()
+            if digest_of(blob) == path.name.removeprefix("program-"):
+                self.store.programs.add(blob)
+            else:
+                path.unlink()
+
+    def _from_log(self, damaged: list[str]) -> Recovery | None:
+        image = self._journal.read_image()
+        if image is None:
+            return None
+        changes = self._journal.changes(image.number)
+        self._journal.is_replaying = True
+        try:
+            self.store.load(image.meta, image.arrays)
+            for _, kind, meta, arrays in changes:
+                self.store.replay(kind, meta, arrays)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            _LOG.warning("A server's log cannot be used: %s.", error)
+            return None
+        finally:
+            self._journal.is_replaying = False
+        total = image.number + len(changes)
+        _LOG.info(
+            "Server state recovered from its log: %d changes, %d of them repeated.", total, len(changes)
+        )
+        return Recovery("log", total, len(changes))
+
+    def _from_snapshot(self, damaged: list[str]) -> Recovery | None:
+        for path in self._snapshots():
+            try:
+                container = read_container(path)
+            except CheckpointError as error:
+                damaged.append(path.name)
+                _LOG.warning("%s The one before it is tried.", error)
+                continue
+            self._load_snapshot(container)
+            _LOG.warning(
+                "Server state recovered from the snapshot %s: changes after number %d are lost.",
+                path.name,
+                container.number,
+            )
+            self.snapshot_number = container.number
+            return Recovery("snapshot", container.number)
+        return None
+
+    def _load_snapshot(self, container: Container) -> None:
+        numbers, arrays = container.meta["tables"], list(container.arrays)
+        tables, touched = arrays[: len(numbers)], arrays[len(arrays) - 2 * len(numbers) :]
+        dense = arrays[len(numbers) : len(arrays) - 2 * len(numbers)]
+        # Changes were lost, so that the versions of clients' copies mean nothing.
+        self.store.load(container.meta["state"] | {"lineage": new_lineage()}, dense)
+        for i, number in enumerate(numbers):
+            memory = self.store.variables[number].host()
+            np.copyto(memory, tables[i])
+            memory[touched[2 * i]] = touched[2 * i + 1]
+
+
+def _locked(directory: Path) -> int:
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ClusterError(
+            f"A server's directory must be used by one process. Received: {directory}, which another process "
+            "uses. Wait until it has ended, or give this server another directory."
+        ) from error
+    return descriptor

@@ -1,0 +1,214 @@
+"""A log of changes in memory that is mapped from a file: it survives the process, not the machine.
+
+A change is copied into the mapping, then its header, and only then is it answered. A process that is killed
+leaves the mapping to the system, so that nothing has to be flushed. After a crash of the whole machine the
+pages may be there in part: a log of another boot is not read.
+
+Tests: tests/unit/ps/test_durable.py.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono._types import Json
+from unisono.ps.state._push import Array
+
+#: Arrays lie at multiples of this, where programs read them without a copy.
+ALIGNMENT = 64
+#: Where the first record begins.
+FIRST = 4096
+
+_MAGIC = b"UNPSLOG1"
+_RECORD = b"UNPSREC1"
+#: Magic, boot, number of the first record, checksum.
+_FILE_HEADER = struct.Struct("<8s36sQI")
+#: Magic, number, size of the record, begin and length of its meta, checksums of meta and header.
+_HEADER = struct.Struct("<8sQQQQII")
+
+
+def boot_id() -> str:
+    """Return what identifies this boot of the machine; files of another one may be torn."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    if path.exists():
+        return path.read_text(encoding="ascii").strip()
+    return "0" * 36  # no Linux: files are not trusted after a restart of the machine, see `is_of_this_boot`
+
+
+def aligned(size: int) -> int:
+    """Return the next multiple of the alignment.
+
+    Args:
+        size: in bytes.
+
+    >>> aligned(1), aligned(64)
+    (64, 64)
+    """
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def map_file(path: Path, size: int) -> Array:
+    """Return a file as an array of bytes that all processes share; a shorter one is made longer.
+
+    Args:
+        path: of the file, which is created.
+        size: the smallest size, in bytes.
+
+    Raises:
+        OSError: the disk is full. A mapping without space behind it would kill the process later.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = max(size, os.fstat(descriptor).st_size, 1)
+        os.posix_fallocate(descriptor, 0, size)
+        return np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+    finally:
+        os.close(descriptor)
+
+
+class RecordFile:
+    """One file of a log.
+
+    Args:
+        path: of the file, which is created or written over.
+        size: of a new file, in bytes.
+        first: the number of the first record.
+    """
+
+    def __init__(self, path: Path, size: int, first: int) -> None:
+        self._path = path
+        self._bytes = map_file(path, size)
+        self._number = first
+        self._begin = self._end = FIRST
+        self._staged: list[dict[str, Json]] = []
+        header = _FILE_HEADER.pack(_MAGIC, boot_id().encode(), first, 0)[:-4]
+        self._put(0, header + struct.pack("<I", zlib.crc32(header)))
+
+    @property
+    def last(self) -> int:
+        """The number of the last record; one less than the first where there is none."""
+        return self._number - 1
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether a record fits without a longer file.
+
+        Args:
+            nbytes: of its arrays.
+        """
+        # Alignment and meta: what is more makes the file longer.
+        return self._begin + nbytes + (1 << 18) <= len(self._bytes)
+
+    def stage(self, arrays: Sequence[Array]) -> list[Array]:
+        """Copy the next arrays of a record to their place, and return them there.
+
+        Args:
+            arrays: of any layout.
+        """
+        if not self._staged and self._end == self._begin:
+            self._end = self._begin + ALIGNMENT
+        places = []
+        for array in arrays:
+            self._grow(self._end + array.nbytes)
+            place = self._bytes[self._end : self._end + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(place, array)
+            places.append(place)
+            self._staged.append(
+                {"at": self._end - self._begin, "dtype": array.dtype.name, "shape": array.shape}
+            )
+            self._end = aligned(self._end + array.nbytes)
+        return places
+
+    def abort(self) -> None:
+        """Forget the arrays of a record that was begun."""
+        self._end = self._begin
+        self._staged = []
+
+    def commit(self, kind: str, meta: dict[str, Json]) -> int:
+        """Complete the record and return its number.
+
+        Args:
+            kind: of the change.
+            meta: what JSON can hold.
+        """
+        self.stage([])
+        body = json.dumps([kind, meta, self._staged], separators=(",", ":")).encode()
+        self._grow(self._end + len(body))
+        self._put(self._end, body)
+        end = aligned(self._end + len(body))
+        fields = (
+            _RECORD, self._number, end - self._begin, self._end - self._begin, len(body), zlib.crc32(body)
+        )  # fmt: skip
+        header = _HEADER.pack(*fields, 0)[:-4]
+        # Last of all: a record whose header is not complete does not exist.
+        self._put(self._begin, header + struct.pack("<I", zlib.crc32(header)))
+        self._number += 1
+        self._begin = self._end = end
+        self._staged = []
+        return self.last
+
+    def _put(self, at: int, data: bytes) -> None:
+        self._bytes[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+    def _grow(self, end: int) -> None:
+        if end > len(self._bytes):
+            # The earlier mapping stays as long as arrays lie in it; both show the same pages.
+            self._bytes = map_file(self._path, aligned(end + end // 2))
+
+
+def read_records(path: Path) -> Iterator[tuple[int, str, dict[str, Json], list[Array]]]:
+    """Yield number, kind, meta and arrays of the records of a file, up to the first that is not complete.
+
+    Args:
+        path: of the file; one that is absent, damaged or of another boot has no records.
+    """
+    if not path.exists() or path.stat().st_size < FIRST:
+        return
+    content = np.memmap(path, np.uint8, mode="r")
+    number = _first_number(content)
+    begin = FIRST
+    while number is not None:
+        record = _read_record(content, begin, number)
+        if record is None:
+            return
+        size, kind, meta, arrays = record
+        yield number, kind, meta, arrays
+        begin += size
+        number += 1
+
+
+def _first_number(content: Array) -> int | None:
+    raw = content[: _FILE_HEADER.size].tobytes()
+    magic, boot, first, checksum = _FILE_HEADER.unpack(raw)
+    if magic != _MAGIC or checksum != zlib.crc32(raw[:-4]) or boot.decode("ascii", "replace") != boot_id():
+        return None
+    return int(first)
+
+
+def _read_record(content: Array, begin: int, number: int) -> tuple[int, str, dict[str, Json], Any] | None:
+    raw = content[begin : begin + _HEADER.size].tobytes()
+    if len(raw) < _HEADER.size:
+        return None
+    magic, found, size, meta_at, meta_length, meta_checksum, checksum = _HEADER.unpack(raw)
+    # A record that an earlier use of the file has left has a lower number.
+    if magic != _RECORD or found != number or checksum != zlib.crc32(raw[:-4]):
+        return None
+    body = content[begin + meta_at : begin + meta_at + meta_length].tobytes()
+    if zlib.crc32(body) != meta_checksum:
+        return None
+    kind, meta, staged = json.loads(body)
+    arrays = [_array_at(content, begin + s["at"], s["dtype"], s["shape"]) for s in staged]
+    return size, kind, meta, arrays
+
+
+def _array_at(content: Array, at: int, dtype: str, shape: Sequence[int]) -> Array:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return content[at : at + nbytes].view(dtype).reshape(shape)
