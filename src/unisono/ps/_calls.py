@@ -142,6 +142,7 @@ class _Outstanding:
     size: int
     since: float
     deadline: float
+    is_sent: bool = False
 
 
 class PendingCalls:
@@ -223,21 +224,34 @@ class PendingCalls:
         if entry is not None:
             _resolve(entry.future, error)
 
-    def fail_all(self, make: Callable[[Frame, float], ClusterError]) -> None:
-        """Fail all requests, each with the error that `make` returns for it and its time."""
+    def fail_all(self, make: Callable[[], ClusterError]) -> None:
+        """Fail all requests, each with an error of its own."""
         with self._room:
             entries, self._waiting = list(self._waiting.values()), {}
             self._bytes = 0
             self._room.notify_all()
         for entry in entries:
-            _resolve(entry.future, make(entry.frame, entry.since))
+            _resolve(entry.future, make())
+
+    def mark_sent(self, request: int) -> bool:
+        """Note that a request goes on its way; return whether it still waits for an answer."""
+        entry = self._waiting.get(request)
+        if entry is not None:
+            entry.is_sent = True
+        return entry is not None
+
+    def fail_sent(self, why: str) -> None:
+        """Fail the requests that were sent: their connection was lost before their answers came."""
+        for entry in list(self._waiting.values()):
+            if entry.is_sent:
+                self.fail(entry.frame.request, self.lost(entry.frame, entry.since, why))
 
     def refuse(self, make: Callable[[], ClusterError]) -> None:
         """Fail all requests, and those that will come."""
         with self._room:
             self._refusal = make
             self._room.notify_all()
-        self.fail_all(lambda frame, since: make())
+        self.fail_all(make)
 
     def expire(self, now: float) -> float:
         """Fail the requests whose time is over; return when the next one will be, infinity without any."""
@@ -250,10 +264,6 @@ class PendingCalls:
         for entry in late:
             self.fail(entry.frame.request, self.lost(entry.frame, entry.since))
         return self._first_deadline
-
-    def holds(self, request: int) -> bool:
-        """Return whether a request still waits."""
-        return request in self._waiting
 
     def lost(self, frame: Frame, since: float, why: str | None = None) -> PeerLostError:
         """Return the error for a request without an answer.

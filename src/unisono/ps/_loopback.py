@@ -84,8 +84,7 @@ class LoopbackNetwork:
             self._endpoints[endpoint.address] = endpoint
             early = self._early.pop(endpoint.address, [])
         for peer, frame in early:
-            if peer._pending.holds(frame.request):
-                self._ask(peer, frame)
+            self._ask(peer, frame)
 
     def _leave(self, endpoint: LoopbackEndpoint) -> None:
         with self._lock:
@@ -102,6 +101,8 @@ class LoopbackNetwork:
             if endpoint is None:
                 self._early.setdefault(peer.address, []).append((peer, frame))
                 return
+        if not peer._pending.mark_sent(frame.request):
+            return
         for _ in range(1 if self._copies is None else self._copies(frame, False)):
             endpoint._inbox.put((peer.client, _through_bytes(frame)))
 
@@ -225,8 +226,7 @@ class LoopbackPeer:
         self._pending.settle(Frame.parse(parts, self._limit))
 
     def _lose(self) -> None:
-        why = "the connection was lost"
-        self._pending.fail_all(lambda frame, since: self._pending.lost(frame, since, why))
+        self._pending.fail_sent("the connection was lost")
 
 
 def _through_bytes(frame: Frame) -> list[bytes]:

@@ -91,7 +91,7 @@ def test_wait_names_what_is_known(pending):
     future = pending.add(frame(1), 1, None)
     with pytest.raises(PeerLostError, match=r"PUSH after .* s \(connection refused\)"):
         pending.wait(frame(1), future, 0.01, time.monotonic())
-    assert not pending.holds(1)
+    assert not pending.mark_sent(1)
     assert pending.bytes_in_flight == 0
 
 
@@ -103,7 +103,7 @@ def test_an_interrupt_drops_its_request(pending):
     pending.add(frame(1), 1, None)
     with pytest.raises(KeyboardInterrupt):
         pending.wait(frame(1), Interrupted(), 10, time.monotonic())
-    assert not pending.holds(1)
+    assert not pending.mark_sent(1)
 
 
 def test_a_cancelled_future_takes_no_answer(pending):

@@ -43,7 +43,7 @@ _UNKNOWN_PEERS = 64
 _LOGGED_REJECTIONS = 64
 
 
-class _Peer:
+class _RendezvousPeer:
     """A connection to process 0; its process is unknown until its hello."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -67,7 +67,7 @@ class RendezvousServer:
     def __init__(self, listener: socket.socket, state: RendezvousState) -> None:
         self._listener = listener
         self._state = state
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _RendezvousPeer] = {}
         self._next_roster = state.began_at
         self._roster_changed = False
         self._eviction = ""
@@ -146,7 +146,7 @@ class RendezvousServer:
         self._remind()
         self._send_rosters()
 
-    def _members(self) -> list[tuple[int, _Peer]]:
+    def _members(self) -> list[tuple[int, _RendezvousPeer]]:
         peers = self._peers.values()
         return [(p.process_id, p) for p in peers if p.process_id is not None and not p.closing]
 
@@ -163,14 +163,14 @@ class RendezvousServer:
                 return
             sock.setblocking(False)
             enable_keepalive(sock)
-            peer = _Peer(sock, str(address[0]).removeprefix("::ffff:"))
+            peer = _RendezvousPeer(sock, str(address[0]).removeprefix("::ffff:"))
             self._peers[sock.fileno()] = peer
             self._selector.register(sock, selectors.EVENT_READ, peer)
         unknown = [p for p in self._peers.values() if p.process_id is None and not p.closing]
         for peer in unknown[: -_UNKNOWN_PEERS - self._state.num_processes]:
             self._reject(peer, "too many connections at once")
 
-    def _serve(self, peer: _Peer, mask: int) -> None:
+    def _serve(self, peer: _RendezvousPeer, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._flush(peer)
         if not mask & selectors.EVENT_READ or peer.sock.fileno() < 0:
@@ -188,7 +188,7 @@ class RendezvousServer:
             peer.inbox += data
             self._handshake(peer)
 
-    def _handshake(self, peer: _Peer) -> None:
+    def _handshake(self, peer: _RendezvousPeer) -> None:
         try:
             message = _protocol.take_frame(peer.inbox)
             if message is not None:
@@ -201,7 +201,7 @@ class RendezvousServer:
         except UnknownPeerError as problem:
             self._reject(peer, str(problem))
 
-    def _admit(self, peer: _Peer, member: Member) -> None:
+    def _admit(self, peer: _RendezvousPeer, member: Member) -> None:
         admission = _protocol.admit(self._state, member)
         self._state = admission.state
         if admission.rejected is not None:
@@ -221,7 +221,7 @@ class RendezvousServer:
         # At once: the first roster tells the client that this is process 0, and not another program.
         self._send(peer, {"kind": "roster", "roster": _protocol.roster(self._state)})
 
-    def _disconnect(self, peer: _Peer) -> None:
+    def _disconnect(self, peer: _RendezvousPeer) -> None:
         self._drop(peer)
         if peer.closing:
             return
@@ -263,7 +263,7 @@ class RendezvousServer:
             if not peer.outbox:
                 self._send(peer, message)
 
-    def _reject(self, peer: _Peer, reason: str, message: Message | None = None) -> None:
+    def _reject(self, peer: _RendezvousPeer, reason: str, message: Message | None = None) -> None:
         self._log_rejection(peer, reason)
         peer.process_id = None
         if message is None:
@@ -271,7 +271,7 @@ class RendezvousServer:
         else:
             self._send_final(peer, message)
 
-    def _log_rejection(self, peer: _Peer, reason: str) -> None:
+    def _log_rejection(self, peer: _RendezvousPeer, reason: str) -> None:
         self._rejections += 1
         if self._rejections <= _LOGGED_REJECTIONS:
             _LOG.warning("Process 0 rejected a connection from %s: %s", peer.address, reason)
@@ -280,7 +280,7 @@ class RendezvousServer:
                 "Process 0 rejected %d connections; further ones are not logged.", _LOGGED_REJECTIONS
             )
 
-    def _send_final(self, peer: _Peer, message: Message) -> None:
+    def _send_final(self, peer: _RendezvousPeer, message: Message) -> None:
         """Send a message and half-close, and read until the peer closes.
 
         Closing with unread bytes would send a reset, on which the peer's kernel discards the message.
@@ -289,11 +289,11 @@ class RendezvousServer:
         peer.deadline = time.monotonic() + _DRAIN_SECONDS
         self._send(peer, message)
 
-    def _send(self, peer: _Peer, message: Message) -> None:
+    def _send(self, peer: _RendezvousPeer, message: Message) -> None:
         peer.outbox += _protocol.frame(message)
         self._flush(peer)
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: _RendezvousPeer) -> None:
         try:
             while peer.outbox:
                 del peer.outbox[: peer.sock.send(peer.outbox)]
@@ -309,13 +309,13 @@ class RendezvousServer:
             return
         self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _RendezvousPeer) -> None:
         if self._peers.pop(peer.sock.fileno(), None) is not None:
             self._selector.unregister(peer.sock)
         peer.sock.close()
 
 
-def _priority(peer: _Peer | None) -> int:
+def _priority(peer: _RendezvousPeer | None) -> int:
     """Processes, then unknown peers, then the listener."""
     if peer is None:
         return 2

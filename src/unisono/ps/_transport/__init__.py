@@ -1,0 +1,1 @@
+"""Calls between processes, over ZeroMQ: the only package that imports it."""

@@ -1,0 +1,298 @@
+"""The end of a connection that answers: a parameter server, or a worker that runs closures.
+
+Tests: tests/unit/ps/test_transport.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from unisono._errors import ClusterError
+from unisono.cluster_resolver._spec import with_port
+from unisono.ps._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, ClientId, Handler, error_answer
+from unisono.ps._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
+from unisono.ps._ops import Op
+from unisono.ps._transport import _local as local
+from unisono.ps._transport import _sockets as sockets
+from unisono.ps._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
+from unisono.ps._transport._sockets import ZmqSocket
+
+_LOG = logging.getLogger("unisono")
+
+#: Messages of one socket in a row, before others have their turn.
+_BURST = 100
+#: Seconds in which an address may become free: the process that had it may just be ending.
+_BIND_SECONDS = 3.0
+#: Seconds that an endpoint stays after its last answer; ten times as long for one with large arrays.
+_LINGER = 0.1
+
+
+class Endpoint:
+    """Answers the requests of clients, in a thread of its own.
+
+    At a loopback address it listens on a socket in a file, which only processes of this user can reach, and
+    with keys also on TCP for others, such as a container of the same machine. Elsewhere it listens on TCP
+    and needs keys. It must not be used in a process that was forked after `start`.
+
+    Args:
+        address: `"host:port"`. With port 0 a free one is chosen, and `address` has it after `start`.
+        handler: answers a request, or returns None and calls `reply` later. It runs in the endpoint's
+            thread: while it works no other request is answered. An exception becomes an answer ERROR.
+        keys: of the cluster, None without.
+        limit: bytes of a request at most.
+        budget: bytes of answers that wait to be sent to one client at most; more are dropped.
+
+    Raises:
+        ClusterError: when other machines could reach it without a key.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        handler: Handler,
+        keys: ClusterKeys | None = None,
+        limit: int = DEFAULT_LIMIT,
+        budget: int = BYTES_IN_FLIGHT,
+    ) -> None:
+        require_key(address, keys)
+        self.address = address
+        #: Messages that were no requests.
+        self.rejected = 0
+        self._handler, self._keys = handler, keys
+        self._limit, self._budget = limit, budget
+        self._tasks = {str(task): task for task in keys.tasks} if keys else {}
+        self._unsent: dict[bytes, int] = {}
+        self._sent_at = -math.inf
+        # Reentrant: a finalizer may run at any moment, also in the thread that has the lock.
+        self._count_lock = threading.RLock()
+        self._sockets: dict[bytes, ZmqSocket] = {}
+        self._lock: local.AddressLock | None = None
+        self._mailbox = sockets.Mailbox()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen and begin to answer.
+
+        Raises:
+            ClusterError: when the address cannot be used.
+        """
+        self._context: zmq.Context[ZmqSocket] = zmq.Context()
+        host, port = local.split_address(self.address)
+        if not port:
+            self.address = with_port(host, local.free_port())
+        try:
+            # The file first: who finds the TCP port open finds the file, too, and takes that.
+            if local.is_loopback(host):
+                self._listen_locally()
+            if self._keys is not None:
+                self._listen_on_tcp(self._keys)
+        except ClusterError:
+            self._close_sockets()
+            raise
+        self._thread = threading.Thread(target=self._serve, name=f"unisono-{self.address}", daemon=True)
+        self._thread.start()
+
+    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+        """Answer a request whose handler returned None; from any thread.
+
+        An answer to a client that has gone is dropped.
+
+        Args:
+            client: who has asked.
+            request: the number of the request.
+            frame: the answer.
+
+        Raises:
+            FrameError: when the answer has no place in a message.
+        """
+        answer = Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
+        parts = answer.parts()
+        if threading.current_thread() is self._thread:
+            self._send(client, parts)
+        else:
+            self._mailbox.put(lambda: self._send(client, parts))
+
+    def close(self) -> None:
+        """Stop answering and free the address; returns within seconds, also while the handler works."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._mailbox.put(lambda: None)
+        if self._thread is None:
+            self._mailbox.close()
+        elif threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                _LOG.warning("The endpoint at %s closes when its handler returns.", self.address)
+
+    def _listen_locally(self) -> None:
+        try:
+            directory = local.socket_directory()
+        except ClusterError as error:
+            if self._keys is None:
+                raise
+            _LOG.warning("%s Without it messages are encrypted.", error)
+            return
+        path = local.socket_path(self.address, directory)
+        self._lock = local.AddressLock(path)
+        made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
+        self._sockets[b"local"] = made
+        self._bind(made, f"ipc://{path}")
+        # The directory keeps others out already.
+        Path(path).chmod(0o600)
+
+    def _listen_on_tcp(self, keys: ClusterKeys) -> None:
+        made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
+        self._sockets[b"tcp"] = made
+        sockets.secure_server(made, keys)
+        admit = sockets.authenticate(self._context, sockets.allowed_clients(keys))
+        threading.Thread(target=admit, name=f"unisono-admits-{self.address}", daemon=True).start()
+        host, port = local.split_address(self.address)
+        try:
+            ip = local.resolve(host)
+        except OSError:
+            ip = "*"
+        try:
+            self._bind(made, f"tcp://{with_port(ip, port)}")
+        except ClusterError as error:
+            # The name or address of a service, which is not one of this machine's interfaces.
+            if not isinstance(error.__cause__, zmq.ZMQError) or error.__cause__.errno != zmq.EADDRNOTAVAIL:
+                raise
+            self._bind(made, f"tcp://*:{port}")
+
+    def _bind(self, made: ZmqSocket, place: str) -> None:
+        deadline = time.monotonic() + _BIND_SECONDS
+        while True:
+            try:
+                made.bind(place)
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EADDRINUSE and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                raise ClusterError(
+                    "A task must be able to listen at its address in the cluster. "
+                    f"Received: {self.address}: {error.strerror} ({place}). Choose another port, or an "
+                    "address of this machine."
+                ) from error
+            return
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for made in self._sockets.values():
+            made.router_mandatory = True
+            poller.register(made, zmq.POLLIN)
+        poller.register(self._mailbox.descriptor, zmq.POLLIN)
+        while not self._closing.is_set():
+            ready = dict(poller.poll())
+            self._mailbox.run()
+            for kind, made in self._sockets.items():
+                if made in ready:
+                    self._receive(kind, made)
+        # Answers that were given before it was closed.
+        self._mailbox.run()
+        self._mailbox.close()
+        self._wait_for_answers()
+        self._close_sockets()
+
+    def _wait_for_answers(self) -> None:
+        """Let the last answers reach their clients, such as that to END."""
+        # ZeroMQ's own LINGER does not: of answers that were sent just before the socket was closed, 9 of 40
+        # were lost with it (libzmq 4.3.5, 2026-11-22), and none after a pause.
+        first, last = self._sent_at + _LINGER, self._sent_at + 10 * _LINGER
+        while (now := time.monotonic()) < first or (self._unsent and now < last):
+            time.sleep(_LINGER / 10)
+
+    def _close_sockets(self) -> None:
+        for made in self._sockets.values():
+            made.close()
+        # Wakes the authenticator, and waits for its socket.
+        self._context.term()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _receive(self, kind: bytes, made: ZmqSocket) -> None:
+        for _ in range(_BURST):
+            received = sockets.receive_parts(made)
+            if received is None or self._closing.is_set():
+                return
+            try:
+                self._handle(self._client(kind, received), received[1:])
+            except Exception:
+                # The thread must keep running: without it the task is lost for all.
+                _LOG.exception("A message could not be handled.")
+
+    def _client(self, kind: bytes, received: Sequence[zmq.Frame]) -> ClientId:
+        connection = kind + b" " + received[0].bytes
+        if kind == b"local" or len(received) < 2:
+            return ClientId(connection, is_same_user=kind == b"local")
+        # Of this message, and not remembered by the connection's name: a client chooses its name.
+        return ClientId(connection, self._tasks.get(str(received[1].get("User-Id"))))
+
+    def _handle(self, client: ClientId, received: Sequence[zmq.Frame]) -> None:
+        try:
+            request = Frame.parse([part.buffer for part in received], self._limit)
+        except FrameError as error:
+            self.rejected += 1
+            _LOG.debug("A message of %s was rejected: %s", client, error)
+            if error.request is not None:
+                self._send(client, error_answer(Frame(Op.ERROR, error.request), error).parts())
+            return
+        try:
+            answer = self._handler(client, request)
+            parts = None if answer is None else answer.parts()
+        except Exception as error:
+            _LOG.exception("The request %s of %s could not be answered.", request.op.name, client)
+            parts = error_answer(request, error).parts()
+        if parts is not None:
+            self._send(client, parts)
+
+    def _send(self, client: ClientId, parts: Sequence[Part]) -> None:
+        kind, _, name = client.connection.partition(b" ")
+        waiting = self._unsent.get(client.connection, 0)
+        size = total_bytes(parts)
+        if waiting and waiting + size > self._budget:
+            _LOG.warning("%s does not take its answers: %d bytes wait, one is dropped.", client, waiting)
+            return
+        for part in parts:
+            if isinstance(part, memoryview) and len(part) >= zmq.COPY_THRESHOLD:
+                self._count(client.connection, len(part))
+                weakref.finalize(part, self._count, client.connection, -len(part)).atexit = False
+        made = self._sockets.get(kind)
+        # The client may have gone, or its queue be full: it asks again.
+        with contextlib.suppress(zmq.ZMQError):
+            if made is not None and sockets.send_parts(made, [name, *parts]):
+                self._sent_at = time.monotonic()
+
+    def _count(self, connection: bytes, size: int) -> None:
+        # Also called by the thread in which ZeroMQ drops what it has sent.
+        with self._count_lock:
+            left = self._unsent.get(connection, 0) + size
+            if left:
+                self._unsent[connection] = left
+            else:
+                self._unsent.pop(connection, None)
+
+
+def require_key(address: str, keys: ClusterKeys | None) -> None:
+    """Check that a task which other machines can reach has keys.
+
+    Raises:
+        ClusterError: when it has none.
+    """
+    host, _ = local.split_address(address)
+    if keys is None and not local.is_loopback(host):
+        raise ClusterError(
+            "A task that other machines can reach must have the key of its cluster. "
+            f"Received: {address}, and no key. {HOW_TO_GIVE_A_KEY} On one machine write 'localhost' "
+            "instead: no key is needed there."
+        )

@@ -1,0 +1,157 @@
+"""Addresses, and the sockets in files through which processes of one user on one machine talk.
+
+The kernel keeps other users out: the files are in a directory that its owner alone may enter. That replaces
+encryption, which reaches 0.23 GB/s here, and makes a task on this machine usable without keys.
+
+Tests: tests/unit/ps/test_transport.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+from unisono._errors import ClusterError
+
+#: Not `tempfile.gettempdir()`: TMPDIR may differ between the tasks of a job, and its path may be longer than
+#: the 107 bytes of a socket's name.
+_PARENT = "/tmp"
+
+_TAKEN: set[Path] = set()
+_TAKEN_LOCK = threading.Lock()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port, the host without brackets.
+
+    >>> split_address("node1:2222"), split_address("[::1]:80")
+    (('node1', 2222), ('::1', 80))
+    """
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, by its text alone.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "node1")]
+    [True, True, True, False, False]
+    """
+    ip = as_ip(host)
+    return host.lower() == "localhost" if ip is None else ip.is_loopback
+
+
+def as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a host is, None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def resolve(host: str) -> str:
+    """Return an IP address of a host.
+
+    Raises:
+        OSError: when there is none.
+    """
+    if as_ip(host) is not None:
+        return host
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    # IPv4 first: `localhost` is often both, and servers listen on 127.0.0.1.
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+
+
+def free_port() -> int:
+    """Return a port that no process of this machine listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def socket_directory(parent: str = _PARENT) -> Path:
+    """Return the directory of this user's sockets, which is created where it is missing.
+
+    Raises:
+        ClusterError: when others can enter it.
+    """
+    path = Path(parent) / f"unisono-sockets-{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        # Not of what a link points to: another user may have made it.
+        state = path.lstat()
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from None
+    if not stat.S_ISDIR(state.st_mode):
+        raise _unusable(path, "it is not a directory")
+    if state.st_uid != os.geteuid():
+        raise _unusable(path, f"it belongs to the user {state.st_uid}")
+    if state.st_mode & 0o077:
+        raise _unusable(path, f"its mode is {stat.S_IMODE(state.st_mode):04o}")
+    return path
+
+
+def _unusable(path: Path, problem: str) -> ClusterError:
+    return ClusterError(
+        "The directory of the sockets between tasks must belong to this user, and no other may enter it. "
+        f"Received: {path}: {problem}. Remove it, or have its owner remove it."
+    )
+
+
+def socket_path(address: str, directory: Path) -> Path:
+    """Return the file of the socket of a loopback address.
+
+    >>> socket_path("localhost:2222", Path("/tmp/d")), socket_path("[::1]:80", Path("/tmp/d"))
+    (PosixPath('/tmp/d/127.0.0.1-2222'), PosixPath('/tmp/d/..1-80'))
+    """
+    host, port = split_address(address)
+    host = "127.0.0.1" if host.lower() == "localhost" else host.replace(":", ".")
+    return directory / f"{host}-{port}"
+
+
+class AddressLock:
+    """Makes a process the only one that listens on a socket's file.
+
+    ZeroMQ removes a file that is there and binds its own. The kernel drops the lock when the process ends,
+    also by SIGKILL: what the file of an earlier process left is removed, and a living one's is not.
+
+    Args:
+        path: the file of the socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.with_suffix(f"{path.suffix}.lock").open("a+")
+        try:
+            with _TAKEN_LOCK:
+                # Locks are of the process: it would get its own a second time. A lock of the file itself
+                # would be inherited by children that are forked, and outlive this process.
+                if path in _TAKEN:
+                    raise BlockingIOError
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _TAKEN.add(path)
+        except OSError:
+            self._file.seek(0)
+            owner = self._file.read(20)
+            self._file.close()
+            raise ClusterError(
+                "A task must be the only one at its address. "
+                f"Received: {path.name.replace('-', ':')}, where the process {owner or '?'} listens. "
+                "End that process, or choose another port."
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Remove the socket, and let another process listen."""
+        with _TAKEN_LOCK:
+            if not self._file.closed:
+                self._path.unlink(missing_ok=True)
+                # The file of the lock stays: a process may wait for it while another creates a new one.
+                self._file.close()
+                _TAKEN.discard(self._path)

@@ -1,0 +1,459 @@
+"""The end of a connection that asks: a chief or a worker, for each task that it talks to.
+
+ZeroMQ would connect again by itself. It is not asked to: it gives up where keys differ, and does not say
+which messages were lost with a connection. Here each attempt has a socket of its own (`_Link`), and what was
+sent on it fails with it. One thread serves the links of all peers of a process.
+
+Tests: tests/unit/ps/test_transport.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import dataclasses
+import errno
+import functools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import zmq
+
+from unisono._errors import ClusterError, ContextError
+from unisono.cluster_resolver._spec import Task, with_port
+from unisono.ps._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, PeerRejectedError, PendingCalls
+from unisono.ps._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
+from unisono.ps._transport import _local as local
+from unisono.ps._transport import _sockets as sockets
+from unisono.ps._transport._endpoint import require_key
+from unisono.ps._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
+from unisono.ps._transport._sockets import ZmqSocket
+
+_LOG = logging.getLogger("unisono")
+
+#: Seconds between two attempts to connect: at first, and at most.
+_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+#: Handshakes in a row that the other end broke off, before keys are held to differ: an endpoint that ends
+#: at that moment looks the same, once.
+_BROKEN_HANDSHAKES = 3
+#: Seconds for an attempt: ZeroMQ ends the handshake itself, and reports it.
+_BURST = 100
+_ATTEMPT_SECONDS = sockets.HANDSHAKE_MS / 1000 + 2
+#: What a handshake that was not answered in time ends with.
+_TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
+
+
+class Peer:
+    """Sends requests to one task, from any thread.
+
+    It connects by itself, and again after the task was restarted at its address. A request waits until
+    there is a connection. It fails when the connection is lost after it was sent: whether it was carried out
+    is not known, and the caller may send it again with the same number.
+
+    A peer must not be used in a process that was forked after it was made.
+
+    Args:
+        task: who is asked.
+        address: `"host:port"` of the task.
+        keys: of the cluster, None without.
+        limit: bytes of an answer at most.
+        budget: bytes of requests without an answer at most; `send` waits beyond them.
+
+    Raises:
+        ClusterError: when the task is on another machine and there is no key.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        address: str,
+        keys: ClusterKeys | None = None,
+        limit: int = DEFAULT_LIMIT,
+        budget: int = BYTES_IN_FLIGHT,
+    ) -> None:
+        require_key(address, keys)
+        self.task, self.address = task, address
+        self._pending = PendingCalls(task, address, budget)
+        self._process = os.getpid()
+        self._thread = _acquire_thread()
+        self._link = _Link(self._thread, self._pending, _Way.of(task, address, keys, limit))
+        self._is_open = True
+        self._thread.mailbox.put(self._link.open)
+
+    def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request and wait for its answer, which may be an ERROR.
+
+        Args:
+            frame: the request.
+            timeout: seconds for all of it.
+
+        Raises:
+            PeerLostError: when the answer does not come in time, or the connection was lost.
+            PeerRejectedError: when the keys of the two tasks differ.
+            FrameError: when the request has no place in a message.
+        """
+        since = time.monotonic()
+        return self._pending.wait(frame, self.send(frame, timeout), timeout, since)
+
+    def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
+        """Send a request; its future gets the answer or the error, as `call`.
+
+        A request whose number waits already is sent again, and has the same future.
+
+        Args:
+            frame: the request. Its arrays must not change until the answer is there.
+            timeout: seconds until the future fails, also for room in the budget; None for no limit.
+
+        Raises:
+            PeerLostError: when there was no room in time.
+            FrameError: when the request has no place in a message.
+        """
+        if os.getpid() != self._process:
+            raise ContextError(
+                "A peer must be used in the process that made it. Received: a request in a process that was "
+                "forked later. Start processes with 'spawn', and make peers in them."
+            )
+        parts = frame.parts()
+        # In the thread of the answers a wait for one would be without end.
+        may_wait = threading.current_thread() is not self._thread
+        future = self._pending.add(frame, total_bytes(parts), timeout, may_wait)
+        self._thread.mailbox.put(functools.partial(self._link.send, frame.request, parts))
+        return future
+
+    def close(self) -> None:
+        """End the connection; requests without an answer fail. It returns within seconds."""
+        if self._is_open and os.getpid() == self._process:
+            self._is_open = False
+            self._pending.refuse(self._pending.closed)
+            self._thread.mailbox.put(self._link.close)
+            _release_thread(self._thread)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """Where a link leads: the task, its address, the file of its socket if it is on this machine."""
+
+    task: Task
+    address: str
+    host: str
+    port: int
+    path: Path | None
+    keys: ClusterKeys | None
+    limit: int
+
+    @classmethod
+    def of(cls, task: Task, address: str, keys: ClusterKeys | None, limit: int) -> _Way:
+        host, port = local.split_address(address)
+        path = None
+        if local.is_loopback(host):
+            try:
+                path = local.socket_path(address, local.socket_directory())
+            except ClusterError:
+                if keys is None:
+                    raise
+        return cls(task, address, host, port, path, keys, limit)
+
+
+class _PeerThread(threading.Thread):
+    """The thread in which all links of a process live."""
+
+    def __init__(self) -> None:
+        super().__init__(name="unisono-peers", daemon=True)
+        self.users = 0
+        self.context: zmq.Context[ZmqSocket] = zmq.Context()
+        self.mailbox = sockets.Mailbox()
+        self.links: set[_Link] = set()
+        self._poller = zmq.Poller()
+        self._actions: dict[ZmqSocket, Callable[[], None]] = {}
+        self._is_stopping = False
+        self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
+
+    def watch(self, made: ZmqSocket, action: Callable[[], None]) -> None:
+        """Call a function whenever a socket has something to read."""
+        self._actions[made] = action
+        self._poller.register(made, zmq.POLLIN)
+
+    def unwatch(self, made: ZmqSocket) -> None:
+        """Undo `watch`."""
+        del self._actions[made]
+        self._poller.unregister(made)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Serve the links."""
+        while not self._is_stopping:
+            try:
+                self._turn()
+            except Exception:
+                # The thread must keep running: without it no request is ever answered.
+                _LOG.exception("A message could not be handled.")
+        for link in list(self.links):
+            link.close()
+        self.mailbox.close()
+        self.context.term()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        # A link that is closed in its turn changes the set.
+        wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
+        # A minute: `poll` takes no infinity.
+        for ready, _ in self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))):
+            # A socket may have been closed by the action of another one.
+            action = self._actions.get(ready) if isinstance(ready, zmq.Socket) else None
+            if action is not None:
+                action()
+        self.mailbox.run()
+
+
+class _Link:
+    """The connection of a peer, or the attempts to have one; in the peers' thread.
+
+    Args:
+        thread: serves it.
+        pending: the requests of the peer.
+        way: where it leads.
+    """
+
+    def __init__(self, thread: _PeerThread, pending: PendingCalls, way: _Way) -> None:
+        self._thread, self._pending, self._way = thread, pending, way
+        self._unsent: collections.deque[tuple[int, Sequence[Part]]] = collections.deque()
+        self._socket: ZmqSocket | None = None
+        self._monitor: sockets.Monitor | None = None
+        self._is_connected = self._is_closed = self._is_local = self._was_there = False
+        self._broken_handshakes = 0
+        self._retry = _FIRST_RETRY
+        # When to look after what has not happened by itself.
+        self._next_look = math.inf
+
+    def open(self) -> None:
+        """Begin to connect."""
+        self._thread.links.add(self)
+        self._attempt()
+
+    def close(self) -> None:
+        """End the connection, or the attempts."""
+        self._is_closed = True
+        self._thread.links.discard(self)
+        self._unsent.clear()
+        self._hang_up()
+
+    def send(self, request: int, parts: Sequence[Part]) -> None:
+        """Send a request, now or when there is a connection."""
+        self._unsent.append((request, parts))
+        self._flush()
+
+    def tick(self, now: float) -> float:
+        """Do what is due; return when the next thing will be."""
+        following = self._pending.expire(now)
+        if now >= self._next_look:
+            self._next_look = math.inf
+            if self._is_connected:
+                self._flush()
+            elif self._socket is None:
+                self._attempt()
+            else:
+                self._failed("it did not connect in time")
+        return min(following, self._next_look)
+
+    def _flush(self) -> None:
+        while self._unsent and self._is_connected and self._socket is not None:
+            request, parts = self._unsent[0]
+            # One that was given up meanwhile is not sent.
+            if self._pending.mark_sent(request) and not sockets.send_parts(self._socket, parts):
+                self._next_look = time.monotonic() + _FIRST_RETRY
+                return
+            self._unsent.popleft()
+
+    def _receive(self) -> None:
+        for _ in range(_BURST):
+            received = None if self._socket is None else sockets.receive_parts(self._socket)
+            if received is None:
+                return
+            try:
+                self._pending.settle(Frame.parse([part.buffer for part in received], self._way.limit))
+            except FrameError as error:
+                _LOG.warning("An answer of %s was no message: %s", self._way.task, error)
+                if error.request is not None:
+                    self._pending.fail(error.request, error)
+
+    # --- connecting
+
+    def _attempt(self, by_tcp: bool = False) -> None:
+        """Connect: by the file of a task on this machine, or by TCP."""
+        way = self._way
+        self._was_there = way.path is not None and way.path.exists()
+        if way.path is not None and not by_tcp and (self._was_there or way.keys is None):
+            self._dial(f"ipc://{way.path}")
+        elif local.as_ip(way.host) is not None:
+            self._dial(f"tcp://{way.address}")
+        else:
+            # A name server may take seconds, in which other links would wait.
+            threading.Thread(target=self._resolve, name="unisono-resolves", daemon=True).start()
+
+    def _resolve(self) -> None:
+        try:
+            place = f"tcp://{with_port(local.resolve(self._way.host), self._way.port)}"
+        except OSError as error:
+            reason = f"the name {self._way.host} has no address: {error.strerror or error}"
+            self._thread.mailbox.put(functools.partial(self._failed, reason))
+        else:
+            self._thread.mailbox.put(functools.partial(self._dial, place))
+
+    def _dial(self, place: str) -> None:
+        if self._is_closed:
+            return
+        made = sockets.new_socket(self._thread.context, zmq.DEALER, self._way.limit)
+        # What was not sent on this connection is sent on the next one, by `_flush`.
+        made.immediate = True
+        made.reconnect_ivl = -1
+        made.connect_timeout = sockets.HANDSHAKE_MS
+        self._is_local = place.startswith("ipc")
+        if not self._is_local and self._way.keys is not None:
+            sockets.secure_client(made, self._way.keys, self._way.task)
+        self._socket, self._monitor = made, sockets.Monitor(made)
+        self._thread.watch(made, self._receive)
+        self._thread.watch(self._monitor.socket, self._notice)
+        self._next_look = time.monotonic() + _ATTEMPT_SECONDS
+        try:
+            made.connect(place)
+        except zmq.ZMQError as error:
+            self._failed(f"{place}: {error.strerror}")
+
+    def _notice(self) -> None:
+        """Take what has happened to the connection."""
+        monitor = self._monitor
+        for event, value in [] if monitor is None else monitor.events():
+            # The events that follow are those of a socket that was given up.
+            if self._monitor is not monitor:
+                return
+            self._take(event, value)
+
+    def _take(self, event: int, value: int) -> None:
+        way = self._way
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._broken_handshakes, self._retry, self._next_look = 0, _FIRST_RETRY, math.inf
+            self._is_connected = True
+            self._pending.state = "connected"
+            self._flush()
+        elif event == zmq.EVENT_CONNECTED:
+            # An endpoint has its file before it listens on TCP: this one was started between the two looks.
+            if not self._is_local and not self._was_there and way.path is not None and way.path.exists():
+                self._hang_up()
+                self._attempt()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._reject("it does not admit the key of this task")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._reject("it does not use keys, or is no task of Unisono")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._break_handshake(value)
+        elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+            self._failed("the connection was lost" if self._is_connected else "connection refused")
+
+    def _break_handshake(self, number: int) -> None:
+        if number in _TIMED_OUT:
+            self._failed(f"it did not answer a handshake within {sockets.HANDSHAKE_MS / 1000:g} s")
+            return
+        # With another key the endpoint cannot read what it gets, and closes without a word.
+        self._broken_handshakes += 1
+        if self._broken_handshakes < _BROKEN_HANDSHAKES or self._is_local:
+            self._failed("it broke off a handshake")
+        else:
+            self._reject("it cannot read messages that are encrypted with the key of this task")
+
+    def _failed(self, reason: str) -> None:
+        """Try again later; what was sent on the connection fails."""
+        was_connected, was_local = self._is_connected, self._is_local and self._socket is not None
+        if was_connected:
+            # Answers that arrived before the end.
+            self._receive()
+        self._hang_up()
+        if self._is_closed:
+            return
+        self._pending.state = reason
+        if was_connected:
+            self._pending.fail_sent(reason)
+        if was_local and not was_connected and self._way.keys is not None:
+            self._attempt(by_tcp=True)
+        else:
+            self._next_look = time.monotonic() + self._retry
+            self._retry = min(2 * self._retry, _LAST_RETRY)
+
+    def _reject(self, reason: str) -> None:
+        """Fail all requests: the keys differ."""
+        self._hang_up()
+        self._pending.state = reason
+        task, address = self._way.task, self._way.address
+        self._pending.fail_all(
+            lambda: PeerRejectedError(
+                "All tasks of a cluster must have one key. "
+                f"Received: {task} at {address} rejects this task: {reason}. {HOW_TO_GIVE_A_KEY}"
+            )
+        )
+        self._unsent.clear()
+        self._next_look = time.monotonic() + _LAST_RETRY
+
+    def _hang_up(self) -> None:
+        self._is_connected = False
+        self._next_look = math.inf
+        if self._socket is not None and self._monitor is not None:
+            self._thread.unwatch(self._socket)
+            self._thread.unwatch(self._monitor.socket)
+            self._monitor.close()
+            self._socket.close()
+        self._socket = self._monitor = None
+
+
+_GUARD = threading.Lock()
+_THREAD: _PeerThread | None = None
+
+
+def _acquire_thread() -> _PeerThread:
+    global _THREAD
+    with _GUARD:
+        if _THREAD is None:
+            _THREAD = _PeerThread()
+            _THREAD.start()
+        _THREAD.users += 1
+        return _THREAD
+
+
+def _release_thread(thread: _PeerThread) -> None:
+    global _THREAD
+    with _GUARD:
+        thread.users -= 1
+        if thread.users:
+            return
+        if _THREAD is thread:
+            _THREAD = None
+    _end(thread)
+
+
+def _end(thread: _PeerThread) -> None:
+    thread.mailbox.put(thread.stop)
+    if threading.current_thread() is not thread:
+        thread.join(CLOSE_SECONDS)
+
+
+@atexit.register
+def _end_with_process() -> None:
+    # Peers that were not closed: ZeroMQ's threads end before the interpreter takes their memory away.
+    if _THREAD is not None:
+        _end(_THREAD)
+
+
+def _forget_thread() -> None:
+    """Begin without peers in a forked process, which has their memory, but not their thread."""
+    global _THREAD, _GUARD
+    _THREAD, _GUARD = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_thread)

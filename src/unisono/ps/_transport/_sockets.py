@@ -1,0 +1,203 @@
+"""ZeroMQ's sockets with the options that this library needs, and what wakes a thread that polls them.
+
+Tests: tests/unit/ps/test_transport.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._frames import Part
+from unisono.ps._transport._keys import ClusterKeys
+
+_LOG = logging.getLogger("unisono")
+
+ZmqSocket: TypeAlias = "zmq.Socket[bytes]"
+
+#: Milliseconds: a handshake takes 1 here, but processors may be busy with compilers.
+HANDSHAKE_MS = 5000
+#: Milliseconds between two heartbeats, and without any message before a connection is given up. The process
+#: may be stopped, or its machine gone: a process that ends is noticed at once. ZeroMQ's own threads send
+#: them; what runs in Python does not matter. A large part delays them: 1 GiB takes 9 s at 1 Gbit/s.
+_HEARTBEAT_MS = 2000
+_LOST_MS = 15_000
+#: Messages that wait to be sent to one connection. Without an answer to its request a client asks again.
+_SEND_MESSAGES = 100_000
+#: Messages that wait to be handled, for each connection; the next ones stay in the sender's queue.
+_RECEIVE_MESSAGES = 64
+
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_MONITORS = itertools.count()
+
+
+def new_socket(context: zmq.Context[ZmqSocket], kind: int, limit: int) -> ZmqSocket:
+    """Return a socket.
+
+    Args:
+        context: of the socket.
+        kind: ROUTER or DEALER.
+        limit: bytes of one part at most. ZeroMQ closes a connection that announces more, without reading it.
+    """
+    made = context.socket(kind)
+    made.linger = 0
+    made.maxmsgsize = limit
+    made.sndhwm, made.rcvhwm = _SEND_MESSAGES, _RECEIVE_MESSAGES
+    made.handshake_ivl = HANDSHAKE_MS
+    made.heartbeat_ivl, made.heartbeat_timeout, made.heartbeat_ttl = _HEARTBEAT_MS, _LOST_MS, _LOST_MS
+    made.ipv6 = True
+    return made
+
+
+def secure_server(made: ZmqSocket, keys: ClusterKeys) -> None:
+    """Encrypt a socket that answers, and let only clients connect that `Authenticator` knows."""
+    made.curve_server = True
+    made.curve_secretkey = z85.encode(keys.server_secret(keys.own))
+    # ZeroMQ asks the authenticator where there is a domain.
+    made.zap_domain = b"unisono"
+
+
+def secure_client(made: ZmqSocket, keys: ClusterKeys, server: Task) -> None:
+    """Encrypt a socket that asks a task."""
+    secret = z85.encode(keys.client_secret(keys.own))
+    made.curve_secretkey, made.curve_publickey = secret, zmq.curve_public(secret)
+    made.curve_serverkey = zmq.curve_public(z85.encode(keys.server_secret(server)))
+
+
+def allowed_clients(keys: ClusterKeys) -> dict[bytes, Task]:
+    """Return the task of each public key that may ask."""
+    secrets = {task: z85.encode(keys.client_secret(task)) for task in keys.tasks}
+    return {z85.decode(zmq.curve_public(secret)): task for task, secret in secrets.items()}
+
+
+def authenticate(context: zmq.Context[ZmqSocket], allowed: dict[bytes, Task]) -> Callable[[], None]:
+    """Return the loop that answers whether a client may connect; it ends with the context.
+
+    In a thread of its own: a handler that compiles a program for seconds must not delay a handshake beyond
+    its limit. The protocol is ZAP, https://rfc.zeromq.org/spec/27/.
+    """
+    made = context.socket(zmq.REP)
+    made.linger = 0
+    made.bind("inproc://zeromq.zap.01")
+
+    def run() -> None:
+        with made, contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                version, number, _, _, _, _, *credentials = made.recv_multipart()
+                task = allowed.get(credentials[0]) if credentials else None
+                verdict = (
+                    [b"400", b"unknown key", b""] if task is None else [b"200", b"OK", str(task).encode()]
+                )
+                made.send_multipart([version, number, *verdict, b""])
+
+    return run
+
+
+class Monitor:
+    """Reports what happens to the connection of a socket.
+
+    Args:
+        watched: the socket; it must not have been connected yet.
+    """
+
+    def __init__(self, watched: ZmqSocket) -> None:
+        self._watched = watched
+        address = f"inproc://unisono-monitor-{next(_MONITORS)}"
+        watched.monitor(address, _EVENTS)
+        self.socket = watched.context.socket(zmq.PAIR)
+        self.socket.linger = 0
+        self.socket.connect(address)
+
+    def events(self) -> list[tuple[int, int]]:
+        """Return the kinds and values of the events since the last call."""
+        found = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event: Any = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+                found.append((int(event["event"]), int(event["value"])))
+        return found
+
+    def close(self) -> None:
+        """End the reports; before the socket is closed."""
+        self._watched.disable_monitor()
+        self.socket.close()
+
+
+class Mailbox:
+    """Functions that other threads want to have called in a thread that polls sockets."""
+
+    def __init__(self) -> None:
+        # Sockets and not a pipe: a number that is written to could be another file's by then.
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.descriptor = self._reader.fileno()
+        self._functions: collections.deque[Callable[[], None]] = collections.deque()
+        self._is_signalled = False
+
+    def put(self, function: Callable[[], None]) -> None:
+        """Have a function called; it is dropped where the thread has ended."""
+        self._functions.append(function)
+        # One byte wakes the thread for all that came meanwhile. `run` resets the flag before it takes the
+        # functions: none can be left behind.
+        if not self._is_signalled:
+            self._is_signalled = True
+            with contextlib.suppress(OSError):
+                self._writer.send(b"x")
+
+    def run(self) -> None:
+        """Call the functions that wait."""
+        if self._is_signalled:
+            with contextlib.suppress(BlockingIOError):
+                self._reader.recv(4096)
+            self._is_signalled = False
+        while self._functions:
+            function = self._functions.popleft()
+            try:
+                function()
+            except Exception:
+                # The thread must keep running: without it no other message is handled.
+                _LOG.exception("A message could not be sent.")
+
+    def close(self) -> None:
+        """Close both ends; in the thread that polls."""
+        self._reader.close()
+        self._writer.close()
+
+
+def send_parts(made: ZmqSocket, parts: Sequence[Part]) -> bool:
+    """Send a message without waiting; return whether it could be queued.
+
+    Parts of 64 KiB and more are not copied: they must not change until ZeroMQ drops them.
+    """
+    try:
+        made.send_multipart(parts, zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return False
+    return True
+
+
+def receive_parts(made: ZmqSocket) -> list[zmq.Frame] | None:
+    """Return the parts of the next message, None where none waits."""
+    try:
+        return made.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None

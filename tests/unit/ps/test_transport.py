@@ -1,0 +1,547 @@
+"""Peers and endpoints over ZeroMQ: between threads of this process, which is the same to ZeroMQ."""
+
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import zmq
+
+from unisono._errors import ClusterError, ContextError
+from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.ps._calls import ClientId, PeerLostError, PeerRejectedError
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._transport import _local, _peer
+from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._keys import keys_of, new_secret
+from unisono.ps._transport._peer import Peer
+
+PS, WORKER = Task("ps", 0), Task("worker", 0)
+SPEC = ClusterSpec({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]})
+SECRET = new_secret()
+#: Seconds until something is taken to hang.
+LONG = 30.0
+
+
+def keys(own, secret=SECRET, spec=SPEC):
+    return keys_of(secret, own, spec)
+
+
+def echo(client, request):
+    who = {"task": str(client.task), "same user": client.is_same_user}
+    return request.answer(Op.OK, {**request.meta, **who}, request.arrays)
+
+
+@pytest.fixture
+def cluster():
+    """Makes endpoints that have started, and peers; all are closed at the end."""
+    made = []
+
+    class Cluster:
+        def endpoint(self, handler=echo, address="127.0.0.1:0", **options):
+            endpoint = Endpoint(address, handler, **options)
+            made.append(endpoint)
+            endpoint.start()
+            return endpoint
+
+        def peer(self, address, task=PS, **options):
+            made.append(Peer(task, address, **options))
+            return made[-1]
+
+    yield Cluster()
+    started = time.monotonic()
+    for each in reversed(made):
+        each.close()
+    assert time.monotonic() - started < LONG
+
+
+@pytest.fixture
+def only_tcp(monkeypatch):
+    """A machine on which this user has no directory for sockets."""
+
+    def fail(parent=""):
+        raise ClusterError("no directory")
+
+    monkeypatch.setattr(_local, "socket_directory", fail)
+
+
+# --- calls
+
+
+def test_a_call_returns_the_answer(cluster):
+    endpoint = cluster.endpoint()
+    answer = cluster.peer(endpoint.address).call(Frame(Op.PULL, 5, 2, {"x": 1}, [np.arange(3)]), LONG)
+    assert (answer.op, answer.request, answer.generation) == (Op.OK, 5, 2)
+    assert answer.meta == {"x": 1, "task": "None", "same user": True}
+    np.testing.assert_array_equal(answer.arrays[0], np.arange(3))
+
+
+def test_large_arrays_are_not_copied(cluster):
+    seen = []
+
+    def handler(client, request):
+        seen.append(request.arrays[0])
+        return request.answer(Op.OK, None, [request.arrays[0]])
+
+    endpoint = cluster.endpoint(handler)
+    sent = np.arange(1 << 20, dtype=np.float32)
+    answer = cluster.peer(endpoint.address).call(Frame(Op.PUSH, 1, arrays=[sent]), LONG)
+    np.testing.assert_array_equal(answer.arrays[0], sent)
+    for array in (seen[0], answer.arrays[0]):
+        # A view of what ZeroMQ has received.
+        assert isinstance(array.base, zmq.Frame)
+        assert not array.flags.writeable
+
+
+def test_a_lease_ends_when_the_array_was_sent(cluster):
+    class Lease:
+        pass
+
+    endpoint = cluster.endpoint()
+    peer = cluster.peer(endpoint.address)
+    lease = Lease()
+    over = threading.Event()
+    weakref.finalize(lease, over.set)
+    array = np.zeros(1 << 20)
+    peer.call(Frame(Op.PUSH, 1, arrays=[array], lease=lease), LONG)
+    del lease
+    assert over.wait(LONG)
+
+
+def test_answers_may_come_later_and_in_another_order(cluster):
+    late = []
+
+    def handler(client, request):
+        if request.op is Op.RUN:
+            late.append((client, request))
+            return None
+
+        def answer():
+            for asked, each in reversed(late):
+                endpoint.reply(asked, each.request, each.answer(Op.RESULT, {"n": each.request}))
+
+        threading.Thread(target=answer).start()
+        return request.answer(Op.OK)
+
+    endpoint = cluster.endpoint(handler)
+    peer = cluster.peer(endpoint.address)
+    futures = [peer.send(Frame(Op.RUN, number)) for number in (1, 2, 3)]
+    peer.call(Frame(Op.STATUS, 4), LONG)
+    assert [f.result(LONG).meta["n"] for f in futures] == [1, 2, 3]
+
+
+def test_an_exception_of_the_handler_is_an_answer(cluster):
+    def handler(client, request):
+        raise KeyError("w") if request.op is Op.PULL else SystemError("other")
+
+    peer = cluster.peer(cluster.endpoint(handler).address)
+    assert peer.call(Frame(Op.PULL, 1), LONG).meta == {"kind": "KeyError", "text": "'w'"}
+    assert peer.call(Frame(Op.PUSH, 2), LONG).meta["kind"] == "SystemError"
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error(cluster):
+    endpoint = cluster.endpoint(lambda client, request: request.answer(Op.OK, {"x": object()}))
+    answer = cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG)
+    assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
+
+
+def test_many_threads_and_peers(cluster):
+    endpoint = cluster.endpoint()
+    peers = [cluster.peer(endpoint.address) for _ in range(3)]
+    wrong = []
+
+    def work(thread):
+        for i in range(60):
+            number = thread * 1000 + i
+            answer = peers[i % 3].call(Frame(Op.PULL, number, meta={"n": number}), LONG)
+            if answer.request != number or answer.meta["n"] != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- loss
+
+
+def test_a_timeout_names_task_and_address(cluster):
+    endpoint = cluster.endpoint(lambda client, request: None)
+    peer = cluster.peer(endpoint.address)
+    words = rf"ps:0 at {endpoint.address} to PULL after 0\.[0-9]+ s \("
+    with pytest.raises(PeerLostError, match=words) as caught:
+        peer.call(Frame(Op.PULL, 1), 0.05)
+    assert (caught.value.task, caught.value.address) == (PS, endpoint.address)
+    assert isinstance(peer.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
+
+
+def test_a_request_waits_until_its_task_has_started(cluster):
+    address = f"127.0.0.1:{_local.free_port()}"
+    peer = cluster.peer(address)
+    future = peer.send(Frame(Op.PULL, 1))
+    with pytest.raises(PeerLostError, match="connection refused"):
+        peer.call(Frame(Op.PULL, 2), 0.2)
+    seen = []
+
+    def handler(client, request):
+        seen.append(request.request)
+        return request.answer(Op.OK)
+
+    cluster.endpoint(handler, address)
+    assert future.result(LONG).request == 1
+    # The second one was given up before there was a connection.
+    assert seen == [1]
+
+
+def test_a_task_that_is_restarted_gets_the_same_request_again(cluster):
+    arrived = threading.Event()
+    first = cluster.endpoint(lambda client, request: arrived.set())
+    peer = cluster.peer(first.address)
+    future = peer.send(Frame(Op.PUSH, 77))
+    assert arrived.wait(LONG)
+    first.close()
+    # At once, and not after the timeout, of which there is none.
+    with pytest.raises(PeerLostError, match="connection was lost"):
+        future.result(LONG)
+    cluster.endpoint(echo, first.address)
+    assert peer.call(Frame(Op.PUSH, 77), LONG).request == 77
+
+
+def test_an_answer_that_comes_late_is_dropped(cluster):
+    asked = []
+    endpoint = cluster.endpoint(lambda client, request: asked.append((client, request)))
+    peer = cluster.peer(endpoint.address)
+    with pytest.raises(PeerLostError):
+        peer.call(Frame(Op.PULL, 1), 0.2)
+    future = peer.send(Frame(Op.PULL, 2))
+    while len(asked) < 2:
+        time.sleep(0.01)
+    for client, request in asked:
+        endpoint.reply(client, request.request, request.answer(Op.OK))
+    assert future.result(LONG).request == 2
+
+
+def test_a_request_whose_number_waits_is_sent_again(cluster):
+    seen = []
+
+    def handler(client, request):
+        seen.append(request.request)
+        return request.answer(Op.OK) if len(seen) == 2 else None
+
+    peer = cluster.peer(cluster.endpoint(handler).address)
+    first = peer.send(Frame(Op.PUSH, 5))
+    assert peer.send(Frame(Op.PUSH, 5)) is first
+    assert first.result(LONG).request == 5
+    assert seen == [5, 5]
+
+
+def test_send_waits_for_room(cluster):
+    release = threading.Event()
+
+    def handler(client, request):
+        release.wait(LONG)
+        return request.answer(Op.OK)
+
+    peer = cluster.peer(cluster.endpoint(handler).address, budget=100_000)
+    first = peer.send(Frame(Op.PUSH, 1, arrays=[np.zeros(80_000, np.uint8)]))
+    with pytest.raises(PeerLostError):
+        peer.send(Frame(Op.PUSH, 2, arrays=[np.zeros(80_000, np.uint8)]), 0.05)
+    release.set()
+    assert peer.call(Frame(Op.PUSH, 3, arrays=[np.zeros(80_000, np.uint8)]), LONG).op is Op.OK
+    assert first.result(LONG).op is Op.OK
+
+
+def test_a_client_that_takes_no_answers_gets_no_more(cluster):
+    """Without a limit they would fill the server's memory."""
+    asked = threading.Event()
+    clients = []
+
+    def handler(client, request):
+        clients.append(client)
+        asked.set()
+
+    endpoint = cluster.endpoint(handler, budget=3 << 20)
+    peer = cluster.peer(endpoint.address)
+    peer.send(Frame(Op.PULL, 1))
+    assert asked.wait(LONG)
+    stop = threading.Event()
+    peer._thread.mailbox.put(lambda: stop.wait(LONG))
+    alive = []
+    for _ in range(60):
+        array = np.zeros(1 << 20, np.uint8)
+        alive.append(weakref.ref(array))
+        endpoint.reply(clients[0], 2, Frame(Op.OK, arrays=[array]))
+        del array
+    deadline = time.monotonic() + LONG
+    while (count := sum(ref() is not None for ref in alive)) > 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    # ZeroMQ's threads have taken some, and the socket's buffers.
+    assert count <= 10
+
+
+def test_who_has_gone_gets_no_answer(cluster):
+    endpoint = cluster.endpoint()
+    for connection in (b"local gone", b"tcp gone"):
+        endpoint.reply(ClientId(connection), 1, Frame(Op.OK))
+    assert cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+
+
+# --- ends
+
+
+def test_close_does_not_wait_for_a_handler(cluster, monkeypatch):
+    monkeypatch.setattr("unisono.ps._transport._endpoint.CLOSE_SECONDS", 0.2)
+    arrived, release = threading.Event(), threading.Event()
+
+    def handler(client, request):
+        arrived.set()
+        release.wait(LONG)
+
+    endpoint = cluster.endpoint(handler)
+    peer = cluster.peer(endpoint.address)
+    future = peer.send(Frame(Op.RUN, 1))
+    assert arrived.wait(LONG)
+    endpoint.close()
+    assert not future.done()
+    release.set()
+    assert isinstance(future.exception(LONG), PeerLostError)
+
+
+def test_a_handler_may_close_its_endpoint_after_its_answer(cluster):
+    def handler(client, request):
+        endpoint.reply(client, request.request, request.answer(Op.OK))
+        endpoint.close()
+
+    endpoint = cluster.endpoint(handler)
+    assert cluster.peer(endpoint.address).call(Frame(Op.END, 1), LONG).op is Op.OK
+
+
+def test_a_closed_peer_fails_its_requests(cluster):
+    endpoint = cluster.endpoint(lambda client, request: None)
+    peer = cluster.peer(endpoint.address)
+    futures = [peer.send(Frame(Op.PULL, n)) for n in range(3)]
+    peer.close()
+    assert all(isinstance(f.exception(LONG), PeerLostError) for f in futures)
+    with pytest.raises(PeerLostError, match="before its peer is closed"):
+        peer.call(Frame(Op.PULL, 4), LONG)
+
+
+def test_a_future_may_send_and_close_when_it_is_done(cluster):
+    """In the thread of the answers, which must not wait for one."""
+    endpoint = cluster.endpoint()
+    peer = cluster.peer(endpoint.address, budget=10)
+    second = []
+    done = threading.Event()
+
+    def follow(future):
+        peer.send(Frame(Op.PULL, 2)).add_done_callback(lambda f: (second.append(f.result()), done.set()))
+        peer.send(Frame(Op.PULL, 3)).add_done_callback(lambda f: peer.close())
+
+    peer.send(Frame(Op.PULL, 1)).add_done_callback(follow)
+    assert done.wait(LONG)
+    assert second[0].request == 2
+
+
+def test_the_thread_ends_with_the_last_peer(cluster):
+    endpoint = cluster.endpoint()
+    first, second = cluster.peer(endpoint.address), cluster.peer(endpoint.address)
+    thread = first._thread
+    assert second._thread is thread
+    first.close()
+    assert second.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    second.close()
+    assert not thread.is_alive()
+    assert _peer._THREAD is None
+
+
+def test_an_interrupt_ends_a_call(cluster):
+    peer = cluster.peer(cluster.endpoint(lambda client, request: None).address)
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        peer.call(Frame(Op.PULL, 1), LONG)
+    timer.join()
+    assert peer._pending.bytes_in_flight == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_has_no_peers(cluster):
+    endpoint = cluster.endpoint()
+    peer = cluster.peer(endpoint.address)
+    peer.call(Frame(Op.PULL, 1), LONG)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            peer.close()
+            peer.send(Frame(Op.PULL, 2))
+        except ContextError:
+            # A new one works, if its endpoint is another process.
+            mine = Peer(PS, endpoint.address)
+            code = 0 if mine.call(Frame(Op.PULL, 3), LONG).op is Op.OK else 2
+            mine.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert peer.call(Frame(Op.PULL, 4), LONG).op is Op.OK
+
+
+# --- who may connect
+
+
+def test_without_keys_nothing_listens_on_the_network(cluster):
+    endpoint = cluster.endpoint()
+    _, port = _local.split_address(endpoint.address)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), LONG)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:2222", "node1:2222", "0.0.0.0:2222"])
+def test_other_machines_need_a_key(address):
+    for make in (lambda: Endpoint(address, echo), lambda: Peer(PS, address)):
+        with pytest.raises(ClusterError, match=f"{address}, and no key. Set UNISONO_CLUSTER_KEY"):
+            make()
+
+
+def test_processes_of_one_machine_and_user_use_a_file(cluster):
+    endpoint = cluster.endpoint(keys=keys(PS))
+    answer = cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
+    assert answer.meta == {"task": "None", "same user": True}
+
+
+def test_with_keys_the_task_is_known(cluster, only_tcp):
+    endpoint = cluster.endpoint(keys=keys(PS))
+    answer = cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
+    assert answer.meta == {"task": "worker:0", "same user": False}
+
+
+def test_names_of_hosts(cluster, only_tcp):
+    endpoint = cluster.endpoint(keys=keys(PS), address="localhost:0")
+    assert endpoint.address.startswith("localhost:")
+    peer = cluster.peer(endpoint.address, keys=keys(WORKER))
+    assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    lost = cluster.peer("no-such-host.invalid:1", keys=keys(WORKER))
+    with pytest.raises(PeerLostError, match="the name no-such-host"):
+        lost.call(Frame(Op.PULL, 1), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "words"),
+    [
+        (keys(WORKER, new_secret()), PS, "cannot read messages that are encrypted"),
+        (keys(Task("worker", 5)), PS, "does not admit the key of this task"),
+        (keys(WORKER), Task("ps", 1), "cannot read messages that are encrypted"),
+    ],
+    ids=["another cluster", "not on the list", "another server"],
+)
+def test_a_wrong_key_is_an_error_at_once(cluster, only_tcp, client, server, words):
+    endpoint = cluster.endpoint(keys=keys(PS))
+    peer = cluster.peer(endpoint.address, task=server, keys=client)
+    with pytest.raises(PeerRejectedError, match=f"{server} at {endpoint.address} .*{words}"):
+        peer.call(Frame(Op.PULL, 1), LONG)
+    # And the endpoint answers those that have the key.
+    assert cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+
+
+def test_a_task_that_was_restarted_with_the_right_key_answers(cluster, only_tcp):
+    wrong = cluster.endpoint(keys=keys(PS, new_secret()))
+    peer = cluster.peer(wrong.address, keys=keys(WORKER))
+    with pytest.raises(PeerRejectedError):
+        peer.call(Frame(Op.PULL, 1), LONG)
+    wrong.close()
+    cluster.endpoint(keys=keys(PS), address=wrong.address)
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+            break
+        except ClusterError:
+            assert time.monotonic() < deadline
+
+
+def test_what_does_not_answer_a_handshake_is_named(cluster, only_tcp, monkeypatch):
+    monkeypatch.setattr("unisono.ps._transport._sockets.HANDSHAKE_MS", 200)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        peer = cluster.peer(f"127.0.0.1:{mute.getsockname()[1]}", keys=keys(WORKER))
+        with pytest.raises(PeerLostError, match="did not answer a handshake within"):
+            peer.call(Frame(Op.PULL, 1), 0.5)
+
+
+def test_a_task_that_was_started_between_two_looks_is_reached_by_its_file(cluster, monkeypatch):
+    """Its TCP port is open only after its file is there; encryption on one machine would be slow."""
+    address = f"127.0.0.1:{_local.free_port()}"
+    peer = cluster.peer(address, keys=keys(WORKER))
+    future = peer.send(Frame(Op.PULL, 1))
+    cluster.endpoint(address=address, keys=keys(PS))
+    assert future.result(LONG).meta["same user"]
+
+
+# --- the file of a socket
+
+
+def test_the_directory_is_of_this_user_alone(tmp_path):
+    path = _local.socket_directory(str(tmp_path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert _local.socket_directory(str(tmp_path)) == path
+    path.chmod(0o755)
+    with pytest.raises(ClusterError, match="its mode is 0755"):
+        _local.socket_directory(str(tmp_path))
+    path.rmdir()
+    path.symlink_to(tmp_path)
+    with pytest.raises(ClusterError, match="not a directory"):
+        _local.socket_directory(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_directory_of_another_user_is_not_used(tmp_path):
+    path = _local.socket_directory(str(tmp_path))
+    os.chown(path, 12345, -1)
+    with pytest.raises(ClusterError, match="belongs to the user 12345"):
+        _local.socket_directory(str(tmp_path))
+
+
+def test_a_file_that_a_dead_process_left_is_replaced(cluster):
+    address = f"127.0.0.1:{_local.free_port()}"
+    path = _local.socket_path(address, _local.socket_directory())
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert path.exists()
+    endpoint = cluster.endpoint(address=address)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert cluster.peer(address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    endpoint.close()
+    assert not path.exists()
+
+
+def test_an_address_has_one_endpoint(cluster):
+    first = cluster.endpoint()
+    with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
+        cluster.endpoint(address=first.address)
+    assert cluster.peer(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at(cluster, only_tcp, monkeypatch):
+    monkeypatch.setattr("unisono.ps._transport._endpoint._BIND_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"listen at its address.*{address}: Address already in use"):
+            cluster.endpoint(address=address, keys=keys(PS))
+
+
+def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
+    """In Kubernetes a pod knows itself by the name of its service, whose address no interface has."""
+    port = _local.free_port()
+    endpoint = cluster.endpoint(address=f"192.0.2.1:{port}", keys=keys(PS))
+    assert endpoint.address == f"192.0.2.1:{port}"
+    peer = cluster.peer(f"127.0.0.1:{port}", keys=keys(WORKER))
+    assert peer.call(Frame(Op.PULL, 1), LONG).meta["task"] == "worker:0"
