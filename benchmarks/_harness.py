@@ -23,6 +23,11 @@ import workloads
 from _rows import FIRST_COLD, FIRST_WARM, PEAK, Point
 from peers import NEEDS
 
+from unisono.cli._launch import cores
+from unisono.cli._options import LaunchOptions
+from unisono.cli._plan import RunPaths, base_environment, make_plan
+from unisono.cluster_resolver._spec import Task
+
 #: Seconds until the first step, and for one action, on however slow a machine.
 START_LIMIT, TURN_LIMIT = 300, 180
 #: Seconds for the end of a process before it is killed.
@@ -52,15 +57,23 @@ def environment(case, rank, ports, cache):
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
     if cache:
         env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-    if case.processes > 1:
-        env["OMP_NUM_THREADS"] = "1"
-    if case.peer == "unisono" and case.processes > 1:
-        cluster = {"worker": [f"127.0.0.1:{p}" for p in ports]}
-        env["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+    if case.processes > 1 and case.peer == "unisono":
+        env |= launched(env, rank, ports)
+    elif case.processes > 1:
+        env["OMP_NUM_THREADS"] = "1"  # as `torchrun` sets it
     if case.peer in ("DataParallel", "JAX by hand") and case.devices > 1:
         # With XLA's default pool on two cores, two devices hang in a collective and XLA aborts the process.
         env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
     return env
+
+
+def launched(env, rank, ports):
+    """The variables that `unisono launch` gives a worker, without those that name files of the launch."""
+    options, paths = LaunchOptions(workers=len(ports)), RunPaths(Path("/launch"))
+    plan = make_plan(options, 0, len(ports), ports, paths)
+    every = base_environment(env, options, len(ports), cores(), paths)
+    every |= plan.environment(Task("worker", rank))
+    return {name: value for name, value in every.items() if not value.startswith(str(paths.root))}
 
 
 class Running:

@@ -219,6 +219,10 @@ def test_the_environment_is_the_peers_and_not_the_shells(monkeypatch):
         "cluster": {"worker": ["127.0.0.1:5", "127.0.0.1:6"]},
         "task": {"type": "worker", "index": 1},
     }
+    # As `unisono launch` starts workers; the launcher's files do not exist.
+    assert {"PJRT_NPROC", "OMP_NUM_THREADS", "GLIBC_TUNABLES"} <= set(worker)
+    assert not any(value.startswith("/launch") for value in worker.values())
+    assert "PJRT_NPROC" not in _harness.environment(Case("torch DDP", "mlp", 1, 2), 1, [5, 6], None)
 
 
 def test_ratios_are_those_of_the_rounds():

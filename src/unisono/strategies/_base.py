@@ -116,7 +116,8 @@ class Strategy(DeprecatedMethods):
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-    ) -> tuple[tuple[UserValue, ...], Arguments]:
+        ahead: bool,
+    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
         """Return the arguments of a call of `evaluate` or `predict` for this process.
 
         Args:
@@ -124,8 +125,12 @@ class Strategy(DeprecatedMethods):
             model: whose.
             args: of the call.
             kwargs: likewise.
+            ahead: whether steps may run ahead of Keras' loop.
+
+        Returns:
+            The arguments, and whether steps may run ahead on all processes.
         """
-        return args, kwargs
+        return args, kwargs, ahead
 
     def gather_state(
         self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None

@@ -115,11 +115,12 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-    ) -> tuple[tuple[UserValue, ...], Arguments]:
+        ahead: bool,
+    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
         """Compare a call of `evaluate` or `predict` between the workers; the chief prints."""
         if self._group.size == 1:
-            return args, kwargs
-        return (), self._fit.prepare(method, model, args, kwargs)
+            return args, kwargs, ahead
+        return (), *self._fit.prepare(method, model, args, kwargs, ahead)
 
 
 def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:

@@ -1,5 +1,6 @@
 """What a step costs between workers; run by every worker of a cluster (`tests/cluster/test_contract.py`)."""
 
+import contextlib
 import random
 import re
 
@@ -10,7 +11,9 @@ import pytest
 import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
-from unisono.training.trainer import _trainer_step
+from unisono.step._dispatch import CompiledStep
+from unisono.training.trainer import _multi_step, _trainer_step
+from unisono.training.trainer._loop_cost import exchanges_in_loop
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
 
@@ -189,3 +192,56 @@ def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
 
     whole = Dataset.range(24).map(lambda i: np.float32([i]))
     np.testing.assert_allclose(trained(hinted().with_options(policy("HINT"))), trained(whole), rtol=1e-5)
+
+
+def evaluated(rows, monkeypatch):
+    """A model after `evaluate` and `predict` in groups of four, what they gave, and plain Keras' results."""
+    monkeypatch.setattr(_multi_step, "_FIRST", 4)
+    monkeypatch.setattr(_multi_step, "_SECONDS_AGREED", (-1.0, float("inf")))
+    x, y = (a[:rows] for a in digits())
+    found = []
+    for scope in mirrored(None).scope(), contextlib.nullcontext():
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = mlp()
+            model.compile("sgd", crossentropy(), metrics=["accuracy"])
+        size = 8 * mirrored(None).num_replicas_in_sync
+        results = [
+            model.evaluate(x, y, batch_size=size, verbose=0),
+            model.evaluate(x, y, batch_size=size, verbose=0, sample_weight=np.linspace(0, 1, rows)),
+            model.predict(x, batch_size=size, verbose=0),
+        ]
+        history = model.fit(
+            x[:size], y[:size], batch_size=size, verbose=0, shuffle=False, validation_data=(x, y)
+        )
+        found.append((model, [*results, list(history.history.values())]))
+    return found
+
+
+def test_evaluate_and_predict_exchange_once_in_a_group(monkeypatch):
+    """Full batches, a ragged last one, weights, and validation in `fit`; one message for four."""
+    started, sent, original = [], {}, CompiledStep.__call__
+
+    def counting(self, donated, kept, done=None):
+        started.append(self)
+        if self not in sent:
+            sent[self] = messages(self.lower(donated, kept).compile())
+            assert not exchanges_in_loop(self.jaxpr(donated, kept))
+        return original(self, donated, kept, done)
+
+    size = 8 * mirrored(None).num_replicas_in_sync
+    rows = 9 * size + 1
+    (model, found), (_, expected) = evaluated(rows, monkeypatch)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(CompiledStep, "__call__", counting)
+    x, y = (a[:rows] for a in digits())
+    for call in (
+        lambda: model.evaluate(x, y, batch_size=size, verbose=0),
+        lambda: model.predict(x, batch_size=size, verbose=0),
+    ):
+        started.clear()
+        sent.clear()
+        call()
+        assert len(started) == 4  # 4, 4 and 1 steps, and the ragged one
+        assert list(sent.values()) == [{"all-gather": 1, "all-reduce": WISH}, {}]

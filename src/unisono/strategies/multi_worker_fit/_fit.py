@@ -43,6 +43,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import (
 )
 from unisono.strategies.multi_worker_fit._fit_summary import run_summary
 from unisono.training._fit_extension import flat_callbacks
+from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 class MultiWorkerFit:
@@ -55,6 +56,8 @@ class MultiWorkerFit:
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
         self._printed = ""
+        #: Whether validation in `fit` may run ahead on all workers.
+        self._validates_ahead = False
 
     @contextlib.contextmanager
     def around(
@@ -72,8 +75,9 @@ class MultiWorkerFit:
         hooks = decision_hooks(callbacks)
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
+        validates_ahead = self._strategy.runs_ahead and can_run_ahead(model, callbacks, "evaluate")
         own = _Message(
-            bytes([ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
+            bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
@@ -93,11 +97,15 @@ class MultiWorkerFit:
         if not self._group.is_chief:
             changed["verbose"] = 0
             callbacks = [c for c in callbacks if not is_chief_only(c)]
-        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=1) if any(a.flags[i] for a in every)}
+        hooks = {h for i, h in enumerate(DECISION_HOOKS, start=2) if any(a.flags[i] for a in every)}
         # First, before a callback saves what has drifted apart; last, when all have decided.
         callbacks = [SameState(self._compare_state), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
-        yield changed, all(answer.flags[0] for answer in every)
+        outer, self._validates_ahead = self._validates_ahead, all(answer.flags[1] for answer in every)
+        try:
+            yield changed, all(answer.flags[0] for answer in every)
+        finally:
+            self._validates_ahead = outer
 
     def prepare(
         self,
@@ -105,22 +113,27 @@ class MultiWorkerFit:
         model: keras.Model,
         args: tuple[UserValue, ...],
         kwargs: Arguments,
-    ) -> Arguments:
-        """Return the arguments of `evaluate` or `predict` for this worker; see `Strategy.prepare_call`.
+        ahead: bool,
+    ) -> tuple[Arguments, bool]:
+        """Return what `Strategy.prepare_call` does without positional arguments.
 
         Raises:
             ClusterError: on all workers, when a size or a shape differs between them.
         """
         arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
         arguments.pop("self")
-        # In `fit`, Keras evaluates with arguments that were compared when it began.
-        if not is_validation(arguments.get("kwargs", {})):
+        if is_validation(arguments.get("kwargs", {})):
+            # In `fit`, Keras evaluates with arguments that were compared when it began.
+            ahead = self._validates_ahead
+        else:
             name = method.__name__
             self._group.note_call(name)
-            self._group.require_same({"method": name, **facts_of(model, arguments)}, f"A call of `{name}`")
+            facts = {"method": name, **facts_of(model, arguments)}
+            every = self._group.require_same(facts, f"A call of `{name}`", bytes([ahead]))
+            ahead = all(answer[0] for answer in every)
         if not self._group.is_chief:
             arguments["verbose"] = 0
-        return {**arguments.pop("kwargs", {}), **arguments}
+        return {**arguments.pop("kwargs", {}), **arguments}, ahead
 
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
@@ -154,7 +167,8 @@ class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
-        flags: whether steps may run ahead, and for each of `DECISION_HOOKS` whether a callback has it.
+        flags: whether steps may run ahead, whether those of validation may, and for each of
+            `DECISION_HOOKS` whether a callback has it.
         callbacks: digest of those callbacks that all workers should have.
         random: digest of the random state.
     """
@@ -169,7 +183,7 @@ class _Message:
     @classmethod
     def read(cls, every: Sequence[bytes]) -> list[_Message]:
         """Return the messages of all workers from their bytes."""
-        ends = len(DECISION_HOOKS) + 1, len(DECISION_HOOKS) + 1 + hashlib.sha256().digest_size
+        ends = len(DECISION_HOOKS) + 2, len(DECISION_HOOKS) + 2 + hashlib.sha256().digest_size
         return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
 
 

@@ -22,6 +22,12 @@ from jax.extend import core
 from unisono._backend import wants_own_lowering
 from unisono._lowering._convolution import is_canonical, is_replaced
 
+#: The operations by which replicas exchange values.
+_EXCHANGES = frozenset(
+    {"psum", "psum_invariant", "pmin", "pmax", "ppermute", "all_to_all", "all_gather", "all_gather_invariant"}
+    | {"reduce_scatter"}
+)
+
 Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
 
 
@@ -46,6 +52,17 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
         return False
     equations = (e for e in _equations(jaxpr) if e.primitive.name == "conv_general_dilated")
     return any(not (is_canonical(e.params["dimension_numbers"]) or _is_lowered(e)) for e in equations)
+
+
+def exchanges_in_loop(jaxpr: Jaxpr) -> bool:
+    """Return whether replicas exchange values in the body of a loop, hence at each step.
+
+    Args:
+        jaxpr: of a program of several steps.
+    """
+    loops = (e for e in _equations(jaxpr) if e.primitive.name in ("while", "scan"))
+    inner = (p for e in loops for p in jax.tree.leaves(list(e.params.values()), is_leaf=_is_program))
+    return any(e.primitive.name in _EXCHANGES for p in inner if _is_program(p) for e in _equations(p))
 
 
 def _is_lowered(equation: core.JaxprEqn) -> bool:

@@ -18,6 +18,7 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.training.trainer._batch_policy import Mode
 from unisono.training.trainer._fit_state import FitState
+from unisono.training.trainer._merge_once import merge_once
 from unisono.training.trainer._multi_step import multi_step_program, with_agreed_size
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
@@ -74,15 +75,19 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         same = key.mode, key.true_rows, key.sizes
         if same not in self._traced:
             self._traced[same] = jax.jit(self._state.in_step(step))
-        step = self._traced[same]
+        whole = self._traced[same]
+        if self._merges_once(key):
+            otherwise = multi_step_program(jax.jit(step), slots=key.slots) if key.slots > 1 else step
+            whole = self._state.in_step(merge_once(self._step, key.slots, otherwise))
+        elif key.slots > 1:
+            whole = multi_step_program(whole, slots=key.slots)
         if key.slots > 1:
-            step = multi_step_program(step, slots=key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
             if strategy.process_group.size > 1:
-                step, batch, outputs = with_agreed_size(step, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+                whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
         return CompiledStep(
-            step,
+            whole,
             strategy.mesh,
             state_shardings=shardings,
             in_specs=(specs, batch),
@@ -90,6 +95,15 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
             process_group=strategy.process_group,
             donates=not key.keeps_state,
         )
+
+    def _merges_once(self, key: ProgramKey) -> bool:
+        """Return whether the replicas of a program may exchange what they computed at its end alone."""
+        strategy = self._step.strategy
+        if key.mode is not Mode.SPLIT or strategy.num_replicas_in_sync == 1:
+            return False
+        # In one process predictions stay on their devices.
+        is_predict = self._step.task is TrainerTask.PREDICT and strategy.process_group.size > 1
+        return is_predict or self._step.task is TrainerTask.TEST
 
     def _single_step(
         self, key: ProgramKey

@@ -86,10 +86,10 @@ class TrainerStep:
 
     def split(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step of one replica on its part of the rows."""
-        engine = self._engine()
+        engine = self.engine()
         if engine.num_replicas == 1:
             return self.whole(state, batch)
-        rules = self._rules()
+        rules = self.rules()
         local = tuple(
             [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
             for rs, vs in zip(rules, state, strict=True)
@@ -109,9 +109,9 @@ class TrainerStep:
         if self.task is TrainerTask.TRAIN and self.strategy.process_group.size > 1 and can_fuse(self.model):
             fused = self._values_to_fuse(DryRunEngine(engine), rules, local, batch)
         if fused is None:
-            return *self._inside(engine, local, batch), rules
+            return *self.inside(engine, local, batch), rules
         joining = FusingEngine(engine, [*fused.metrics, *fused.averaged.values()])
-        logs, (trainable, non_trainable, optimizer, metrics) = self._inside(joining, local, batch)
+        logs, (trainable, non_trainable, optimizer, metrics) = self.inside(joining, local, batch)
         sums = iter(joining.sums)
         metrics = [next(sums) for _ in metrics]
         means = {i: (next(sums) / engine.num_replicas).astype(x.dtype) for i, x in fused.averaged.items()}
@@ -127,7 +127,7 @@ class TrainerStep:
         if any(rule is not Merge.SUM for rule in rules[-1]):
             return None
         try:
-            _, new = self._inside(engine, local, batch)
+            _, new = self.inside(engine, local, batch)
         except NeedsPeersError:
             return None
         metrics = list(new[-1])
@@ -138,14 +138,21 @@ class TrainerStep:
         averaged = {i: x for i, x in changed.items() if rules[1][i] is Merge.MEAN and are_sums([x])}
         return _Early(metrics, averaged)
 
-    def _inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
+    def inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run Keras' own step on one replica's rows, without a merge.
+
+        Args:
+            engine: of the replica.
+            local: its copies of the state.
+            batch: its rows.
+        """
         with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
             return self.one_device(local, batch)
 
     def padded(self, true_rows: int, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step of one replica on its part of a padded batch of `true_rows` true rows."""
-        engine = self._engine()
-        rules = self._rules()
+        engine = self.engine()
+        rules = self.rules()
         # Metrics see all true rows on every replica: their copies are equal, not parts of a sum.
         rules = tuple([Merge.KEEP if r is Merge.SUM else r for r in rs] for rs in rules)
         local = tuple(
@@ -164,11 +171,12 @@ class TrainerStep:
         merged = self._recount_loss(local, merged, true_rows, rows)
         return self._merged_logs(logs, merged, engine), merged
 
-    def _engine(self) -> ReplicaEngine:
+    def engine(self) -> ReplicaEngine:
+        """Return how a replica exchanges values with the others inside a program."""
         replicas = self.strategy.num_replicas_in_sync
         return OneReplica() if replicas == 1 else SpmdEngine(replicas, self.strategy.cross_device_ops)
 
-    def _rules(self) -> tuple[list[Merge], ...]:
+    def rules(self) -> tuple[list[Merge], ...]:
         """Return the rule of every variable, in the order of the state."""
         return tuple(
             # Trainable and optimizer variables change by aggregated gradients: copies are equal.
@@ -182,11 +190,20 @@ class TrainerStep:
         """Return the logs of all replicas: from the merged metrics, or the replicas' mean for others."""
         if self.task is TrainerTask.PREDICT:
             return logs
-        with keras.StatelessScope(zip(self.model.metrics_variables, state[-1], strict=True)):
-            results = self.model.get_metrics_result()
+        results = self.results(state[-1])
         if isinstance(logs, dict) and set(logs) == set(results):
             return results
         return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(_as_float, logs))
+
+    def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
+        """Return the results of the model's metrics.
+
+        Args:
+            metrics: the values of their variables.
+        """
+        with keras.StatelessScope(zip(self.model.metrics_variables, metrics, strict=True)):
+            results: dict[str, PyTree] = self.model.get_metrics_result()
+        return results
 
     def _recount_loss(self, old: State, new: State, true_rows: int, rows: int) -> State:
         """Make the loss tracker count true rows, where Keras counted a replica's padded ones."""
