@@ -15,6 +15,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import Json
 from unisono.ps._programs import ProgramStore
+from unisono.ps.state._answered import AnsweredRequests
 from unisono.ps.state._create import NewVariable, decode_news, encode_news
 from unisono.ps.state._journal import Journal, NoJournal
 from unisono.ps.state._push import Array, Push
@@ -44,6 +45,7 @@ class VariableStore:
         self.lock = threading.RLock()
         self.journal: Journal = journal or NoJournal()
         self.programs = ProgramStore()
+        self._answered = AnsweredRequests()
         self._clear()
         self.generation = 0
 
@@ -177,25 +179,30 @@ class VariableStore:
                 self._commit("generation", {"generation": generation}, ())
                 self.generation = generation
 
-    def reset(self, lineage: str | None = None) -> None:
+    def reset(self, lineage: str | None = None, request: int = 0) -> None:
         """Drop all variables, as a new job does; programs stay.
 
         Args:
             lineage: the new one; None for a random one.
+            request: its number, by which a repetition is recognized; 0 for none.
         """
         with self.lock:
+            if request in self._answered:
+                return
             lineage = lineage or new_lineage()
-            self._commit("reset", {"lineage": lineage}, ())
+            self._commit("reset", {"lineage": lineage, "request": request}, ())
             self._clear()
+            self._answered.note(request)
             self.lineage = lineage
 
-    def create(self, news: Sequence[NewVariable]) -> list[int]:
+    def create(self, news: Sequence[NewVariable], request: int = 0) -> list[int]:
         """Create variables, all or none, and return their numbers.
 
         A variable that exists, with the same shape and dtype, keeps its value.
 
         Args:
             news: the variables.
+            request: its number, by which a repetition is recognized; 0 for none.
 
         Raises:
             InvalidArgumentError: a variable exists with another shape, dtype, kind or role, or an initial
@@ -209,6 +216,11 @@ class VariableStore:
                 n: missing[name].make(self._key(n), self.programs, self.journal)
                 for name, n in numbers.items()
             }
+            if made and request in self._answered:
+                raise InvalidArgumentError(
+                    f"A request must be sent soon after it was made. Received: number {request:#x} again, "
+                    "and its variables were dropped since."
+                )
             if made:
                 # A table's rows lie in a file of its own.
                 logged = [
@@ -216,11 +228,12 @@ class VariableStore:
                     for new in missing.values()
                 ]
                 meta, values = encode_news(logged)
-                self._commit("create", {"variables": meta}, values)
+                self._commit("create", {"variables": meta, "request": request}, values)
             for number, variable in made.items():
                 self.variables[number] = variable
                 self._numbers[variable.spec.name] = number
             self._next += len(made)
+            self._answered.note(request)
             return [self._numbers[new.spec.name] for new in news]
 
     def _missing(self, news: Sequence[NewVariable]) -> dict[str, NewVariable]:
@@ -243,7 +256,7 @@ class VariableStore:
         value: Array,
         begin: int = 0,
         indices: Array | None = None,
-        closure: int | None = None,
+        request: int = 0,
     ) -> bool:
         """Replace the value of a variable, or some of its rows.
 
@@ -252,7 +265,7 @@ class VariableStore:
             value: the new value, or the new rows.
             begin: where the new rows begin.
             indices: the rows to replace, each once; None for those from `begin` on.
-            closure: a number by which a repeated request is recognized.
+            request: its number, by which a repetition is recognized; 0 for none.
 
         Returns:
             Whether it was written now; False for one that was written before.
@@ -262,7 +275,7 @@ class VariableStore:
         """
         with self.lock:
             self._check_state()
-            if closure is not None and self._is_applied(closure):
+            if request in self._answered:
                 return False
             variable = find(self.variables, number)
             if indices is None and value.shape == variable.shape and not begin:
@@ -274,10 +287,10 @@ class VariableStore:
                     indices = np.arange(begin, begin + (len(value) if value.ndim else 0))
                 as_table = Table(variable.spec, variable.host())
                 indices = check_rows(as_table, indices, value, "new rows").astype(np.int64, copy=False)
-            meta = {"number": number, "closure": closure, "rows": indices is not None}
+            meta = {"number": number, "request": request, "rows": indices is not None}
             self._commit("write", meta, [value] if indices is None else [value, indices])
             variable.write(value, indices)
-            self._note(closure)
+            self._answered.note(request)
             return True
 
     def push(self, push: Push) -> bool:
@@ -316,7 +329,7 @@ class VariableStore:
                 raise
             outcome.apply(self.variables)
             self.applied_count += 1
-            self._note(push.closure)
+            self._applied.add(push.closure)
             self._move_watermark(push.watermark)
             return True
 
@@ -345,10 +358,6 @@ class VariableStore:
     def _is_applied(self, closure: int) -> bool:
         return closure < self.watermark or closure in self._applied
 
-    def _note(self, closure: int | None) -> None:
-        if closure is not None:
-            self._applied.add(closure)
-
     def _move_watermark(self, watermark: int) -> None:
         if watermark > self.watermark:
             self.watermark = watermark
@@ -370,6 +379,7 @@ class VariableStore:
                 "applied_count": self.applied_count,
                 "watermark": self.watermark,
                 "applied": sorted(self._applied),
+                "answered": self._answered.encode(),
                 "variables": variables,
             }
             return meta, [v.host() for v in self.variables.values() if isinstance(v, DenseVariable)]
@@ -397,6 +407,7 @@ class VariableStore:
                 self._numbers[spec.name] = number
             self._next, self.applied_count = meta["next"], meta["applied_count"]
             self.watermark, self._applied = meta["watermark"], set(meta["applied"])
+            self._answered = AnsweredRequests(*meta["answered"])
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         """Apply a change from a log again.
@@ -410,13 +421,13 @@ class VariableStore:
             self.push(Push.decode(meta, arrays))
         elif kind == "write":
             indices = arrays[1] if meta["rows"] else None
-            self.write(meta["number"], arrays[0], indices=indices, closure=meta["closure"])
+            self.write(meta["number"], arrays[0], indices=indices, request=meta["request"])
         elif kind == "create":
-            self.create(decode_news(meta["variables"], arrays))
+            self.create(decode_news(meta["variables"], arrays), meta["request"])
         elif kind == "generation":
             self.raise_generation(meta["generation"])
         else:
-            self.reset(meta["lineage"])
+            self.reset(meta["lineage"], meta["request"])
 
 
 def new_lineage() -> str:

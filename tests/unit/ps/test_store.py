@@ -232,8 +232,8 @@ def test_reads_and_writes_of_parts():
     assert store.write(0, 4 * ones(1, 2), indices=np.array([2]))
     np.testing.assert_array_equal(store.read(0)[:, 0], [2, 3, 4])
     assert store.variables[0].version == 3
-    assert store.write(2, np.float32(0.5)[...], closure=1)
-    assert not store.write(2, np.float32(0.7)[...], closure=1)
+    assert store.write(2, np.float32(0.5)[...], request=1)
+    assert not store.write(2, np.float32(0.7)[...], request=1)
     assert store.read(2) == 0.5
     for bad in (
         lambda: store.read(0, 2, 4),

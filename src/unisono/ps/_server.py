@@ -1,0 +1,283 @@
+"""A parameter server without sockets: requests of the chief and of workers, and their answers.
+
+The fields of `meta`; what is in brackets may be left out:
+
+========  =======================================================  ==========================================
+request   fields and arrays                                        answer
+========  =======================================================  ==========================================
+HELLO     [`reset`]: drops all variables                           as STATUS
+CREATE    `variables`: see `StoredSpec`, with [`has_array`,        `ids`
+          `fill`, `initializer`]; the arrays of those that have
+          one
+PROGRAM   its bytes                                                `digest`
+PULL      `ids`, [`versions`, `lineage`]                           `lineage`, `versions` of all, `changed`:
+                                                                   positions; the values of these
+PUSH      see `Push`, [`lineage`]                                  `applied`: whether now, `count` of pushes
+READ      `id`, [`begin`, `end`]                                   `version`; the value or its rows
+ROWS      `ids`; for each an array of indices                      the rows of each
+WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
+          or with `rows`: new rows and an array of indices
+STATUS    [`variables`]                                            numbers about the state
+SNAPSHOT  nothing                                                  `number` of the last change in it
+END       `code`                                                   nothing
+BEAT      nothing                                                  nothing
+========  =======================================================  ==========================================
+
+HELLO, CREATE, PROGRAM, WRITE, SNAPSHOT and END are the chief's alone, with the generation of its HELLO.
+A request that is wrong is answered with ERROR, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
+from unisono._types import Json
+from unisono.ps._calls import ClientId, error_answer
+from unisono.ps._durable import DurableStore
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._store import VariableStore
+from unisono.ps.state._create import decode_news
+from unisono.ps.state._push import Push, ints, listed, whole
+from unisono.ps.state._update import StateLostError
+
+_LOG = logging.getLogger("unisono")
+
+#: The bits of a closure's number below the generation of the chief that made it.
+COUNTER_BITS = 40
+
+_OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END})
+
+
+class VariableServer:
+    """Answers the requests to one parameter server.
+
+    Args:
+        store: the variables.
+        durable: keeps the store; None where nothing does.
+        is_chief: whether a client may act as the chief; by default all may.
+        reply: sends an answer later; None where `handle` must return every answer.
+
+    >>> server = VariableServer(VariableStore())
+    >>> server.handle(ClientId(b"1"), Frame(Op.PULL, 5, meta={"ids": [3]})).op.name
+    'ERROR'
+    """
+
+    def __init__(
+        self,
+        store: VariableStore,
+        durable: DurableStore | None = None,
+        is_chief: Callable[[ClientId], bool] | None = None,
+        reply: Callable[[ClientId, int, Frame], None] | None = None,
+    ) -> None:
+        self.store = store
+        self._durable, self._is_chief, self._reply = durable, is_chief, reply
+        #: Set when the chief has ended the job, or the state is lost.
+        self.ended = threading.Event()
+        #: For the process, once `ended` is set.
+        self.exit_code = 0
+        #: Requests by name, bytes of arrays received and sent, and errors.
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._handlers: dict[Op, Callable[[Frame], Frame]] = {
+            Op.HELLO: self._hello,
+            Op.CREATE: self._create,
+            Op.PROGRAM: self._program,
+            Op.PULL: self._pull,
+            Op.PUSH: self._push,
+            Op.READ: self._read,
+            Op.ROWS: self._rows,
+            Op.WRITE: self._write,
+            Op.STATUS: self._status,
+            Op.SNAPSHOT: self._snapshot,
+            Op.END: self._end,
+            Op.BEAT: lambda frame: frame.answer(Op.OK),
+        }
+
+    def handle(self, client: ClientId, frame: Frame) -> Frame | None:
+        """Answer a request.
+
+        Args:
+            client: who asks.
+            frame: the request.
+
+        Returns:
+            The answer, or None for one that follows by `reply`.
+        """
+        self.counts[frame.op.name] += 1
+        self.counts["bytes received"] += sum(a.nbytes for a in frame.arrays)
+        if frame.op is Op.SNAPSHOT and self._reply is not None:
+            # It takes seconds for large tables; pushes go on meanwhile.
+            threading.Thread(
+                target=self._answer_later, args=(client, frame), name="unisono-ps-snapshot", daemon=True
+            ).start()
+            return None
+        answer = self._answer(client, frame)
+        self.counts["bytes sent"] += sum(a.nbytes for a in answer.arrays)
+        return answer
+
+    def _answer_later(self, client: ClientId, frame: Frame) -> None:
+        if self._reply is not None:
+            self._reply(client, frame.request, self._answer(client, frame))
+
+    def _answer(self, client: ClientId, frame: Frame) -> Frame:
+        try:
+            self._check(client, frame)
+            return self._handlers[frame.op](frame)
+        except StateLostError as error:
+            _LOG.error("%s", error)
+            self.exit_code = 1
+            self.ended.set()
+            return error_answer(frame, error)
+        except UnisonoError as error:
+            self.counts["errors"] += 1
+            return error_answer(frame, error)
+        except Exception as error:
+            # Whatever a client sends, the server goes on.
+            self.counts["errors"] += 1
+            _LOG.warning("A parameter server could not answer %s.", frame, exc_info=True)
+            return error_answer(frame, error)
+
+    def _check(self, client: ClientId, frame: Frame) -> None:
+        if frame.op not in self._handlers:
+            raise InvalidArgumentError(
+                f"A parameter server answers {', '.join(op.name for op in self._handlers)}. Received: "
+                f"{frame.op.name}."
+            )
+        if frame.op not in _OF_CHIEF:
+            return
+        if self._is_chief is not None and not self._is_chief(client):
+            raise ContextError(f"{frame.op.name} is for the chief alone. Received: one of {client.task}.")
+        if frame.generation < self.store.generation or (
+            frame.generation > self.store.generation and frame.op is not Op.HELLO
+        ):
+            raise ContextError(
+                f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
+                f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
+            )
+
+    # the chief's
+
+    def _hello(self, frame: Frame) -> Frame:
+        self.store.raise_generation(frame.generation)
+        if frame.meta.get("reset"):
+            self.store.reset(request=frame.request)
+        return self._status(frame)
+
+    def _create(self, frame: Frame) -> Frame:
+        news = decode_news(listed(_meta(frame), "variables"), frame.arrays)
+        return frame.answer(Op.OK, {"ids": self.store.create(news, request=frame.request)})
+
+    def _program(self, frame: Frame) -> Frame:
+        (blob,) = _arrays(frame, 1)
+        return frame.answer(Op.OK, {"digest": self.store.add_program(blob.tobytes())})
+
+    def _write(self, frame: Frame) -> Frame:
+        meta = _meta(frame)
+        numbers = ints(meta, "ids")
+        if len(numbers) != 1:
+            raise InvalidArgumentError(f"A WRITE names one variable. Received: {numbers}.")
+        value, *indices = _arrays(frame, 2 if meta.get("rows") else 1)
+        applied = self.store.write(
+            numbers[0],
+            value,
+            begin=whole(meta, "begin", 0),
+            indices=indices[0] if indices else None,
+            request=frame.request,
+        )
+        return frame.answer(Op.OK, {"applied": applied})
+
+    def _snapshot(self, frame: Frame) -> Frame:
+        if self._durable is None:
+            raise InvalidArgumentError("A server without a directory has no snapshots.")
+        return frame.answer(Op.OK, {"number": self._durable.snapshot()})
+
+    def _end(self, frame: Frame) -> Frame:
+        self.exit_code = whole(_meta(frame), "code", 0)
+        self.ended.set()
+        return frame.answer(Op.OK)
+
+    # the workers'
+
+    def _pull(self, frame: Frame) -> Frame:
+        meta = _meta(frame)
+        numbers, versions = ints(meta, "ids"), list(ints(meta, "versions"))
+        with self.store.lock:
+            lineage = self.store.lineage
+            # Of another lineage, as after a reset, versions mean nothing.
+            known = versions if "versions" in meta and meta.get("lineage") == lineage else [-1] * len(numbers)
+            pulled = {number: (v, array) for number, v, array in self.store.pull(numbers, known)}
+        changed = [i for i, number in enumerate(numbers) if number in pulled]
+        versions = [pulled[n][0] if n in pulled else v for n, v in zip(numbers, known, strict=True)]
+        answer = {"lineage": lineage, "versions": versions, "changed": changed}
+        return frame.answer(Op.OK, answer, [pulled[numbers[i]][1] for i in changed])
+
+    def _push(self, frame: Frame) -> Frame:
+        meta = _meta(frame)
+        push = Push.decode(meta, frame.arrays)
+        with self.store.lock:
+            if push.closure >> COUNTER_BITS < self.store.generation:
+                raise ContextError(
+                    f"The chief of generation {self.store.generation} leads the job. Received: a closure of "
+                    f"generation {push.closure >> COUNTER_BITS}."
+                )
+            if meta.get("lineage", self.store.lineage) != self.store.lineage:
+                raise ContextError("The server begins another job, or has lost changes: pull again.")
+            applied = self.store.push(push)
+            return frame.answer(Op.OK, {"applied": applied, "count": self.store.applied_count})
+
+    def _read(self, frame: Frame) -> Frame:
+        meta = _meta(frame)
+        number = whole(meta, "id")
+        end = None if meta.get("end") is None else whole(meta, "end")
+        with self.store.lock:
+            value = self.store.read(number, whole(meta, "begin", 0), end)
+            version = self.store.variables[number].version
+        return frame.answer(Op.OK, {"version": version}, [value])
+
+    def _rows(self, frame: Frame) -> Frame:
+        numbers = ints(_meta(frame), "ids")
+        indices = _arrays(frame, len(numbers))
+        with self.store.lock:
+            rows = [self.store.rows(n, i) for n, i in zip(numbers, indices, strict=True)]
+        return frame.answer(Op.OK, {}, rows)
+
+    def _status(self, frame: Frame) -> Frame:
+        store = self.store
+        with store.lock:
+            meta: dict[str, Json] = {
+                "generation": store.generation,
+                "lineage": store.lineage,
+                "count": store.applied_count,
+                "watermark": store.watermark,
+                "variables": len(store.variables),
+                "bytes": sum(v.spec.nbytes for v in store.variables.values()),
+                "programs": len(list(store.programs)),
+                "counts": dict(self.counts),
+            }
+            if self._durable is not None:
+                meta["changes"] = self._durable.number
+                meta["snapshot"] = self._durable.snapshot_number
+                meta["recovered_from"] = self._durable.recovery.source
+            if frame.meta.get("variables"):
+                meta["list"] = [
+                    v.spec.encode() | {"id": n, "version": v.version} for n, v in store.variables.items()
+                ]
+        return frame.answer(Op.OK, meta)
+
+
+def _meta(frame: Frame) -> dict[str, Json]:
+    return dict(frame.meta)
+
+
+def _arrays(frame: Frame, count: int) -> list[Any]:
+    if len(frame.arrays) != count:
+        raise InvalidArgumentError(
+            f"{frame.op.name} must bring the arrays that it needs. Received: {len(frame.arrays)} instead of "
+            f"{count}."
+        )
+    return list(frame.arrays)
