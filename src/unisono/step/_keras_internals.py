@@ -38,7 +38,12 @@ RELIED_ON = {
         "CompileMetrics",
     ),
     "Sequential": ("_layers",),
-    "Optimizer": ("_trainable_variables", "_learning_rate", "_clip_gradients"),
+    "Optimizer": (
+        "_trainable_variables",
+        "_learning_rate",
+        "_clip_gradients",
+        "_backend_apply_gradients",
+    ),
     "optimizers.LossScaleOptimizer": ("check_finite",),
     "callbacks.Callback": ("_model",),
     "layers.BatchNormalization": ("_moments", "_reduction_axes"),
@@ -249,6 +254,26 @@ def clips_as_keras(optimizer: keras.Optimizer) -> bool:
     return type(optimizer)._clip_gradients is keras.Optimizer._clip_gradients
 
 
+def applies_as_keras(optimizer: keras.Optimizer) -> bool:
+    """Return whether an optimizer does before its update what Keras' own do: it unscales and clips gradients.
+
+    `Optimizer._backend_apply_gradients`, 3.0.
+    """
+    own, known = type(optimizer), keras.Optimizer
+    same_update = own._backend_apply_gradients is known._backend_apply_gradients
+    return same_update and own.apply is known.apply
+
+
+def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[jax.Array]:
+    """Return gradients clipped as an optimizer clips them. `Optimizer._clip_gradients`, 3.0.
+
+    Args:
+        optimizer: any.
+        grads: of all variables that have one.
+    """
+    return list(optimizer._clip_gradients(grads))
+
+
 @contextlib.contextmanager
 def clipped_by(
     optimizer: keras.Optimizer, clip: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
@@ -264,6 +289,17 @@ def clipped_by(
         yield
     finally:
         del vars(optimizer)["_clip_gradients"]
+
+
+def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.Array]) -> jax.Array:
+    """Return whether all gradients are finite. `LossScaleOptimizer.check_finite`, 3.0.
+
+    Args:
+        optimizer: any.
+        grads: of all variables that have one.
+    """
+    found: jax.Array = optimizer.check_finite(grads)
+    return found
 
 
 @contextlib.contextmanager

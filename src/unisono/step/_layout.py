@@ -170,6 +170,11 @@ class StateLayout:
             values: by `id` of a variable, what it would hold if Keras' loop had not emptied it.
         """
 
+    @property
+    def pushes(self) -> bool:
+        """Whether `update` leaves weights as they are, because something else than this program does it."""
+        return False
+
     def splits_update(self, values: Sequence[Any]) -> bool:
         """Return whether each replica updates a part of the weights, in `update`.
 

@@ -99,6 +99,17 @@ class StateScope(keras.StatelessScope):
         self._note(variable)
         self.state_mapping[id(variable)] = value
 
+    def is_written(self, variable: keras.Variable) -> bool:
+        """Return whether the code in this scope, or in one around it, has written `variable`."""
+        return id(variable) in self.written or bool(self._parent and self._parent.is_written(variable))
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether an assignment reaches this scope: in a stateless scope of the user it does not."""
+        # The one way to the current scope that Keras offers: another scope remembers it.
+        with keras.StatelessScope() as probe:
+            return probe.original_scope is self
+
     def _note(self, variable: keras.Variable) -> None:
         self.seen.setdefault(id(variable), variable)
         self.written[id(variable)] = variable

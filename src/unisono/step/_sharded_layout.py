@@ -37,6 +37,7 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
+from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
 
@@ -49,7 +50,7 @@ _MARK = "_unisono_shards"
 _IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
-class Shards:
+class Shards(HeldValue):
     """What a variable holds whose elements lie in parts on the replicas; becomes an array where it is read.
 
     Args:
@@ -59,8 +60,8 @@ class Shards:
     """
 
     def __init__(self, parts: jax.Array, layout: ShardedVariableLayout, in_replica: bool = False) -> None:
+        super().__init__(layout.shape, parts.dtype)
         self.parts, self.layout, self.in_replica = parts, layout, in_replica
-        self.shape, self.dtype, self.ndim = layout.shape, parts.dtype, len(layout.shape)
         #: On the host; of several workers, one may then read the value alone.
         self._gathered: np.ndarray | None = None
 
@@ -92,11 +93,21 @@ class Shards:
         if self._gathered is None:
             self._gathered = np.asarray(self.whole())
 
-    def __jax_array__(self) -> jax.Array:
-        return self.whole()
+    def read(self) -> jax.Array:
+        """Return the value for code that reads the variable.
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.whole(), dtype)
+        Raises:
+            ContextError: in `fit` of several workers, where one might read alone.
+        """
+        context = current()
+        if self.needs_all and context is not None and context.is_of_method:
+            raise ContextError(
+                "Optimizer variables of several workers that lie in parts can be read where an epoch ends, "
+                "or outside of `fit`, by all workers. Received: a read within an epoch. Save at the end of "
+                'epochs (`save_freq="epoch"`), save weights only, or use '
+                "`unisono.callbacks.BackupAndRestore`."
+            )
+        return self.whole()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,18 +240,9 @@ def as_read(value: Any) -> Any:
         value: what the variable holds, or its scope.
 
     Raises:
-        ContextError: in `fit` of several workers, where one might read alone.
+        ContextError: where this process may not read it now.
     """
-    if not isinstance(value, Shards) or _IN_PARTS.get():
-        return value
-    context = current()
-    if value.needs_all and context is not None and context.is_of_method:
-        raise ContextError(
-            "Optimizer variables of several workers that lie in parts can be read where an epoch ends, or "
-            "outside of `fit`, by all workers. Received: a read within an epoch. Save at the end of epochs "
-            '(`save_freq="epoch"`), save weights only, or use `unisono.callbacks.BackupAndRestore`.'
-        )
-    return value.whole()
+    return value.read() if isinstance(value, HeldValue) and not _IN_PARTS.get() else value
 
 
 class ShardedLayout(StateLayout):

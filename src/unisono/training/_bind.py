@@ -35,9 +35,10 @@ from unisono._lowering._install import install_lowerings
 from unisono._mesh import on_device
 from unisono._types import UserValue
 from unisono.step._explain import explaining
+from unisono.step._held_value import HeldValue
 from unisono.step._interrupts import INTERRUPTS
-from unisono.step._keras_internals import check_keras, store_value
-from unisono.step._sharded_layout import Shards, as_read
+from unisono.step._keras_internals import check_keras, store_value, stored_value
+from unisono.step._sharded_layout import as_read
 from unisono.training._binding import (
     bind,
     check_variables,
@@ -145,13 +146,23 @@ def _marked(
     original(self, *args, **kwargs)
 
 
-def _assign(original: Callable[..., jax.Array], self: keras.Variable, value: UserValue) -> jax.Array | Shards:
+def _assign(
+    original: Callable[..., jax.Array], self: keras.Variable, value: UserValue
+) -> jax.Array | HeldValue:
     check_holder(self)
-    if isinstance(value, Shards):
+    if isinstance(value, HeldValue):
         # Where Keras' loop ends, it puts back what the last step has left.
         store_value(self, value)
         return value
-    return original(self, value)
+    held = stored_value(self)
+    if not isinstance(held, HeldValue):
+        return original(self, value)
+    result = original(self, value)
+    # In a stateless scope the variable holds what it held.
+    if (new := stored_value(self)) is not held:
+        store_value(self, held)
+        store_value(self, held.assigned(new))
+    return result
 
 
 def _read_on_devices() -> None:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import jax
 import keras
 
-from unisono._context import Context, OneReplica, current, entered
+from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._types import PyTree, UserValue
 from unisono.step._keras_internals import (
     compiled_metrics,
@@ -213,7 +213,16 @@ def _aggregated(synced: bool = True) -> Iterator[None]:
 
 def _must_aggregate() -> Context | None:
     """Return the context of a replica whose gradients are not aggregated yet, else None."""
-    return None if _AGGREGATED.get() else _replica_context()
+    return None if _AGGREGATED.get() else _replica_context() or _pushing_context()
+
+
+def _pushing_context() -> Context | None:
+    """Return the context of code outside of the replicas in a program that pushes gradients, else None."""
+    context = current()
+    replicated = context.strategy.replicated if context is not None else None
+    if context is None or replicated is None or not replicated.state_layout.pushes:
+        return None
+    return dataclasses.replace(context, replica=ReplicaContext(replicated, OneReplica()))
 
 
 def _layout_of(context: Context) -> StateLayout:
@@ -309,14 +318,22 @@ def _apply_in_parts(
     """
     layout = _layout_of(context)
     frame = current_frame()
-    if frame is None or not optimizer.built:
+    if frame is None:
         return False
+    if not optimizer.built:
+        if not layout.pushes or not variables:
+            return False
+        # Keras would build it in `apply`, which updates at once.
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
     slots, trained = list(optimizer.variables), trained_variables(optimizer)
     with in_parts():
         values = [v.value for v in slots]
     # In a stateless scope of the user the values are others.
-    is_own = all(value is frame.scope.get_current_value(v) for v, value in zip(slots, values, strict=True))
-    if not layout.splits_update(values) or not is_own:
+    if not layout.splits_update(values) or not frame.scope.is_innermost:
+        return False
+    # Keras raises an error for a variable that the optimizer does not know.
+    if not {id(v) for v in variables} <= {id(v) for v in trained}:
         return False
 
     def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:

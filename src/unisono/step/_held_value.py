@@ -1,0 +1,50 @@
+"""What a variable holds between steps that is no array on a device of this process.
+
+Tests: tests/virtual/strategies/test_sharded_state.py, tests/virtual/training/pushed/test_held.py.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class HeldValue(abc.ABC):
+    """Stands for a variable's array that lies elsewhere; becomes an array where it is read.
+
+    Args:
+        shape: of the variable.
+        dtype: likewise.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+
+    @abc.abstractmethod
+    def whole(self) -> jax.Array:
+        """Return the variable's value as one array."""
+
+    @abc.abstractmethod
+    def is_deleted(self) -> bool:
+        """Whether a step was given the array."""
+
+    def read(self) -> jax.Array:
+        """Return the value for code that reads the variable; raise where it may not."""
+        return self.whole()
+
+    def assigned(self, value: jax.Array) -> Any:
+        """Return what the variable holds after an assignment.
+
+        Args:
+            value: of the variable's shape and type.
+        """
+        return value
+
+    def __jax_array__(self) -> jax.Array:
+        return self.whole()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.whole(), dtype)

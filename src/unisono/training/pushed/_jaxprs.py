@@ -1,0 +1,129 @@
+"""Traced programs: what their results depend on, the part that some results need, and their bytes.
+
+Tests: tests/virtual/training/pushed/test_jaxprs.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.extend.core as jex
+from jax.interpreters import partial_eval
+
+from unisono._errors import UnsupportedError
+
+#: Operations that run another traced function once, by the name of its parameter.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+#: A set of arguments of a program: the n-th bit stands for the n-th argument.
+Mask = int
+
+
+def dependencies(closed: jex.ClosedJaxpr) -> list[Mask]:
+    """Return, for each result of a program, the arguments on which it may depend.
+
+    Calls and branches are looked into; of loops, and of all other operations, each result is taken to
+    depend on all operands.
+
+    Args:
+        closed: the program.
+
+    >>> [bin(mask) for mask in dependencies(jax.make_jaxpr(lambda x, y: (x + y, y, 1.0))(1.0, 2.0))]
+    ['0b11', '0b10', '0b0']
+    """
+    return _masks(closed.jaxpr, [1 << i for i in range(len(closed.jaxpr.invars))])
+
+
+def _masks(jaxpr: jex.Jaxpr, given: Sequence[Mask]) -> list[Mask]:
+    known: dict[jex.Var, Mask] = dict(zip(jaxpr.invars, given, strict=True))
+
+    def mask_of(atom: Any) -> Mask:
+        return known.get(atom, 0) if isinstance(atom, jex.Var) else 0
+
+    for eqn in jaxpr.eqns:
+        known.update(zip(eqn.outvars, _of_equation(eqn, [mask_of(v) for v in eqn.invars]), strict=True))
+    return [mask_of(v) for v in jaxpr.outvars]
+
+
+def _of_equation(eqn: jex.JaxprEqn, given: list[Mask]) -> list[Mask]:
+    name = eqn.primitive.name
+    if name == "cond":
+        chosen, *operands = given
+        of_branches = [_masks(branch.jaxpr, operands) for branch in eqn.params["branches"]]
+        return [functools.reduce(operator.or_, row, chosen) for row in zip(*of_branches, strict=True)]
+    called = eqn.params.get(_CALLS.get(name, ""))
+    if called is not None:
+        inner = called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called
+        if len(inner.invars) == len(given) and len(inner.outvars) == len(eqn.outvars):
+            return _masks(inner, given)
+    return [functools.reduce(operator.or_, given, 0)] * len(eqn.outvars)
+
+
+def pruned(closed: jex.ClosedJaxpr, wanted: Sequence[bool]) -> tuple[jex.ClosedJaxpr, list[int]]:
+    """Return the part of a program that some of its results need.
+
+    Args:
+        closed: the program.
+        wanted: for each result, whether it is kept.
+
+    Returns:
+        The program of these results, and the numbers of the arguments that it takes.
+    """
+    jaxpr, is_used = partial_eval.dce_jaxpr(closed.jaxpr, list(wanted))
+    # Constants that are no longer needed would still be a part of the program's bytes.
+    used_constants = {v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, jex.Var)}
+    used_constants.update(v for v in jaxpr.outvars if isinstance(v, jex.Var))
+    pairs = [(v, c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True) if v in used_constants]
+    jaxpr = jaxpr.replace(constvars=[v for v, _ in pairs])
+    return jex.ClosedJaxpr(jaxpr, [c for _, c in pairs]), [i for i, used in enumerate(is_used) if used]
+
+
+def is_argument(closed: jex.ClosedJaxpr, result: int, argument: int) -> bool:
+    """Return whether a result of a program is one of its arguments, unchanged.
+
+    Args:
+        closed: the program.
+        result: a number.
+        argument: likewise.
+    """
+    return closed.jaxpr.outvars[result] is closed.jaxpr.invars[argument]
+
+
+def exported(
+    function: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], platforms: Sequence[str]
+) -> bytes:
+    """Return a function as bytes, which a process without its code can run.
+
+    Args:
+        function: of arrays; returns a list of arrays.
+        specs: of its arguments.
+        platforms: on which it may run, by JAX's names: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
+
+    Raises:
+        UnsupportedError: for a function that calls Python code while it runs.
+    """
+    try:
+        program = jax.export.export(jax.jit(function), platforms=tuple(platforms))(*specs)
+        return bytes(program.serialize())
+    except (NotImplementedError, ValueError) as error:
+        if "callback" not in str(error) and "effect" not in str(error):
+            raise
+        raise UnsupportedError(
+            "A step of a parameter-server cluster runs in processes that do not have its code, so that it "
+            f"must not call Python while it runs. Received: {error}. Remove `jax.debug.print`, "
+            "`jax.pure_callback` and the like from the step."
+        ) from error

@@ -1,0 +1,179 @@
+"""The state of a strategy whose variables lie on servers: an optimizer's update becomes a push of gradients.
+
+While a program of a worker is traced, `PushLayout.update` notes the gradients and leaves weights and slots as
+they are. The notes are variables of the step, one for each gradient: a step may be traced several times,
+to learn what it touches or to differentiate it, and what the last trace has written counts, as for any
+variable.
+
+What code reads of weights and slots after the update is on no worker. In a trace these values are
+arguments of their own, which the finished program must not need.
+
+Tests: tests/virtual/training/pushed/test_worker_step.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._errors import UnsupportedError
+from unisono._mesh import ReplicaMesh
+from unisono.step._keras_internals import stored_dtype, trained_variables
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
+from unisono.step._program import current_frame
+from unisono.training.pushed._preparation import extras_of, prepare_gradients
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GradientNotes:
+    """The variables in which a trace notes what an optimizer's update was given.
+
+    Args:
+        optimizer: built.
+        gradients: one for each variable that it trains. They hold no value and have no shape of their own.
+        extras: what goes to every server, by name.
+    """
+
+    optimizer: keras.Optimizer
+    gradients: tuple[keras.Variable, ...]
+    extras: Mapping[str, keras.Variable]
+
+    @classmethod
+    def of(cls, optimizer: keras.Optimizer) -> GradientNotes:
+        """Make the variables.
+
+        Args:
+            optimizer: built.
+        """
+        trained = trained_variables(optimizer)
+        extras = {name: _note(f"{optimizer.name}_{name}") for name in extras_of(optimizer)}
+        return cls(optimizer, tuple(_note(f"{v.name}_gradient") for v in trained), extras)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All of them."""
+        return [*self.gradients, *self.extras.values()]
+
+
+def _note(name: str) -> keras.Variable:
+    # A function as initial value: Keras takes no other inside a trace.
+    return keras.Variable(jnp.zeros, shape=(), trainable=False, name=name)
+
+
+@dataclasses.dataclass(eq=False)
+class PushTrace:
+    """What one trace of a worker's program notes about optimizers.
+
+    Args:
+        after: by `id` of a variable, what stands for its value after the update; a variable that is not in
+            it keeps the value that it has.
+        notes: of the optimizers whose update was called, in this order.
+    """
+
+    after: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
+    notes: list[GradientNotes] = dataclasses.field(default_factory=list)
+
+
+_TRACE: ContextVar[PushTrace | None] = ContextVar("unisono_push_trace", default=None)
+
+
+@contextlib.contextmanager
+def pushing(trace: PushTrace) -> Iterator[PushTrace]:
+    """Let updates of optimizers be noted in a block, in which a worker's program is traced.
+
+    Args:
+        trace: what notes them.
+    """
+    token = _TRACE.set(trace)
+    try:
+        yield trace
+    finally:
+        _TRACE.reset(token)
+
+
+class PushLayout(StateLayout):
+    """Variables lie on servers, which update them; a worker's program sends gradients.
+
+    Args:
+        mesh: the device of a worker.
+    """
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        super().__init__(mesh)
+        self._notes: weakref.WeakKeyDictionary[keras.Optimizer, GradientNotes] = weakref.WeakKeyDictionary()
+
+    @property
+    def pushes(self) -> bool:
+        """Whether `update` notes gradients: where a program for workers is traced."""
+        return _TRACE.get() is not None
+
+    def splits_update(self, values: Sequence[Any]) -> bool:
+        """Return whether `update` notes gradients."""
+        return self.pushes
+
+    def notes_of(self, optimizer: keras.Optimizer) -> GradientNotes:
+        """Return where the gradients of an optimizer are noted, the same at each call.
+
+        Args:
+            optimizer: built.
+        """
+        notes = self._notes.get(optimizer)
+        # Keras allows to build an optimizer again, for other variables.
+        if notes is None or len(notes.gradients) != len(trained_variables(optimizer)):
+            notes = self._notes[optimizer] = GradientNotes.of(optimizer)
+        return notes
+
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        values: Sequence[jax.Array],
+        weights: Sequence[jax.Array],
+        aggregate: Callable[[GradientReducer | None], Gradients],
+        apply: PureUpdate,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Note gradients, prepared for the servers; see `StateLayout.update`.
+
+        Raises:
+            UnsupportedError: for a second update by the same optimizer in one program.
+        """
+        trace, frame = _TRACE.get(), current_frame()
+        grads, trained = list(aggregate(None)), trained_variables(optimizer)
+        # Of wrong numbers Keras has its own errors.
+        fits = len(grads) == len(weights) == len(trained) and len(values) == len(optimizer.variables)
+        if trace is None or frame is None or not fits:
+            return apply(list(values), grads, list(weights))
+        notes = self.notes_of(optimizer)
+        if any(frame.scope.is_written(v) for v in notes.variables):
+            raise UnsupportedError(
+                "A step on a parameter-server cluster may call an optimizer once: its gradients go to the "
+                f"servers when the step is done. Received: a second update by {optimizer.name!r}. Schedule "
+                "a function for each update, or add up the gradients and apply them once."
+            )
+        given, extras = prepare_gradients(optimizer, grads, values)
+        # As an optimizer's update does first.
+        given = [
+            None if g is None else keras.ops.cast(g, stored_dtype(v))
+            for g, v in zip(given, trained, strict=True)
+        ]
+        pairs = [*zip(notes.gradients, given, strict=True)]
+        pairs += [(notes.extras[name], value) for name, value in extras.items()]
+        for note, value in pairs:
+            if value is not None:
+                frame.scope.add_update((note, value))
+        if notes not in trace.notes:
+            trace.notes.append(notes)
+        return _after(trace, trained, weights), _after(trace, optimizer.variables, values)
+
+
+def _after(
+    trace: PushTrace, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
+) -> list[jax.Array]:
+    return [trace.after.get(id(v), value) for v, value in zip(variables, values, strict=True)]

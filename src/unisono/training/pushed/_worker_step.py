@@ -1,0 +1,105 @@
+"""Keras' steps as programs of workers: `train_step`, `test_step` and `predict_step`, also a user's own.
+
+Tests: tests/virtual/training/pushed/test_worker_step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+
+from unisono._reads import NOT_IN_A_STEP
+from unisono._types import PyTree
+from unisono.step._program import Program, Run
+from unisono.step._scope import StateScope
+from unisono.training.pushed._worker_program import WorkerProgram, array_specs, make_program, push_layout_of
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+
+class WorkerStep:
+    """The programs of one of a model's steps: one for each shape of a batch.
+
+    Args:
+        model: built and compiled in the strategy's scope, its optimizer built.
+        strategy: of one replica, with a `PushLayout`.
+        task: which step.
+        platforms: on which workers compute, by JAX's names.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: ReplicatedStrategy,
+        task: TrainerTask,
+        platforms: Sequence[str] = ("cpu",),
+    ) -> None:
+        self._model, self._task, self._platforms = model, task, tuple(platforms)
+        self._step = TrainerStep(model, strategy, task)
+        self._layout = push_layout_of(strategy)
+        self._programs: dict[Hashable, WorkerProgram] = {}
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were made."""
+        return len(self._programs)
+
+    def program(self, batch: PyTree) -> WorkerProgram:
+        """Return the program for batches like this one.
+
+        Args:
+            batch: host arrays, or their shapes and types.
+        """
+        lists = variables_of(self._model, self._task)
+        leaves, structure = jax.tree.flatten(batch)
+        arrays = array_specs(leaves)
+        # A layer that was frozen changes the lists: its weights move to another one.
+        key = (
+            structure,
+            tuple((spec.shape, str(spec.dtype)) for spec in arrays),
+            tuple(tuple(map(id, variables)) for variables in lists),
+        )
+        if key not in self._programs:
+            self._programs[key] = self._make(lists, structure, arrays)
+        return self._programs[key]
+
+    def _make(
+        self,
+        lists: Sequence[list[keras.Variable]],
+        structure: jax.tree_util.PyTreeDef,
+        arrays: Sequence[jax.ShapeDtypeStruct],
+    ) -> WorkerProgram:
+        variables = [v for part in lists for v in part]
+        trains = self._task is TrainerTask.TRAIN
+        notes = [self._layout.notes_of(self._model.optimizer)] if trains else []
+
+        def body(values: list[Any], leaves: list[Any]) -> tuple[Any, Mapping[int, Any]]:
+            return self._traced(lists, values, jax.tree.unflatten(structure, leaves))
+
+        return make_program(body, variables, notes, arrays, self._platforms)
+
+    def _traced(
+        self, lists: Sequence[list[keras.Variable]], values: list[Any], batch: PyTree
+    ) -> tuple[Any, Mapping[int, Any]]:
+        variables = [v for part in lists for v in part]
+        rest = iter(values)
+        state = tuple([next(rest) for _ in part] for part in lists)
+        program = Program(
+            [lambda: self._step.whole(state, batch)],
+            [lambda: StateScope(zip(variables, values, strict=True))],
+            [lambda _: None],
+            NOT_IN_A_STEP,
+        )
+        (logs, new), frame = Run(program).complete(0)
+        # What code assigned outside of Keras' own scopes, and the gradients; then what the step returned.
+        written = {key: frame.scope.state_mapping[key] for key in frame.scope.written}
+        for part, old, values_after in zip(lists, state, new, strict=True):
+            for variable, before, value in zip(part, old, values_after, strict=True):
+                if value is not before:
+                    written[id(variable)] = value
+        return logs, written

@@ -1,0 +1,121 @@
+"""A variable whose value lies on servers is read, assigned and saved as any other."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono.step._held_value import HeldValue
+from unisono.step._keras_internals import stored_value
+from unisono.training.pushed._held import OnServers, bring_home, hold_on_servers
+
+
+class Server:
+    """Values by variable, and the paths of those that were read and written."""
+
+    def __init__(self):
+        self.values, self.read_paths, self.written_paths = {}, [], []
+
+    def read(self, variable):
+        self.read_paths.append(variable.path)
+        return self.values[id(variable)]
+
+    def write(self, variable, value):
+        self.written_paths.append(variable.path)
+        self.values[id(variable)] = np.asarray(value)
+
+    def take(self, variables):
+        for variable in variables:
+            value = hold_on_servers(variable, self.read, self.write)
+            self.values[id(variable)] = np.asarray(value)
+
+
+@pytest.fixture
+def model():
+    with unisono.OneDeviceStrategy("cpu:0").scope():
+        inputs = keras.Input((3,))
+        outputs = keras.layers.BatchNormalization()(keras.layers.Dense(2)(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_reads_and_writes_go_to_the_servers(model):
+    before = model.get_weights()
+    server = Server()
+    server.take(model.variables)
+    for got, value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(got, value)
+    kernel = model.trainable_variables[0]
+    # Reading, then writing.
+    kernel.assign_add(np.ones((3, 2)))
+    np.testing.assert_allclose(server.values[id(kernel)], before[0] + 1)
+    assert server.written_paths == [kernel.path]
+    assert isinstance(stored_value(kernel), OnServers)
+    model.set_weights(before)
+    np.testing.assert_array_equal(server.values[id(kernel)], before[0])
+    server.values[id(kernel)] = np.zeros((3, 2), "float32")
+    assert not kernel.numpy().any()
+
+
+def test_what_needs_no_value_asks_no_server(model):
+    server = Server()
+    server.take(model.variables)
+    held = stored_value(model.trainable_variables[0])
+    assert isinstance(held, HeldValue)
+    assert not held.is_deleted()
+    assert (held.shape, held.dtype, held.ndim) == ((3, 2), np.float32, 2)
+    assert model.count_params() == 16
+    assert "on servers" in repr(held)
+    assert not server.read_paths
+
+
+def test_a_wrong_assignment_changes_nothing(model):
+    server = Server()
+    server.take(model.variables)
+    kernel = model.trainable_variables[0]
+    with pytest.raises(ValueError, match="shape"):
+        kernel.assign(np.zeros((2, 2)))
+    with keras.StatelessScope() as scope:
+        kernel.assign(np.zeros((3, 2)))
+        assert not np.asarray(kernel.value).any()
+    assert scope.get_current_value(kernel) is not None
+    assert isinstance(stored_value(kernel), OnServers)
+    assert not server.written_paths
+    # Keras' loop takes a variable's value and puts it back.
+    held = stored_value(kernel)
+    kernel.assign(held)
+    assert stored_value(kernel) is held
+    assert not server.written_paths
+
+
+def test_a_model_is_saved_and_copied_with_the_servers_values(model, tmp_path):
+    server = Server()
+    server.take([*model.variables, *model.optimizer.variables])
+    kernel = model.trainable_variables[0]
+    server.values[id(kernel)] = np.full((3, 2), 7, "float32")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for got, variable in zip(loaded.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(got, server.values[id(variable)])
+    twin = copy.deepcopy(kernel)
+    assert not isinstance(stored_value(twin), HeldValue)
+    np.testing.assert_array_equal(twin, np.full((3, 2), 7))
+    bring_home(kernel)
+    assert not isinstance(stored_value(kernel), HeldValue)
+    kernel.assign(np.ones((3, 2)))
+    assert (server.values[id(kernel)] == 7).all()
+
+
+def test_a_metric_gives_the_servers_result():
+    with unisono.OneDeviceStrategy("cpu:0").scope():
+        mean = keras.metrics.Mean()
+    server = Server()
+    server.take(mean.variables)
+    server.values.update({id(v): np.float32(x) for v, x in zip(mean.variables, (6, 4), strict=True)})
+    assert float(mean.result()) == 1.5
+    mean.reset_state()
+    assert all(value == 0 for value in server.values.values())

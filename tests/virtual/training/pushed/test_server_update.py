@@ -1,0 +1,171 @@
+"""An optimizer's update, divided over servers, gives the numbers of Keras' own update."""
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.virtual.training.pushed._dict_cluster import DictCluster
+from unisono.training.pushed._preparation import prepare_gradients
+from unisono.training.pushed._server_update import OptimizerUpdates
+
+#: XLA fuses a server's part of the update in another way than the whole of it: a few units in the last place
+#: of float32 for each of the steps.
+CLOSE = {"rtol": 2e-6, "atol": 2e-7}
+
+K = keras.optimizers
+OPTIMIZERS = {
+    "SGD": lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda: K.Adam(0.01, amsgrad=True),
+    "AdamW": lambda: K.AdamW(K.schedules.ExponentialDecay(0.01, 2, 0.5), weight_decay=0.1),
+    "Adafactor": lambda: K.Adafactor(0.01),
+    "Lion": lambda: K.Lion(0.003, clipnorm=0.05),
+    "Nadam": lambda: K.Nadam(0.01),
+    "RMSprop": lambda: K.RMSprop(0.01, momentum=0.5, centered=True, clipvalue=0.01),
+    "Ftrl": lambda: K.Ftrl(0.1, l2_regularization_strength=0.01),
+    "Muon": lambda: K.Muon(0.01),
+    "Lamb": lambda: K.Lamb(0.01),
+    "global_clipnorm": lambda: K.Adam(0.01, global_clipnorm=0.2, loss_scale_factor=4.0),
+    "ema": lambda: K.SGD(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2),
+    "accumulation": lambda: K.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.05),
+    "loss_scale": lambda: K.LossScaleOptimizer(
+        K.Adam(0.01, global_clipnorm=0.2), 8.0, dynamic_growth_steps=2
+    ),
+    "multi": lambda: K.MultiOptimizer(
+        K.OptimizerMap(K.SGD(0.1), {"kernel": K.Adam(0.01, global_clipnorm=0.1)})
+    ),
+}
+
+SHAPES = {"kernel": (4, 3), "bias": (3,), "table": (5, 2)}
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    return [keras.Variable(rng.normal(size=s).astype("float32"), name=n) for n, s in SHAPES.items()]
+
+
+def built(name):
+    variables = weights()
+    optimizer = OPTIMIZERS[name]()
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def gradients(step, scale=1.0):
+    rng = np.random.default_rng(step + 1)
+    return [np.float32(scale) * rng.normal(size=s).astype("float32") for s in SHAPES.values()]
+
+
+def push(cluster, optimizer, grads):
+    """What a worker and the servers do with gradients."""
+    values = [cluster.read(v) for v in optimizer.variables]
+    given, extras = prepare_gradients(optimizer, list(map(jax.numpy.asarray, grads)), values)
+    trained = cluster.updates[id(optimizer)].trained
+    pushed = {(id(optimizer), id(v)): g for v, g in zip(trained, given, strict=True) if g is not None}
+    pushed |= {(id(optimizer), n): x for n, x in extras.items()}
+    present = tuple(g is not None for g in given)
+    cluster.update(optimizer, present, pushed)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_servers_update_as_keras_does(name):
+    optimizer, variables = built(name)
+    cluster = DictCluster(variables, [optimizer], 2)
+    values, trained = [v.value for v in optimizer.variables], [v.value for v in variables]
+    update = jax.jit(optimizer.stateless_apply)
+    for step in range(4):
+        # In the third step a scaled loss overflows.
+        grads = gradients(step, np.inf if name == "loss_scale" and step == 2 else 1.0)
+        push(cluster, optimizer, grads)
+        trained, values = update(values, grads, trained)
+    for variable, value in zip([*variables, *optimizer.variables], [*trained, *values], strict=True):
+        for home in cluster.homes[id(variable)]:
+            np.testing.assert_allclose(
+                cluster.servers[home][id(variable)], value, **CLOSE, err_msg=variable.path
+            )
+
+
+def test_slots_lie_beside_their_variable_and_counters_everywhere():
+    optimizer, _ = built("Adam")
+    homes = OptimizerUpdates(optimizer).homes([0, 1, 2])
+    named = {v.path.rpartition("/")[2]: sorted(h) for v, h in zip(optimizer.variables, homes, strict=True)}
+    assert named == {
+        "iteration": [0, 1, 2],
+        "learning_rate": [0, 1, 2],
+        **{f"kernel_{slot}": [0] for slot in ("momentum", "velocity", "velocity_hat")},
+        **{f"bias_{slot}": [1] for slot in ("momentum", "velocity", "velocity_hat")},
+        **{f"table_{slot}": [2] for slot in ("momentum", "velocity", "velocity_hat")},
+    }
+
+
+def test_a_server_takes_and_gives_only_its_own():
+    optimizer, (kernel, bias, table) = built("AdamW")
+    update = OptimizerUpdates(optimizer).program(1, [0, 1, 1])
+    assert [v.path for v in update.gradients] == [bias.path, table.path]
+    assert kernel.path not in " ".join(v.path for v in (*update.reads, *update.writes))
+    assert optimizer.iterations.path in [v.path for v in update.writes]
+    fixed = OptimizerUpdates(built("SGD")[0]).program(0, [0, 1, 1])
+    # The learning rate is read, and stays as it is.
+    assert "learning_rate" in " ".join(v.path for v in fixed.reads)
+    assert "learning_rate" not in " ".join(v.path for v in fixed.writes)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_variables_without_a_gradient_are_skipped_with_keras_warning(name):
+    optimizer, variables = built(name)
+    cluster = DictCluster(variables, [optimizer], 2)
+    grads = gradients(0)
+    grads[1] = None
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['bias'\]"):
+        expected, values = optimizer.stateless_apply(
+            [v.value for v in optimizer.variables], grads, [v.value for v in variables]
+        )
+    given, _ = prepare_gradients(optimizer, grads, [v.value for v in optimizer.variables])
+    assert [g is None for g in given] == [False, True, False]
+    pushed = {(id(optimizer), id(v)): g for v, g in zip(variables, given, strict=True) if g is not None}
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        cluster.update(optimizer, (True, False, True), pushed)
+    for variable, value in zip([*variables, *optimizer.variables], [*expected, *values], strict=True):
+        np.testing.assert_allclose(cluster.read(variable), value, **CLOSE, err_msg=variable.path)
+
+
+def test_no_gradient_at_all_is_keras_error():
+    optimizer, _ = built("SGD")
+    with pytest.raises(ValueError, match="No gradients provided"):
+        OptimizerUpdates(optimizer).program(0, [0, 0, 0], [False] * 3)
+
+
+def test_norm_of_accumulated_gradients_needs_one_server():
+    optimizer = K.SGD(0.1, gradient_accumulation_steps=2, global_clipnorm=0.1)
+    optimizer.build(weights())
+    with pytest.raises(unisono.UnsupportedError, match=r"SGD.*Use one parameter server"):
+        OptimizerUpdates(optimizer).program(0, [0, 1, 1])
+    assert len(OptimizerUpdates(optimizer).program(0, [0, 0, 0]).gradients) == 3
+
+
+def test_an_optimizer_that_mixes_variables_is_refused():
+    class Mean(K.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            others = [keras.ops.mean(v) for v in self._trainable_variables]
+            super().update_step(gradient + sum(others), variable, learning_rate)
+
+    optimizer = Mean(0.1, momentum=0.9)
+    optimizer.build(weights())
+    with pytest.raises(unisono.UnsupportedError, match=r"several parameter servers.*Mean"):
+        OptimizerUpdates(optimizer).program(0, [0, 1, 1])
+
+
+def test_an_unbuilt_optimizer_is_refused():
+    with pytest.raises(unisono.InvalidArgumentError, match="must be built"):
+        OptimizerUpdates(K.SGD(0.1))
+
+
+def test_the_update_leaves_the_optimizer_as_it_was():
+    optimizer, _ = built("loss_scale")
+    OptimizerUpdates(optimizer).program(0, [0, 0, 0])
+    inner = optimizer.inner_optimizer
+    assert not {"stateless_apply", "_clip_gradients", "check_finite"} & {*vars(inner), *vars(optimizer)}
+    other = built("global_clipnorm")[0]
+    OptimizerUpdates(other).program(0, [0, 0, 0])
+    assert other.loss_scale_factor == 4.0

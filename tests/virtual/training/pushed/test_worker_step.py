@@ -1,0 +1,290 @@
+"""Keras' steps as programs of workers, with dictionaries as servers: the numbers of one device."""
+
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.virtual.training.pushed._dict_cluster import DictStrategy, cluster_of, trained
+from unisono.training.pushed._worker_step import WorkerStep
+from unisono.training.trainer._trainer_step import TrainerTask
+
+L, K = keras.layers, keras.optimizers
+
+#: Gradients and update are two programs here and one in Keras, which XLA fuses in other ways: a few units in
+#: the last place of float32 for each of the steps.
+CLOSE = {"rtol": 2e-5, "atol": 1e-6}
+
+
+def mlp():
+    model = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.Dense(3)])
+    return model, K.SGD(0.1, momentum=0.9)
+
+
+def cnn():
+    layers = [L.Conv2D(4, 3, activation="relu"), L.BatchNormalization(), L.MaxPooling2D(), L.Flatten()]
+    model = keras.Sequential([keras.Input((6, 1)), L.Reshape((6, 1, 1)), L.ZeroPadding2D((0, 2))])
+    for layer in [*layers, L.Dropout(0.4), L.Dense(8), L.Dropout(0.2), L.Dense(3)]:
+        model.add(layer)
+    return model, K.AdamW(K.schedules.ExponentialDecay(0.01, 2, 0.5), global_clipnorm=0.5)
+
+
+def frozen():
+    model = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.BatchNormalization(), L.Dense(3)])
+    model.layers[0].trainable = False
+    return model, K.Adam(0.01, clipnorm=0.1)
+
+
+class Custom(keras.Model):
+    """A `train_step` of its own, which adds noise to the gradients and counts its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seeds = L.Dense(3), keras.random.SeedGenerator(4)
+        self.steps = self.add_weight(shape=(), dtype="int32", trainable=False, name="steps")
+        self.last = self.add_weight(shape=(), trainable=False, name="last")
+        self.dense.build((None, 6))
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, state, data):
+        trainable, fixed, optimizer, metrics = state
+        x, y = data
+
+        def loss_of(trainable):
+            y_pred, _ = self.stateless_call(trainable, fixed, x)
+            return jnp.mean(self.loss(y, y_pred))
+
+        loss, grads = jax.value_and_grad(loss_of)(trainable)
+        pairs = zip(self.non_trainable_variables, fixed, strict=True)
+        with keras.StatelessScope(pairs) as scope:
+            noise = keras.random.normal((3,), seed=self.seeds)
+            self.steps.assign_add(1)
+            self.last.assign(loss)
+        grads = [grads[0], grads[1] + 0.01 * noise]
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
+        new = [scope.get_current_value(v) for v in self.non_trainable_variables]
+        return {"loss": loss}, (trainable, new, optimizer, metrics)
+
+
+MODELS = {
+    "mlp": (mlp, 1),
+    "cnn": (cnn, 2),
+    "frozen": (frozen, 3),
+    "custom": (lambda: (Custom(), K.Adafactor(0.05)), 2),
+    "scaled": (lambda: (mlp()[0], K.LossScaleOptimizer(K.Lion(0.01), 16.0, dynamic_growth_steps=2)), 2),
+}
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(29, 6)).astype("float32"), rng.integers(0, 3, 29).astype("int32")
+    # The last one is smaller.
+    return [(x[i : i + 8], y[i : i + 8]) for i in range(0, 29, 8)]
+
+
+def compiled(make):
+    keras.utils.set_random_seed(1)
+    model, optimizer = make()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    model.optimizer.build(model.trainable_variables)
+    # Keras makes the metrics' variables with the first batch.
+    x, y = (keras.KerasTensor(a.shape, str(a.dtype)) for a in batches()[0])
+    model._symbolic_build(data_batch=(x, y))
+    return model
+
+
+def compiled_in(strategy, make):
+    with strategy.scope():
+        return compiled(make)
+
+
+def plain_training(make):
+    """The logs of each step and the variables at the end, of Keras itself."""
+    model, found = compiled(make), []
+
+    class Logs(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            found.append(dict(logs))
+
+    given = batches()
+    x, y = (np.concatenate([b[i] for b in given]) for i in range(2))
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Logs()])
+    return found, [np.asarray(v.value) for v in [*model.variables, *model.optimizer.variables]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_one_device(name):
+    make, num_servers = MODELS[name]
+    expected, values = plain_training(make)
+    strategy = DictStrategy()
+    model = compiled_in(strategy, make)
+    logs, cluster, step = trained(model, strategy, batches(), num_servers)
+    for ours, theirs in zip(logs, expected, strict=True):
+        assert set(ours) == set(theirs)
+        for key, value in theirs.items():
+            np.testing.assert_allclose(ours[key], value, **CLOSE, err_msg=key)
+    for variable, expected in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+        # Counters and random states are equal.
+        close = {} if np.issubdtype(expected.dtype, np.integer) else CLOSE
+        np.testing.assert_allclose(
+            cluster.read(variable), expected, **{"rtol": 0, "atol": 0, **close}, err_msg=variable.path
+        )
+    # One for the batches of 8 rows, and one for the last.
+    assert step.num_programs == 2
+    assert step.program(batches()[1]) is step.program(batches()[0])
+
+
+def test_a_program_takes_only_what_it_reads():
+    strategy = DictStrategy()
+    model = compiled_in(strategy, frozen)
+    batch = batches()[0]
+    train = WorkerStep(model, strategy, TrainerTask.TRAIN).program(batch)
+    names = [v.path for v in train.reads]
+    assert not [n for n in names if "momentum" in n or "velocity" in n or "learning_rate" in n]
+    # A frozen layer is read, and gets nothing.
+    assert model.layers[0].kernel.path in names
+    assert id(model.layers[0].kernel) not in {id(v) for _, v in train.gradients}
+    moving = {model.layers[1].moving_mean.path, model.layers[1].moving_variance.path}
+    assert moving <= {v.path for v in train.adds}
+    assert not train.assigns
+    assert not train.streams
+    predict = WorkerStep(model, strategy, TrainerTask.PREDICT).program(batch)
+    # The targets are left out.
+    assert predict.arrays == (0,)
+    assert train.arrays == (0, 1)
+    assert {id(v) for v in predict.reads} == {id(v) for v in model.weights}
+    assert not (predict.gradients)
+    assert not (predict.adds)
+    assert not (predict.assigns)
+
+
+def test_evaluate_and_predict_are_those_of_one_device():
+    strategy = DictStrategy()
+    plain, model = compiled(cnn), compiled_in(strategy, cnn)
+    cluster = cluster_of(model, 2)
+    test = WorkerStep(model, strategy, TrainerTask.TEST)
+    predict = WorkerStep(model, strategy, TrainerTask.PREDICT)
+    for batch in batches():
+        logs = cluster.run(test.program(batch), jax.tree.leaves(batch))
+        outputs = cluster.run(predict.program(batch), jax.tree.leaves(batch))
+        np.testing.assert_allclose(outputs, plain.predict_on_batch(batch[0]), **CLOSE)
+    x, y = (np.concatenate([b[i] for b in batches()]) for i in range(2))
+    theirs = plain.evaluate(x, y, batch_size=8, return_dict=True, verbose=0)
+    assert set(logs) == set(theirs)
+    for key, value in theirs.items():
+        np.testing.assert_allclose(logs[key], value, **CLOSE)
+
+
+def test_each_run_has_dropout_masks_of_its_own():
+    def make():
+        model = keras.Sequential([keras.Input((6,)), L.Dropout(0.5, seed=3), L.Dense(3)])
+        return model, K.SGD(0.1)
+
+    strategy = DictStrategy()
+    model = compiled_in(strategy, make)
+    program = WorkerStep(model, strategy, TrainerTask.TRAIN).program(batches()[0])
+    (stream,) = program.streams
+    np.testing.assert_array_equal(stream.increment, [0, 1])
+    state = np.asarray(stream.variable.value)
+    np.testing.assert_array_equal(stream.advanced(state), [3, 1])
+    cluster = cluster_of(model, 1)
+    first, *others = (cluster.compute(program, batches()[0])[0] for _ in range(3))
+    assert all((first != other).any() for other in others)
+    # A repeated run gets the same state.
+    cluster.servers[0][id(stream.variable)] = state
+    np.testing.assert_array_equal(cluster.compute(program, batches()[0])[0], first)
+
+
+class Broken(Custom):
+    """A training step that no worker can run by itself.
+
+    Args:
+        fault: what it does.
+    """
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def train_step(self, state, data):
+        trainable, fixed, optimizer, metrics = state
+        grads = [jnp.ones_like(w) for w in trainable]
+        if self.fault == "draws":
+            pairs = zip(self.non_trainable_variables, fixed, strict=True)
+            with keras.StatelessScope(pairs) as scope:
+                self.seeds.state.assign(self.seeds.state + keras.ops.cast(data[0][0, 0], "uint32"))
+            fixed = [scope.get_current_value(v) for v in self.non_trainable_variables]
+        new, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
+        logs = {"loss": jnp.zeros(())}
+        if self.fault == "reads":
+            logs["norm"] = jnp.linalg.norm(new[0])
+        if self.fault == "twice":
+            new, optimizer = self.optimizer.stateless_apply(optimizer, grads, new)
+        if self.fault == "prints":
+            jax.debug.print("{}", trainable[0])
+        return logs, (new, fixed, optimizer, metrics)
+
+
+FAULTS = {
+    "reads": r"cannot read them after.*/kernel",
+    "twice": "call an optimizer once",
+    "draws": "same number of random values",
+    "prints": "must not call Python",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_no_worker_can_do_is_refused(fault):
+    strategy = DictStrategy()
+    model = compiled_in(strategy, lambda: (Broken(fault), K.SGD(0.1)))
+    with pytest.raises(unisono.UnsupportedError, match=FAULTS[fault]):
+        WorkerStep(model, strategy, TrainerTask.TRAIN).program(batches()[0])
+
+
+def test_a_strategy_without_servers_is_refused():
+    strategy = unisono.OneDeviceStrategy("cpu:0")
+    model = compiled_in(strategy, mlp)
+    with pytest.raises(unisono.UnsupportedError, match="variables lie on servers"):
+        WorkerStep(model, strategy, TrainerTask.TRAIN)
+
+
+#: Runs programs as a worker and a server do, which have neither Keras nor the user's code.
+ALONE = """
+import pickle, sys
+import jax, jax.export, numpy
+jax.config.update("jax_platforms", "cpu")
+jobs = pickle.load(open(sys.argv[1], "rb"))
+found = []
+for blob, given in jobs:
+    found.append([numpy.asarray(x) for x in jax.export.deserialize(bytearray(blob)).call(*given)])
+assert "keras" not in sys.modules and "unisono" not in sys.modules
+pickle.dump(found, open(sys.argv[1] + ".out", "wb"))
+"""
+
+
+def test_a_process_without_keras_runs_the_programs(tmp_path):
+    strategy = DictStrategy()
+    model = compiled_in(strategy, cnn)
+    batch = batches()[0]
+    program = WorkerStep(model, strategy, TrainerTask.TRAIN).program(batch)
+    cluster = cluster_of(model, 2)
+    update = cluster.update_program(0, model.optimizer, program.has_gradient(model.optimizer))
+    given = [*map(cluster.read, program.reads), *(cluster.read(s.variable) for s in program.streams)]
+    of_update = [np.full(spec.shape, 0.5, spec.dtype) for spec in update.specs]
+    path = tmp_path / "jobs"
+    path.write_bytes(pickle.dumps([(program.blob, [*given, *batch]), (update.blob, of_update)]))
+    subprocess.run([sys.executable, "-c", ALONE, str(path)], check=True, timeout=300)
+    found = pickle.loads((tmp_path / "jobs.out").read_bytes())
+    for ours, theirs in zip(cluster.compute(program, batch), found[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    assert [x.shape for x in found[1]] == [tuple(v.shape) for v in update.writes]
