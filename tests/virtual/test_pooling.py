@@ -28,6 +28,9 @@ SHAPES = {
     "three dimensions": ((2, 5, 6, 4, 3), (2, 2, 2), (2, 2, 2), "SAME"),
     "one row": ((1, 2, 2, 1), (2, 2), (2, 2), "VALID"),
     "no rows": ((0, 4, 4, 2), (2, 2), (2, 2), "VALID"),
+    "a window larger than the input": ((2, 3, 1, 2), (2, 4), (2, 4), "VALID"),
+    "a larger window that overlaps": ((2, 3, 9, 2), (5, 2), (1, 1), "VALID"),
+    "no columns": ((2, 4, 0, 2), (2, 3), (1, 2), "VALID"),
 }
 KINDS = ("ties", "float32", "odd numbers", "float64", "bfloat16", "min")
 #: Shapes that are tried with all kinds: one for each way to compute. Others with ties.

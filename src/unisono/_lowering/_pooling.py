@@ -67,6 +67,9 @@ def pooling_gradient(
     ... )
     Array([ 1.,  0.,  0., 10.], dtype=float32)
     """
+    if not source.size:
+        # No window has a place, as in an input smaller than the window.
+        return jnp.zeros_like(operand)
     worst = _worst(operand.dtype, select_prim is lax.ge_p)
     padded = lax.pad(operand, worst, [(low, high, 0) for low, high in padding])
     windows = _PoolWindows(padded.shape, source.shape, tuple(window_strides), tuple(window_dimensions))

@@ -213,6 +213,8 @@ class FitBackup:
                 _LOG.warning("%s continues with the argument of the program: %s.", name, text)
         self._watching.batches = self._saved_at = progress.batches
         self._watching.first_of_run = progress.first_of_run
+        # The first batch may be the ragged last one of its epoch.
+        self._watching.usual_rows = progress.usual_rows
         # What an epoch ends with if all its batches were done before.
         self._watching.logs = logs
         self._random.set_state(progress.random)
@@ -312,6 +314,7 @@ class FitBackup:
             batches=self._watching.batches,
             first_of_run=self._watching.first_of_run or [],
             first_of_epoch=self._watching.first,
+            usual_rows=self._watching.usual_rows,
             random=self._random.get_state(),
             data=self._data.state_after(self._watching.used),
             callbacks=[state_of(c, m) for c, m in zip(self._remembering, self._made, strict=True)],

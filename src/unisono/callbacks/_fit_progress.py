@@ -38,6 +38,7 @@ class Progress:
         data_facts: what the data looks like, to notice other data.
         first_of_run: the fingerprint of the first batch of all.
         first_of_epoch: the fingerprint of the first batch of the running epoch, or of the one just ended.
+        usual_rows: how many rows the batches have, but for a ragged last one; None where no size is usual.
     """
 
     epoch: int = 0
@@ -52,6 +53,7 @@ class Progress:
     data_facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     first_of_run: list[str] = dataclasses.field(default_factory=list)
     first_of_epoch: list[str] = dataclasses.field(default_factory=list)
+    usual_rows: int | None = None
 
 
 def snapshot_of(

@@ -9,6 +9,7 @@ Tests: tests/unit/checkpoint/test_safetensors.py.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,22 +96,40 @@ def load(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
+            room = path.stat().st_size - 8 - size
+            if room < 0:
+                raise ValueError(f"a header of {size} bytes in a shorter file")
             header = json.loads(file.read(size))
             header.pop(_METADATA, None)
             found = {}
             for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                begin = _begin_of(name, entry, room)
                 array = np.empty(entry["shape"], jnp.dtype(_TYPES[entry["dtype"]]))
-                begin, end = entry["data_offsets"]
                 file.seek(8 + size + begin)
-                if array.nbytes != end - begin or file.readinto(_bytes_of(array)) != array.nbytes:
-                    raise ValueError(f"{name} has {end - begin} bytes instead of {array.nbytes}")
+                if file.readinto(_bytes_of(array)) != array.nbytes:
+                    raise ValueError(f"the file ends within {name}")
                 found[name] = array
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"The arrays of a checkpoint must be readable. Received: {error} at {path}. "
             "Restore an earlier one."
         ) from error
     return found
+
+
+def _begin_of(name: str, entry: dict[str, Any], room: int) -> int:
+    """Return where an array begins, and check that it is there before memory is taken for it.
+
+    Raises:
+        ValueError: when it is not, or its size is not that of its shape.
+    """
+    begin, end = entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in [begin, end, *entry["shape"]]):
+        raise ValueError(f"{name} has the shape {entry['shape']}, at {begin} to {end}")
+    size = math.prod(entry["shape"]) * jnp.dtype(_TYPES[entry["dtype"]]).itemsize
+    if end - begin != size or end > room:
+        raise ValueError(f"{name} has {size} bytes, at {begin} to {end} of {room}")
+    return int(begin)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

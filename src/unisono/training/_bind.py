@@ -55,7 +55,7 @@ from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.trainer._batch_policy import build_sequential
-from unisono.training.trainer._protocol import StepFunction, begin_call
+from unisono.training.trainer._protocol import StepFunction, set_usual_rows, usual_rows_of
 from unisono.training.trainer._run_ahead_of_loop import (
     batch_end_of,
     begin_of,
@@ -223,11 +223,11 @@ def _guarded(name: str) -> Wrapper:
                 )
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in _FUNCTION_OF:
-            begin_call(getattr(self, _FUNCTION_OF[name]))
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
-        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), allowed:
+        sized = _with_own_batch_size(self, name)
+        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), sized, allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict"):
@@ -235,6 +235,18 @@ def _guarded(name: str) -> Wrapper:
             return _with_errors(original(self, *args, **kwargs))
 
     return method
+
+
+@contextlib.contextmanager
+def _with_own_batch_size(model: keras.Model, name: str) -> Iterator[None]:
+    """Let the first batch of a call say which size is usual, also where a callback calls `fit` in `fit`."""
+    attribute = _FUNCTION_OF.get(name, "")
+    before = usual_rows_of(getattr(model, attribute, None))
+    set_usual_rows(getattr(model, attribute, None), None)
+    try:
+        yield
+    finally:
+        set_usual_rows(getattr(model, attribute, None), before)
 
 
 def _with_errors(result: Result) -> Result:

@@ -81,12 +81,34 @@ def test_a_cut_file_is_an_error(tmp_path, cut):
         {"dtype": "F7", "shape": [1], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [1]},
+        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]},
+        {"dtype": "F32", "shape": [1 << 70], "data_offsets": [0, 1 << 72]},
+        {"dtype": "F32", "shape": [0, 1 << 70], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+        {"dtype": "F32", "shape": [0], "data_offsets": [1 << 70, 1 << 70]},
         ["F32"],
     ],
 )
 def test_a_wrong_header_is_an_error(tmp_path, entry):
     header = json.dumps({"a": entry}).encode()
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(CheckpointError, match="must be readable"):
+        load(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 8 + b"{}",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        (9999).to_bytes(8, "little") + b"[" * 9999,
+    ],
+    ids=["2^64 bytes", "2^40 bytes", "deep"],
+)
+def test_no_memory_is_taken_for_what_is_not_in_the_file(tmp_path, content):
+    """Such as the 2^63 bytes of a damaged header."""
+    (tmp_path / "file").write_bytes(content)
     with pytest.raises(CheckpointError, match="must be readable"):
         load(tmp_path / "file")
 

@@ -7,10 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+import unisono
 from unisono import CheckpointMismatchError
 from unisono.callbacks import BackupAndRestore
 from unisono.callbacks._counting_train_function import mute
 from unisono.data import Dataset
+from unisono.training.trainer._batch_policy import Mode
 
 
 class Stop(keras.callbacks.Callback):
@@ -146,3 +148,28 @@ def test_hooks_of_a_lambda_callback_are_called_again_after_it_was_mute():
     unmute()
     callback.on_train_batch_end(1, {})
     assert seen == [1]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(13, 5), (11, 4)])
+def test_a_run_that_resumes_before_a_ragged_last_batch_has_the_bits_of_another(tmp_path, rows, size):
+    """It takes this batch for what it is, and not for one of the usual size."""
+    x = np.random.default_rng(0).normal(size=(rows, 33)).astype("float32")
+
+    def weights(after):
+        keras.utils.set_random_seed(0)
+        with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            model = keras.Sequential(
+                [keras.Input((33,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)]
+            )
+            model.compile("adam", "mse")
+        backup = BackupAndRestore(tmp_path, save_freq=2)
+        model.fit(x, x[:, :1], batch_size=size, epochs=2, verbose=0, callbacks=[backup, Stop(after)])
+        modes = {key.mode for key in model.train_function._programs}
+        assert modes == {Mode.WHOLE, Mode.PADDED if size % 2 else Mode.SPLIT}
+        return model.get_weights()
+
+    expected = weights(99)
+    with pytest.raises(InterruptedError):
+        weights(3)
+    for a, b in zip(weights(99), expected, strict=True):
+        np.testing.assert_array_equal(a, b)

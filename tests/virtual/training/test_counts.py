@@ -46,6 +46,16 @@ def test_each_call_of_fit_has_its_own_usual_batch_size():
     assert [key.mode for key in model.train_function._programs] == [Mode.SPLIT, Mode.PADDED]
 
 
+def test_a_fit_within_fit_leaves_the_usual_batch_size_of_the_outer_one():
+    model = compiled()
+    x, y = digits()
+    inner = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epoch == 1 and model.fit(x[:66], y[:66], batch_size=33, verbose=0)
+    )
+    model.fit(x[:93], y[:93], batch_size=31, epochs=2, verbose=0, callbacks=[inner])
+    assert {key.mode for key in model.train_function._programs} == {Mode.PADDED}
+
+
 class HostReads(keras.callbacks.Callback):
     """What makes the host wait for a device array from the first batch to the end of the epoch."""
 

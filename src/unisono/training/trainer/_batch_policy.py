@@ -86,13 +86,10 @@ class BatchPolicy:
 
     def __init__(self, model: keras.Model, replicas: int) -> None:
         self._model, self._replicas = model, replicas
-        self._usual_rows: int | None = None
+        #: Of the running call; None until its first batch.
+        self.usual_rows: int | None = None
         self._can_pad: bool | None = None
         self._is_fixed: bool | None = None
-
-    def begin_call(self) -> None:
-        """Note that a call of `fit`, `evaluate` or `predict` begins, which may have another batch size."""
-        self._usual_rows = None
 
     def mode(self, rows: int) -> Mode:
         """Return how a batch with this number of rows reaches the replicas.
@@ -103,14 +100,14 @@ class BatchPolicy:
         replicas = self._replicas
         if self._is_fixed is None:
             self._is_fixed = replicas > 1 and self._has_one_size()
-        if self._usual_rows is None:
-            self._usual_rows = rows
+        if self.usual_rows is None:
+            self.usual_rows = rows
         if self._is_fixed:
             return Mode.WHOLE
         if rows % replicas == 0 and rows > 0:
             return Mode.SPLIT
         # A ragged last batch: to pad it would be a program of its own too, and only some models allow it.
-        if rows != self._usual_rows or rows < replicas:
+        if rows != self.usual_rows or rows < replicas:
             return Mode.WHOLE
         if self._can_pad is None:
             self._can_pad = self._decide_padding(rows, replicas)

@@ -6,7 +6,7 @@ convention; what else it can do, it shows by three attributes, which it may leav
 | attribute | who uses it | without it |
 |---|---|---|
 | `lookahead` | set while no callback sees single batches | each call of the function is one step |
-| `begin_call` | called before `fit`, `evaluate` and `predict` | it is not told |
+| `usual_rows` | None when `fit`, `evaluate` or `predict` begins; backups keep it | no size is usual |
 | `timer` | `callbacks.StepTimer` reads it | `StepTimer` rejects the model |
 
 A user's own `make_train_function` may return any other callable: hence functions instead of an
@@ -63,14 +63,24 @@ class TimedFunction(StepFunction, Protocol):
     timer: HostTimer
 
 
-def begin_call(function: Callable[..., object] | None) -> None:
-    """Tell a function that a call of `fit`, `evaluate` or `predict` begins, if it wants to know.
+def set_usual_rows(function: Callable[..., object] | None, rows: int | None) -> None:
+    """Set the usual batch size of the running call of `fit`, `evaluate` or `predict`, if a function has one.
 
     Args:
         function: of a model, as for `set_lookahead`; None where no call has made one yet.
+        rows: the size; None for that of the next batch.
     """
-    if function is not None and hasattr(function, "begin_call"):
-        function.begin_call()
+    if function is not None and hasattr(function, "usual_rows"):
+        function.usual_rows = rows
+
+
+def usual_rows_of(function: Callable[..., object] | None) -> int | None:
+    """Return the usual batch size of the running call; None where it is not known.
+
+    Args:
+        function: of a model, as for `set_usual_rows`.
+    """
+    return getattr(function, "usual_rows", None)
 
 
 def set_lookahead(function: Callable[..., object], lookahead: StepLookahead | None) -> None:

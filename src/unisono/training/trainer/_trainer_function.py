@@ -81,9 +81,14 @@ class TrainerFunction:
         """How many programs were compiled."""
         return len(self._programs)
 
-    def begin_call(self) -> None:
-        """Forget the usual batch size of the call before."""
-        self._policy.begin_call()
+    @property
+    def usual_rows(self) -> int | None:
+        """How many rows the batches of the running call have, but for a ragged last one."""
+        return self._policy.usual_rows
+
+    @usual_rows.setter
+    def usual_rows(self, value: int | None) -> None:
+        self._policy.usual_rows = value
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run as many batches as the model executes at once; Keras' convention."""
