@@ -15,6 +15,7 @@ Tests: tests/virtual/training/pushed/test_worker_step.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, pushing
+from unisono.training.pushed._server_update import slots_that_stay
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written.
 Body = Callable[[list[jax.Array], list[jax.Array]], tuple[UserValue, Mapping[int, jax.Array]]]
@@ -149,7 +151,12 @@ def make_program(
         UnsupportedError: for a step that no worker can run by itself.
     """
     trace = _StepTrace(body, variables, notes, arrays)
-    return _Programmed(trace, trace.closed()).program(platforms)
+    found = _Programmed(trace, trace.closed())
+    if found.read_afterwards:
+        # Only here, since it takes a trace of the update: what it does not change can be read after it.
+        trace.leave([slot for n in notes for slot in slots_that_stay(n.optimizer)])
+        found = _Programmed(trace, trace.closed())
+    return found.program(platforms)
 
 
 class _StepTrace:
@@ -164,10 +171,24 @@ class _StepTrace:
     ) -> None:
         self._body, self.variables, self.notes = body, list(variables), list(notes)
         self.updated = [v for n in notes for v in (*trained_variables(n.optimizer), *n.optimizer.variables)]
-        self.specs = [*map(_spec, self.variables), *map(_spec, self.updated), *arrays]
+        self._arrays = list(arrays)
         #: What the trace has written: variables, and places of gradients.
         self.written: list[keras.Variable] = []
         self.result = Result.parse(None)[0]
+
+    @property
+    def specs(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and types of all arguments."""
+        return [*map(_spec, self.variables), *map(_spec, self.updated), *self._arrays]
+
+    def leave(self, variables: Sequence[keras.Variable]) -> None:
+        """Let variables keep their values in updates.
+
+        Args:
+            variables: that no update changes.
+        """
+        kept = {id(v) for v in variables}
+        self.updated = [v for v in self.updated if id(v) not in kept]
 
     def closed(self) -> jex.ClosedJaxpr:
         """Return the traced step, from all arguments to the written values and the result's arrays."""
@@ -260,19 +281,37 @@ class _Programmed:
         states = [np.full(variable.shape, probe, np.uint32).astype(dtype) for probe in _PROBES]
         return [np.asarray(advance(state)[0]) - state for state in states]
 
+    @functools.cached_property
+    def _pushed(self) -> list[int]:
+        return [i for i, *_ in self.gradients] + [i for i, *_ in self.extras]
+
+    @functools.cached_property
+    def _results(self) -> list[int]:
+        return list(range(len(self._trace.written), len(self._closed.jaxpr.outvars)))
+
+    @functools.cached_property
+    def _needed(self) -> tuple[jex.ClosedJaxpr, list[int], dict[int, int]]:
+        """The part of the trace that a worker computes, its arguments, and the place of each output in it."""
+        # Results may share an array.
+        outputs = {*self._pushed, *self.adds, *self.assigns, *self._results}
+        count = len(self._closed.jaxpr.outvars)
+        closed, used = pruned(self._closed, [i in outputs for i in range(count)])
+        return closed, used, {number: at for at, number in enumerate(sorted(outputs))}
+
+    @property
+    def read_afterwards(self) -> list[keras.Variable]:
+        """What the step reads after an optimizer's update of it."""
+        first = len(self._trace.variables)
+        return [self._trace.updated[i - first] for i in self._needed[1] if first <= i < self._first_array]
+
     def program(self, platforms: Sequence[str]) -> WorkerProgram:
         """Return the program of what was found."""
-        count = len(self._closed.jaxpr.outvars)
-        pushed = [i for i, *_ in self.gradients] + [i for i, *_ in self.extras]
-        results = list(range(len(self._trace.written), count))
-        outputs = [*pushed, *self.adds, *self.assigns, *results]
-        # Results may share an array.
-        closed, used = pruned(self._closed, [i in set(outputs) for i in range(count)])
-        place = {number: at for at, number in enumerate(sorted(set(outputs)))}
+        self._check_reads()
+        closed, used, place = self._needed
+        pushed, results = self._pushed, self._results
         # What is added to a variable is the difference to its value: also where the trace does not need it.
         reads = {i for i in used if i < len(self._trace.variables)}
         reads |= {self._argument[id(self._trace.written[number])] for number in self.adds}
-        self._check_needs([i for i in used if i not in reads and i < self._first_array])
         given, streams, arrays = self._inputs(reads, used)
         taken = [*given, *(self._argument[id(s.variable)] for s in streams), *arrays]
         compute = jex.jaxpr_as_fun(closed)
@@ -317,10 +356,8 @@ class _Programmed:
             streams.append(changed.get(id(variables[i]), still))
         return given, streams, [i for i in used if i >= self._first_array]
 
-    def _check_needs(self, needed: Sequence[int]) -> None:
-        if needed:
-            count = len(self._trace.variables)
-            paths = sorted(self._trace.updated[i - count].path for i in needed)
+    def _check_reads(self) -> None:
+        if paths := sorted(v.path for v in self.read_afterwards):
             raise UnsupportedError(
                 "The servers update weights when a step is done: the step cannot read them after the "
                 f"optimizer's update. Received: a step that reads {', '.join(paths[:3])} afterwards. Read "

@@ -160,6 +160,28 @@ def test_two_optimizers_of_one_step_outside_of_run():
     np.testing.assert_allclose([cluster.read(a), cluster.read(b)], [0.8, 0.5], rtol=1e-6)
 
 
+def test_what_an_update_leaves_can_be_read_after_it():
+    strategy = DictStrategy()
+    with strategy.scope():
+        a, kept = unisono.Variable(1.0, name="a"), unisono.Variable(3.0, name="kept")
+        calls = unisono.Variable(
+            0.0, name="calls", synchronization="on_read", aggregation=unisono.VariableAggregation.SUM
+        )
+        optimizer = keras.optimizers.Adam(0.25)
+
+    def replica_fn():
+        optimizer.apply_gradients([(keras.ops.ones(()), a)])
+        calls.assign_add(1.0)
+        return optimizer.learning_rate + kept
+
+    made = FunctionSteps(strategy).program(lambda: strategy.run(replica_fn))
+    cluster = DictCluster([a, kept, calls], [optimizer], 1)
+    assert float(run(cluster, made, [])) == 3.25
+    assert float(run(cluster, made, [])) == 3.25
+    assert cluster.read(calls) == 2
+    np.testing.assert_allclose(cluster.read(a), 0.5, rtol=1e-4)
+
+
 def faults():
     strategy = DictStrategy()
     with strategy.scope():

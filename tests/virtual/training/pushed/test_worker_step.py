@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -142,6 +143,32 @@ def test_training_is_that_of_one_device(name):
     # One for the batches of 8 rows, and one for the last.
     assert step.num_programs == 2
     assert step.program(batches()[1]) is step.program(batches()[0])
+
+
+def test_a_program_is_found_by_the_shapes_of_the_batch_and_the_state():
+    strategy = DictStrategy()
+    model = compiled_in(strategy, mlp)
+    step = WorkerStep(model, strategy, TrainerTask.TRAIN)
+    first, *_, last = batches()
+    program = step.program(first, (4, 0, 6, 4))
+    assert step.program(first, (4, 0, 6, 4)) is step.program(first) is program
+    assert step.program(last, (4, 0, 6, 4)) is not program
+    as_specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
+    assert step.program(as_specs) is program
+    # A frozen layer, which Keras' lists of variables show.
+    model.layers[0].trainable = False
+    with pytest.raises(ValueError, match="trainable variables"):
+        step.program(first, (2, 2, 6, 4))
+
+
+def test_operations_are_lowered_as_in_this_process():
+    strategy = DictStrategy()
+    model = compiled_in(strategy, cnn)
+    program = WorkerStep(model, strategy, TrainerTask.TRAIN).program(batches()[0])
+    text = jax.export.deserialize(bytearray(program.blob)).mlir_module()
+    # XLA's gradient of max pooling, instead of which `_lowering` compares and adds.
+    assert "stablehlo.convolution" in text
+    assert "stablehlo.select_and_scatter" not in text
 
 
 def test_a_program_takes_only_what_it_reads():
