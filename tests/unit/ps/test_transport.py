@@ -289,6 +289,35 @@ def test_a_client_that_takes_no_answers_gets_no_more(cluster):
     assert count <= 10
 
 
+def test_small_answers_wait_where_they_are_counted(cluster):
+    """More than ZeroMQ's queue and the kernel's buffers hold."""
+    asked = threading.Event()
+    clients = []
+
+    def handler(client, request):
+        clients.append(client)
+        asked.set()
+
+    endpoint = cluster.endpoint(handler, budget=30 << 20)
+    peer = cluster.peer(endpoint.address)
+    futures = [peer.send(Frame(Op.PULL, number)) for number in range(400)]
+    assert asked.wait(LONG)
+    stop = threading.Event()
+    peer._thread.mailbox.put(lambda: stop.wait(LONG))
+    data = np.zeros(60_000, np.uint8)
+    # Fewer bytes than the budget, but more messages than ZeroMQ takes; all but the last are for no request.
+    for number in [*[10**6] * 1400, *range(400)]:
+        endpoint.reply(clients[0], number, Frame(Op.OK, arrays=[data] if number >= 10**6 else []))
+    deadline = time.monotonic() + LONG
+    while not endpoint._backlog and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(endpoint._unsent.values()) <= 30 << 20
+    stop.set()
+    assert all(future.result(LONG).op is Op.OK for future in futures)
+    assert not endpoint._backlog
+    assert not endpoint._unsent
+
+
 def test_who_has_gone_gets_no_answer(cluster):
     endpoint = cluster.endpoint()
     for connection in (b"local gone", b"tcp gone"):

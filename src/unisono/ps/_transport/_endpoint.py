@@ -5,6 +5,7 @@ Tests: tests/unit/ps/test_transport.py.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import math
@@ -32,6 +33,10 @@ _LOG = logging.getLogger("unisono")
 _BURST = 100
 #: Seconds in which an address may become free: the process that had it may just be ending.
 _BIND_SECONDS = 3.0
+#: Milliseconds after which an answer is tried again for which there was no room.
+_BACKLOG_MS = 5
+#: Seconds between two warnings about clients that take no answers: hostile ones must not fill the log.
+_WARN_SECONDS = 10.0
 #: Seconds that an endpoint stays after its last answer; ten times as long for one with large arrays.
 _LINGER = 0.1
 
@@ -71,7 +76,9 @@ class Endpoint:
         self._limit, self._budget = limit, budget
         self._tasks = {str(task): task for task in keys.tasks} if keys else {}
         self._unsent: dict[bytes, int] = {}
-        self._sent_at = -math.inf
+        # Answers for which ZeroMQ had no room: they wait here, where their bytes are counted.
+        self._backlog: dict[bytes, collections.deque[Sequence[Part]]] = {}
+        self._sent_at = self._warned_at = -math.inf
         # Reentrant: a finalizer may run at any moment, also in the thread that has the lock.
         self._count_lock = threading.RLock()
         self._sockets: dict[bytes, ZmqSocket] = {}
@@ -146,6 +153,7 @@ class Endpoint:
         path = local.socket_path(self.address, directory)
         self._lock = local.AddressLock(path)
         made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
+        sockets.enlarge_buffers(made)
         self._sockets[b"local"] = made
         self._bind(made, f"ipc://{path}")
         # The directory keeps others out already.
@@ -193,8 +201,9 @@ class Endpoint:
             poller.register(made, zmq.POLLIN)
         poller.register(self._mailbox.descriptor, zmq.POLLIN)
         while not self._closing.is_set():
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(_BACKLOG_MS if self._backlog else None))
             self._mailbox.run()
+            self._send_backlog()
             for kind, made in self._sockets.items():
                 if made in ready:
                     self._receive(kind, made)
@@ -236,7 +245,11 @@ class Endpoint:
         if kind == b"local" or len(received) < 2:
             return ClientId(connection, is_same_user=kind == b"local")
         # Of this message, and not remembered by the connection's name: a client chooses its name.
-        return ClientId(connection, self._tasks.get(str(received[1].get("User-Id"))))
+        try:
+            name = str(received[1].get("User-Id"))
+        except zmq.ZMQError:  # the authenticator gave none
+            return ClientId(connection)
+        return ClientId(connection, self._tasks.get(name))
 
     def _handle(self, client: ClientId, received: Sequence[zmq.Frame]) -> None:
         try:
@@ -257,21 +270,38 @@ class Endpoint:
             self._send(client, parts)
 
     def _send(self, client: ClientId, parts: Sequence[Part]) -> None:
-        kind, _, name = client.connection.partition(b" ")
-        waiting = self._unsent.get(client.connection, 0)
-        size = total_bytes(parts)
-        if waiting and waiting + size > self._budget:
-            _LOG.warning("%s does not take its answers: %d bytes wait, one is dropped.", client, waiting)
+        connection = client.connection
+        waiting = self._unsent.get(connection, 0)
+        if waiting and waiting + total_bytes(parts) > self._budget:
+            if time.monotonic() > self._warned_at + _WARN_SECONDS:
+                self._warned_at = time.monotonic()
+                _LOG.warning("%s does not take its answers: %d bytes wait, one is dropped.", client, waiting)
             return
         for part in parts:
-            if isinstance(part, memoryview) and len(part) >= zmq.COPY_THRESHOLD:
-                self._count(client.connection, len(part))
-                weakref.finalize(part, self._count, client.connection, -len(part)).atexit = False
+            if _is_shared(part):
+                self._count(connection, len(part))
+                weakref.finalize(part, self._count, connection, -len(part)).atexit = False
+        if connection in self._backlog or not self._hand_over(connection, parts):
+            self._backlog.setdefault(connection, collections.deque()).append(parts)
+            self._count(connection, _copied_bytes(parts))
+
+    def _hand_over(self, connection: bytes, parts: Sequence[Part]) -> bool:
+        """Give an answer to ZeroMQ; return False while its queue for the client is full."""
+        kind, _, name = connection.partition(b" ")
         made = self._sockets.get(kind)
-        # The client may have gone, or its queue be full: it asks again.
+        # A client that has gone asks again.
         with contextlib.suppress(zmq.ZMQError):
-            if made is not None and sockets.send_parts(made, [name, *parts]):
-                self._sent_at = time.monotonic()
+            if made is not None and not sockets.send_parts(made, [name, *parts]):
+                return False
+            self._sent_at = time.monotonic()
+        return True
+
+    def _send_backlog(self) -> None:
+        for connection, waiting in list(self._backlog.items()):
+            while waiting and self._hand_over(connection, waiting[0]):
+                self._count(connection, -_copied_bytes(waiting.popleft()))
+            if not waiting:
+                del self._backlog[connection]
 
     def _count(self, connection: bytes, size: int) -> None:
         # Also called by the thread in which ZeroMQ drops what it has sent.
@@ -281,6 +311,15 @@ class Endpoint:
                 self._unsent[connection] = left
             else:
                 self._unsent.pop(connection, None)
+
+
+def _is_shared(part: Part) -> bool:
+    """Return whether ZeroMQ reads a part where it is; it copies shorter ones."""
+    return isinstance(part, memoryview) and len(part) >= zmq.COPY_THRESHOLD
+
+
+def _copied_bytes(parts: Sequence[Part]) -> int:
+    return sum(len(part) for part in parts if not _is_shared(part))
 
 
 def require_key(address: str, keys: ClusterKeys | None) -> None:

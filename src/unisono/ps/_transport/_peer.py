@@ -317,7 +317,9 @@ class _Link:
         made.reconnect_ivl = -1
         made.connect_timeout = sockets.HANDSHAKE_MS
         self._is_local = place.startswith("ipc")
-        if not self._is_local and self._way.keys is not None:
+        if self._is_local:
+            sockets.enlarge_buffers(made)
+        elif self._way.keys is not None:
             sockets.secure_client(made, self._way.keys, self._way.task)
         self._socket, self._monitor = made, sockets.Monitor(made)
         self._thread.watch(made, self._receive)
