@@ -29,6 +29,8 @@ def cli(*args, cwd=None):
 def test_a_whole_cluster_runs(tmp_path):
     script = """
 print(me, sys.argv[1:], os.environ["TF_CONFIG"], flush=True)
+key = os.environ["UNISONO_CLUSTER_KEY_FILE"]
+assert len(open(key).read()) == 64 and os.stat(key).st_mode & 0o777 == 0o600
 here = os.path.dirname(__file__)
 open(os.path.join(here, "wrote-" + me), "w").close()
 # The chief's end ends the servers, which have to write their line first.
@@ -43,6 +45,7 @@ if task["type"] == "ps":
         for task in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"):
             assert f"{task} ['--lr', '0.1', '-n', '7'] {{" in run.log(task)
             assert task in run.err
+        assert not (tmp_path / "logs" / "cluster_key").exists()
         # The terminal has the chief's lines only, each with its name.
         assert re.fullmatch(r"\[chief:0\] chief:0 .*\n", run.out)
         text = run.log("worker:1").partition("] ")[2]

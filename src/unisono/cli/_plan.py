@@ -11,6 +11,7 @@ from pathlib import Path
 
 from unisono.cli._options import LaunchOptions, UserProgram
 from unisono.cluster_resolver._spec import Task, with_port
+from unisono.ps._transport._keys import FILE_VARIABLE
 
 #: Tasks listen on loopback only: neither JAX's coordinator nor Gloo authenticates its peers.
 HOST = "127.0.0.1"
@@ -75,6 +76,11 @@ class RunPaths:
         return self.root / "capacity"
 
     @property
+    def cluster_key(self) -> Path:
+        """The file with the secret of the cluster, which each launch makes anew; its restarts keep it."""
+        return self.root / "cluster_key"
+
+    @property
     def compilation_cache(self) -> Path:
         """JAX's compilation cache, which the next generation reuses."""
         return self.root / "compilation_cache"
@@ -108,6 +114,11 @@ class LaunchPlan:
         """The task whose output appears on the terminal: the chief, or worker 0."""
         return min(self.tasks, key=lambda t: (t.type != "chief", t.type != "worker", t.index))
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether some tasks are parameter servers, whose messages need a key."""
+        return any(task.type == "ps" for task in self.tasks)
+
     def environment(self, task: Task) -> dict[str, str]:
         """Return the variables that are particular to a task."""
         variables = {
@@ -120,6 +131,8 @@ class LaunchPlan:
         }
         if self.options.devices_per_worker is not None and task.type != "ps":
             variables["UNISONO_DEVICES_PER_WORKER"] = str(self.options.devices_per_worker)
+        if self.has_servers:
+            variables[FILE_VARIABLE] = str(self.paths.cluster_key)
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus_of(task))
         return variables

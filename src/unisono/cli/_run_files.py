@@ -82,6 +82,14 @@ def write_atomically(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file that its owner alone may read."""
+    path.unlink(missing_ok=True)
+    # Its mode from the beginning, and not later: another process could have it open by then.
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     directory = os.open(path, os.O_RDONLY)

@@ -23,9 +23,17 @@ from unisono.cli._options import LaunchOptions
 from unisono.cli._orphan_reaper import sweep
 from unisono.cli._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
 from unisono.cli._processes import OrphanReaper, Process, SparePool, free_ports
-from unisono.cli._run_files import BestEffort, History, has_room, read_capacity, write_atomically
+from unisono.cli._run_files import (
+    BestEffort,
+    History,
+    has_room,
+    read_capacity,
+    write_atomically,
+    write_secret,
+)
 from unisono.cli._stall_detector import ActiveClock, TaskProgress
 from unisono.cluster_resolver._spec import Task
+from unisono.ps._transport._keys import new_secret
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.
 _POLL = 0.05
@@ -110,11 +118,26 @@ class Supervisor:
             ClusterError: when another launcher uses the directory, or no ports are free.
             InvalidArgumentError: when files cannot be created in the directory.
         """
-        with _lock_directory(self._launch.paths, self._files), self._helpers():
+        with _lock_directory(self._launch.paths, self._files), self._cluster_key(), self._helpers():
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)
             return outcome
+
+    @contextmanager
+    def _cluster_key(self) -> Iterator[None]:
+        """Give the tasks a secret in common for the time of the launch, where there are parameter servers."""
+        path = self._launch.paths.cluster_key
+        if not self._options.ps:
+            yield
+            return
+        with self._files.attempt():
+            write_secret(path, new_secret())
+        try:
+            yield
+        finally:
+            with self._files.attempt():
+                path.unlink(missing_ok=True)
 
     def _make_folders(self) -> None:
         for folder in ("errors", "progress"):

@@ -43,6 +43,13 @@ def test_the_chief_is_shown(arguments, shown):
     assert str(plan_of(**arguments).shown) == shown
 
 
+def test_tasks_with_servers_have_the_key_of_their_cluster():
+    plans = [plan_of(generation=generation, workers=1, ps=1, chief=True) for generation in (0, 1)]
+    files = {plan.environment(task)["UNISONO_CLUSTER_KEY_FILE"] for plan in plans for task in plan.tasks}
+    assert files == {"/logs/cluster_key"}
+    assert "UNISONO_CLUSTER_KEY_FILE" not in plan_of(workers=2).environment(Task("worker", 0))
+
+
 def test_a_task_knows_its_generation_and_files():
     variables = plan_of(generation=3, workers=2, grace=5.0).environment(Task("worker", 1))
     assert variables["UNISONO_GENERATION"] == "3"

@@ -14,6 +14,7 @@ from unisono.cli._run_files import (
     read_capacity,
     read_error,
     write_atomically,
+    write_secret,
 )
 from unisono.cluster_resolver._spec import Task
 
@@ -26,6 +27,14 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
         write_atomically(path, text)
         assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_secret_is_readable_for_its_owner_alone(tmp_path):
+    path = tmp_path / "cluster_key"
+    path.write_text("of an earlier launch, with another mode")
+    write_secret(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_history_is_a_line_per_event(tmp_path):
