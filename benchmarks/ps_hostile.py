@@ -26,6 +26,7 @@ import zmq
 from zmq.utils import z85
 
 from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.ps._calls import PeerLostError
 from unisono.ps._frames import Frame, FrameError
 from unisono.ps._ops import Op
 from unisono.ps._transport import _local
@@ -38,7 +39,8 @@ SECRET = "5eed" * 16
 #: Bytes of a frame that the endpoint accepts.
 LIMIT = 1 << 18
 SIZE = 5000
-SECONDS = 60.0
+#: Seconds until something is taken to hang, on however busy a machine.
+SECONDS = 600.0
 
 
 def keys(own, secret=SECRET):
@@ -257,7 +259,7 @@ class Training(threading.Thread):
     def __init__(self, address):
         super().__init__()
         self.peer = Peer(PS, address, keys(CHIEF))
-        self.steps, self.slowest = 0, 0.0
+        self.steps, self.slowest, self.lost = 0, 0.0, 0
         self.wrong = []
         self.last_push = None
         self._asked_to_stop = threading.Event()
@@ -267,19 +269,27 @@ class Training(threading.Thread):
         expected = np.zeros(SIZE)
         while not self._asked_to_stop.is_set() and not self.wrong:
             began = time.monotonic()
-            value = self.peer.call(Frame(Op.PULL, 2 * self.steps + 1), SECONDS).arrays[0]
+            value = self._ask(Frame(Op.PULL, 2 * self.steps + 1)).arrays[0]
             if not np.array_equal(value, expected):
                 self.wrong.append(f"step {self.steps}: another value")
             gradient = np.cos(value + self.steps)
             push = Frame(Op.PUSH, (1 << 40) + self.steps, meta={"name": "w"}, arrays=[gradient])
             self.last_push = [bytes(part) for part in push.parts()]
-            if self.peer.call(push, SECONDS).op is not Op.OK:
+            if self._ask(push).op is not Op.OK:
                 self.wrong.append(f"step {self.steps}: no answer OK")
             expected = expected + gradient
             self.steps += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
             # A step computes, too: it leaves the processors to the others.
             time.sleep(0.002)
+
+    def _ask(self, request):
+        """Ask, again where the connection was lost: a machine that stood still has lost its heartbeats."""
+        while True:
+            try:
+                return self.peer.call(request, SECONDS)
+            except PeerLostError:
+                self.lost += 1
 
     def stop(self):
         """End after this step."""
@@ -303,7 +313,12 @@ def run(frames, seed, unauthenticated=None):
             training.peer.close()
             process.stdin.close()
             process.wait(SECONDS)
-    return result | {"exit code": process.returncode, "steps": training.steps, "wrong": training.wrong}
+    return result | {
+        "exit code": process.returncode,
+        "steps": training.steps,
+        "lost": training.lost,
+        "wrong": training.wrong,
+    }
 
 
 def _attack(address, training, frames, seed, unauthenticated):
