@@ -1,10 +1,15 @@
 """A server's state outlives its process: image and log of changes in mapped files, snapshots on disk.
 
 Each change is copied into the log before it is applied and answered, which costs a copy of its arrays:
-programs then read gradients from the log, where they are aligned, and need no copy of their own. When a file
-of the log is full, the next one is used, and dense variables are copied into an image in a thread. Rows of
-tables lie in mapped files and are changed in place; the log has the new rows. A restart reads the image and
-repeats the log.
+programs then read gradients from the log, where they are aligned, and need no copy of their own. When the log
+is full, dense variables are copied into an image, one of two that take turns, and the log begins again.
+Rows of tables lie in mapped files and are changed in place; the log has the new rows. A restart reads the
+image and repeats the log.
+
+Measured on 2026-11-22 (2 cores, ext4): with the log a push of 80 MB takes 24 ms instead of 21 with SGD, and
+43 instead of 37 with Adam; one of 0.8 MB 0.53 instead of 0.41. An image for each push, without a log, would
+copy 80 MB (11 ms) or 240 MB (33 ms). With images from a thread, from values that updates then could not write
+over, a push took 102 ms with Adam.
 
 After a crash of the whole machine these files may be torn, and the newest complete snapshot is taken.
 """
@@ -33,12 +38,12 @@ from unisono.ps.state._variables import StoredSpec, Table
 
 _LOG = logging.getLogger("unisono")
 
-#: The size of a file of the log: for a model of 0.8 MB an image is written every 80 pushes.
-LOG_BYTES = 64 << 20
-#: The smallest size of such a file.
+#: The size of the log: for a model of 0.8 MB an image is written every 20 pushes.
+LOG_BYTES = 16 << 20
+#: The smallest size.
 _LEAST = 1 << 20
-#: A file of the log has room for at least so many changes as large as the largest.
-_CHANGES = 4
+#: The log has room for at least so many changes as large as the largest.
+_CHANGES = 8
 #: How many snapshots are kept.
 _KEPT = 2
 
@@ -76,11 +81,10 @@ class FileJournal(NoJournal):
         self.is_replaying = False
         self._log_bytes = log_bytes
         self._images = [ImageFile(directory / f"image-{i}") for i in range(2)]
-        self._logs = [directory / f"log-{i}" for i in range(2)]
-        self._records: RecordFile | None = None
-        self._writing: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        #: Which image is written next.
         self._turn = 0
+        self._log = directory / "log"
+        self._records = RecordFile(self._log)
         #: Returns the state at this moment; set by the server.
         self.state = lambda: ({}, [])  # type: ignore[var-annotated]
 
@@ -97,8 +101,8 @@ class FileJournal(NoJournal):
         Args:
             nbytes: of its arrays.
         """
-        if self.has_log and not self.is_replaying and not self._current.has_room(nbytes):
-            self._start_file(max(self._log_bytes, _CHANGES * aligned(nbytes) + _LEAST))
+        if self.has_log and not self.is_replaying and not self._records.has_room(nbytes):
+            self.begin_log(_CHANGES * aligned(nbytes) + _LEAST)
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
         """Copy arrays to the log, and return them there.
@@ -108,7 +112,7 @@ class FileJournal(NoJournal):
         """
         if not self.has_log or self.is_replaying:
             return super().stage(arrays)
-        return self._current.stage(arrays)
+        return self._records.stage(arrays)
 
     def commit(self, kind: str, meta: dict[str, Json]) -> None:
         """Complete a change: a process that is killed from here on does not lose it.
@@ -119,13 +123,13 @@ class FileJournal(NoJournal):
         """
         if not self.is_replaying:
             if self.has_log:
-                self._current.commit(kind, meta)
+                self._records.commit(kind, meta)
             self.number += 1
 
     def abort(self) -> None:
         """Forget what was staged."""
         if self.has_log and not self.is_replaying:
-            self._current.abort()
+            self._records.abort()
 
     def table(self, key: str, spec: StoredSpec) -> tuple[Array, bool]:
         """Return the rows of a table, in a mapped file where there is a log.
@@ -165,59 +169,28 @@ class FileJournal(NoJournal):
 
     # files
 
-    @property
-    def _current(self) -> RecordFile:
-        if self._records is None:
-            raise ClusterError("A server's log must be open before changes are noted.")
-        return self._records
+    def begin_log(self, size: int = _LEAST) -> None:
+        """Write an image of the present state, and begin the log after it.
 
-    def open_log(self) -> None:
-        """Write an image of the present state, and begin a file of the log after it."""
-        if self.has_log:
-            meta, arrays = self.state()
-            # The image first: until it is complete, the log that was found is needed.
-            self._images[self._turn].write(self.number, meta, arrays)
-            self._records = RecordFile(self._logs[self._turn], max(self._log_bytes, _LEAST), self.number + 1)
-            self._turn = 1 - self._turn
-
-    def _start_file(self, size: int) -> None:
-        # The file that is written over next has changes which the image of the last turn holds: that image
-        # must be complete.
-        self.wait()
-        meta, arrays = self.state()
-        image = self._images[self._turn]
-        self._records = RecordFile(self._logs[self._turn], size, self.number + 1)
-        self._turn = 1 - self._turn
-        self._writing = threading.Thread(
-            target=self._write_image,
-            args=(image, self.number, meta, arrays),
-            name="unisono-ps-image",
-            daemon=True,
-        )
-        self._writing.start()
-
-    def _write_image(self, image: ImageFile, number: int, meta: dict[str, Json], arrays: list[Array]) -> None:
-        try:
-            image.write(number, meta, arrays)
-        except BaseException as error:
-            # Raised where the file is needed.
-            self._failed = error
-
-    def wait(self) -> None:
-        """Wait for the image that is being written.
+        Args:
+            size: of the log at least, in bytes.
 
         Raises:
-            ClusterError: it could not be written; nothing is lost, but the log cannot go on.
+            ClusterError: there is no room; the image and the log that were there remain.
         """
-        if self._writing is not None:
-            self._writing.join()
-            self._writing = None
-        if self._failed is not None:
-            error, self._failed = self._failed, None
+        if not self.has_log:
+            return
+        try:
+            # Not in a thread: while it reads the values, an update needs new memory for them.
+            self._images[self._turn].write(self.number, *self.state())
+            # From here on the log before is not needed, nor the other image.
+            self._records.begin(max(size, self._log_bytes), self.number + 1)
+        except OSError as error:
             raise ClusterError(
                 f"A server's log needs room in {self.directory}. Received: {error}. Free space; the changes "
                 "until now are kept."
             ) from error
+        self._turn = 1 - self._turn
 
     def read_image(self) -> Container | None:
         """Return the newest complete image of this boot, or None."""
@@ -237,17 +210,12 @@ class FileJournal(NoJournal):
         return container
 
     def changes(self, after: int) -> list[tuple[int, str, dict[str, Json], list[Array]]]:
-        """Return the changes of the log after one of them, without gaps.
+        """Return the changes of the log after one of them.
 
         Args:
             after: the number of the last change that is not wanted.
         """
-        found = {r[0]: r for path in self._logs for r in read_records(path) if r[0] > after}
-        ordered = []
-        while after + 1 in found:
-            after += 1
-            ordered.append(found[after])
-        return ordered
+        return [record for record in read_records(self._log) if record[0] > after]
 
     def sweep_tables(self, keys: set[str]) -> None:
         """Remove the files of tables that no longer exist.
@@ -261,8 +229,7 @@ class FileJournal(NoJournal):
 
     def remove(self) -> None:
         """Remove the log and its images."""
-        self.wait()
-        for path in [*self._logs, *(i.path for i in self._images)]:
+        for path in [self._log, *(i.path for i in self._images)]:
             path.unlink(missing_ok=True)
 
 
@@ -367,7 +334,6 @@ class DurableStore:
         if self._timer is not None:
             self._timer.join()
         with self._writing, self.store.lock:
-            self._journal.wait()
             if remove:
                 self._journal.remove()
                 self._journal.sweep_tables(set())
@@ -397,7 +363,7 @@ class DurableStore:
         if recovery.source != "log":
             # What cannot be used now must not be taken for newer than what follows.
             self._journal.remove()
-        self._journal.open_log()
+        self._journal.begin_log()
         self._journal.sweep_tables(self.store.table_keys())
         return dataclasses.replace(recovery, damaged=tuple(damaged))
 

@@ -61,6 +61,7 @@ class ExportedProgram:
         self.blob = blob
         #: The number of values, slots and gradients that an update takes; other programs have none.
         self.counts = _list_lengths(exported)
+        self._specs = [(a.shape, a.dtype) for a in exported.in_avals]
         avals = (*exported.in_avals, *exported.out_avals)
         self._needs_x64 = any(np.dtype(a.dtype).itemsize == 8 and a.dtype != "complex64" for a in avals)
         # Values and slots are given back in their own memory. Where a reader still holds a view of one, JAX
@@ -87,6 +88,10 @@ class ExportedProgram:
             InvalidArgumentError: it names the first argument that does not fit.
         """
         given = (len(values), len(slots), len(gradients))
+        if self.counts == given and self._specs == [
+            (a.shape, a.dtype) for a in (*values, *slots, *gradients)
+        ]:
+            return
         if self.counts != given:
             raise InvalidArgumentError(
                 f"An update program must get as many arrays as it takes. Received: {given} values, slots and "

@@ -162,19 +162,33 @@ def test_a_kill_at_any_moment_of_a_push(durable, after_kill, tmp_path, monkeypat
         assert_same(state, before if count == 1 else after)
 
 
-def test_an_image_that_is_not_complete_is_not_taken(durable, after_kill, tmp_path, monkeypatch):
+def test_a_kill_while_the_log_begins_again(durable, after_kill, tmp_path, monkeypatch):
     for closure in range(2):
         durable.store.push(push_of(closure))
-    monkeypatch.setattr(_container, "_header", lambda number, at, body: bytes(_container._HEADER.size))
+    before, found, busy = content(durable.store), [], []
+
+    def kill_before(patched, owner, name):
+        whole = getattr(owner, name)
+
+        def call(*args):
+            if not busy:
+                busy.append(True)
+                found.append(content(after_kill(tmp_path / "server").store))
+                busy.pop()
+            return whole(*args)
+
+        patched.setattr(owner, name, call)
+
     with monkeypatch.context() as patched:
         patched.setattr(_records.RecordFile, "has_room", lambda self, nbytes: False)
+        # Before the image is valid, and before each part that is written to the log.
+        kill_before(patched, _container, "_header")
+        kill_before(patched, _records.RecordFile, "_put")
         durable.store.push(push_of(2))
-    durable._journal.wait()
-    monkeypatch.undo()
-    # The image before, and both files of the log.
-    again = after_kill(tmp_path / "server")
-    assert again.recovery.replayed == 4
-    assert_same(content(again.store), content(durable.store))
+    assert len(found) == 4
+    for state in found:
+        assert_same(state, before)
+    assert_same(content(after_kill(tmp_path / "server").store), content(durable.store))
 
 
 def test_a_full_disk_rejects_a_push_and_loses_nothing(durable, after_kill, tmp_path, monkeypatch):
