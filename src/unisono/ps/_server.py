@@ -220,10 +220,17 @@ class VariableServer:
         meta = _meta(frame)
         push = Push.decode(meta, frame.arrays)
         with self.store.lock:
-            if push.closure >> COUNTER_BITS < self.store.generation:
+            generation = push.closure >> COUNTER_BITS
+            if generation != self.store.generation:
                 raise ContextError(
                     f"The chief of generation {self.store.generation} leads the job. Received: a closure of "
-                    f"generation {push.closure >> COUNTER_BITS}."
+                    f"generation {generation}. A newer chief sends HELLO first."
+                )
+            if push.watermark > push.closure:
+                # All later pushes would count as repetitions.
+                raise InvalidArgumentError(
+                    f"A closure is not complete while it pushes. Received: closure {push.closure} with the "
+                    f"watermark {push.watermark}."
                 )
             if meta.get("lineage", self.store.lineage) != self.store.lineage:
                 raise ContextError("The server begins another job, or has lost changes: pull again.")

@@ -163,6 +163,7 @@ def test_an_older_chief_is_rejected(asked):
     assert "sends HELLO first" in asked.error(Op.WRITE, value, generation=3, ids=[0])
     assert_same(state_of(asked), before)
     assert not asked.server.ended.is_set()
+    assert "sends HELLO first" in asked.push(push_of(asked, 3 << COUNTER_BITS)).meta["text"]
     assert asked.push(push_of(asked, 2 << COUNTER_BITS)).op is Op.OK
 
 
@@ -186,6 +187,7 @@ def test_bad_requests_say_what_is_wrong_and_change_nothing(asked):
         ("one version for each", Op.PULL, (), {"ids": [0], "versions": [], "lineage": asked.store.lineage}),
         ("`closure` must be a whole number", Op.PUSH, (), {}),
         ("the arrays that it names", Op.PUSH, (one,), {"closure": 1, "watermark": 0, "adds": [0, 0]}),
+        ("not complete while", Op.PUSH, (), {"closure": 1, "watermark": 2}),
         ("shape and dtype of 'w'", Op.PUSH, (one[:1],), {"closure": 1, "watermark": 0, "adds": [0]}),
         ("`id` must be", Op.READ, (), {"id": -1}),
         ("within its 3 rows", Op.READ, (), {"id": 0, "begin": 2, "end": 9}),

@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,12 +38,14 @@ _FILE_HEADER = struct.Struct("<8s36sQI")
 _HEADER = struct.Struct("<8sQQQQII")
 
 
+@functools.cache
 def boot_id() -> str:
     """Return what identifies this boot of the machine; files of another one may be torn."""
     path = Path("/proc/sys/kernel/random/boot_id")
     if path.exists():
         return path.read_text(encoding="ascii").strip()
-    return "0" * 36  # no Linux: files are not trusted after a restart of the machine, see `is_of_this_boot`
+    # Other systems than Linux do not say it: no other process takes these files.
+    return str(uuid.uuid4())
 
 
 def aligned(size: int) -> int:
@@ -70,7 +73,10 @@ def map_file(path: Path, size: int) -> Array:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = max(size, os.fstat(descriptor).st_size, 1)
-        os.posix_fallocate(descriptor, 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:  # macOS
+            os.ftruncate(descriptor, size)
         return np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
     finally:
         os.close(descriptor)
