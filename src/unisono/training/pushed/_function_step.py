@@ -215,7 +215,7 @@ class _FunctionTrace:
 
     def body(
         self, variables: Sequence[keras.Variable], values: list[jax.Array], arrays: list[jax.Array]
-    ) -> tuple[UserValue, Mapping[int, jax.Array]]:
+    ) -> tuple[UserValue, Mapping[int, Any]]:
         """Return the function's result and what it wrote; traced."""
         count = len(self.call.arrays)
         leaves = iter(arrays[count:])

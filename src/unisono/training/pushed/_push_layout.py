@@ -5,8 +5,9 @@ they are. The notes are variables of the step, one for each gradient: a step may
 to learn what it touches or to differentiate it, and what the last trace has written counts, as for any
 variable.
 
-What code reads of weights and slots after the update is on no worker. In a trace these values are
-arguments of their own, which the finished program must not need.
+What code reads of weights and slots after the update is on no worker. In a first trace these values are
+arguments of their own, which the finished program does not need in most cases. Where it does, the step is
+traced again, and the worker computes the update for itself, too.
 
 Tests: tests/virtual/training/pushed/test_worker_step.py.
 """
@@ -40,11 +41,15 @@ class GradientNotes:
         optimizer: built.
         gradients: one for each variable that it trains. They hold no value and have no shape of their own.
         extras: what goes to every server, by name.
+        before: of a tuple: the values that the update was given, of weights and slots.
+        after: of a tuple: the values that it computed, where a worker does.
     """
 
     optimizer: keras.Optimizer
     gradients: tuple[keras.Variable, ...]
     extras: Mapping[str, keras.Variable]
+    before: keras.Variable
+    after: keras.Variable
 
     @classmethod
     def of(cls, optimizer: keras.Optimizer) -> GradientNotes:
@@ -55,12 +60,18 @@ class GradientNotes:
         """
         trained = trained_variables(optimizer)
         extras = {name: _note(f"{optimizer.name}_{name}") for name in extras_of(optimizer)}
-        return cls(optimizer, tuple(_note(f"{v.name}_gradient") for v in trained), extras)
+        before, after = (_note(f"{optimizer.name}_{when}") for when in ("before", "after"))
+        return cls(optimizer, tuple(_note(f"{v.name}_gradient") for v in trained), extras, before, after)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """All of them."""
-        return [*self.gradients, *self.extras.values()]
+        return [*self.gradients, *self.extras.values(), self.before, self.after]
+
+    @property
+    def updated(self) -> list[keras.Variable]:
+        """What the update changes: weights and slots."""
+        return [*trained_variables(self.optimizer), *self.optimizer.variables]
 
 
 def _note(name: str) -> keras.Variable:
@@ -74,11 +85,11 @@ class PushTrace:
 
     Args:
         after: by `id` of a variable, what stands for its value after the update; a variable that is not in
-            it keeps the value that it has.
+            it keeps the value that it has. None to compute these values.
         notes: of the optimizers whose update was called, in this order.
     """
 
-    after: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
+    after: Mapping[int, jax.Array] | None = dataclasses.field(default_factory=dict)
     notes: list[GradientNotes] = dataclasses.field(default_factory=list)
 
 
@@ -163,17 +174,19 @@ class PushLayout(StateLayout):
             None if g is None else keras.ops.cast(g, stored_dtype(v))
             for g, v in zip(given, trained, strict=True)
         ]
-        pairs = [*zip(notes.gradients, given, strict=True)]
+        pairs: list[tuple[keras.Variable, Any]] = [*zip(notes.gradients, given, strict=True)]
         pairs += [(notes.extras[name], value) for name, value in extras.items()]
+        pairs.append((notes.before, (*weights, *values)))
+        if trace.after is None:
+            new, kept = apply(list(values), grads, list(weights))
+            pairs.append((notes.after, (*new, *kept)))
+        else:
+            new = [trace.after.get(id(v), value) for v, value in zip(trained, weights, strict=True)]
+            slots = zip(optimizer.variables, values, strict=True)
+            kept = [trace.after.get(id(v), value) for v, value in slots]
         for note, value in pairs:
             if value is not None:
                 frame.scope.add_update((note, value))
         if notes not in trace.notes:
             trace.notes.append(notes)
-        return _after(trace, trained, weights), _after(trace, optimizer.variables, values)
-
-
-def _after(
-    trace: PushTrace, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
-) -> list[jax.Array]:
-    return [trace.after.get(id(v), value) for v, value in zip(variables, values, strict=True)]
+        return new, kept

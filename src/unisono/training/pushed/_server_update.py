@@ -163,18 +163,6 @@ class OptimizerUpdates:
         )
 
 
-def slots_that_stay(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Return the variables of an optimizer that no update changes, such as the learning rate.
-
-    Args:
-        optimizer: built.
-    """
-    trained, slots = trained_variables(optimizer), list(optimizer.variables)
-    full = _FullUpdate.of(optimizer, trained, slots, (True,) * len(trained))
-    places = range(len(trained), len(trained) + len(slots))
-    return [slot for i, slot in zip(places, slots, strict=True) if is_argument(full.closed, i, i)]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _FullUpdate:
     """The traced update of all variables: weights, slots, gradients and extras to weights and slots.

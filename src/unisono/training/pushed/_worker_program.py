@@ -33,10 +33,10 @@ from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, pushing
-from unisono.training.pushed._server_update import slots_that_stay
 
-#: From values of the variables and arrays to a result, and by `id` the new values of what was written.
-Body = Callable[[list[jax.Array], list[jax.Array]], tuple[UserValue, Mapping[int, jax.Array]]]
+#: From values of the variables and arrays to a result, and by `id` the new values of what was written: an
+#: array of a variable, an array or a tuple of arrays of a note.
+Body = Callable[[list[jax.Array], list[jax.Array]], tuple[UserValue, Mapping[int, Any]]]
 
 #: States of a random generator from which its steps are measured.
 _PROBES = (0, 1, 0x9E3779B9, 0xFFFFFFFF)
@@ -143,7 +143,7 @@ def make_program(
     Args:
         body: the step.
         variables: all that it may read or write.
-        notes: of the optimizers that it may call, from `PushLayout.notes_of`.
+        notes: of the optimizers that it calls, from `PushLayout.notes_of`, as far as they are known.
         arrays: shapes and types of the call's arrays.
         platforms: on which the program may run.
 
@@ -151,16 +151,30 @@ def make_program(
         UnsupportedError: for a step that no worker can run by itself.
     """
     trace = _StepTrace(body, variables, notes, arrays)
-    found = _Programmed(trace, trace.closed())
-    if found.read_afterwards:
-        # Only here, since it takes a trace of the update: what it does not change can be read after it.
-        trace.leave([slot for n in notes for slot in slots_that_stay(n.optimizer)])
+    closed = trace.closed()
+    if others := [called for called in trace.called if called not in notes]:
+        # A `train_step` with several optimizers.
+        notes = [*notes, *others]
+        trace = _StepTrace(body, variables, notes, arrays)
+        closed = trace.closed()
+    found = _Programmed(trace, closed)
+    if found.reads_afterwards:
+        # Only here, since the update takes time to trace, and its slots time to pull.
+        trace = _StepTrace(body, variables, notes, arrays, computes_updates=True)
         found = _Programmed(trace, trace.closed())
     return found.program(platforms)
 
 
 class _StepTrace:
-    """One trace of a step: its arguments and results, with what each of them stands for."""
+    """One trace of a step: its arguments and results, with what each of them stands for.
+
+    Args:
+        body: the step.
+        variables: all that it may read or write.
+        notes: of the optimizers that it may call.
+        arrays: shapes and types of the call's arrays.
+        computes_updates: whether the step's code gets weights after an update, or stand-ins for them.
+    """
 
     def __init__(
         self,
@@ -168,96 +182,121 @@ class _StepTrace:
         variables: Sequence[keras.Variable],
         notes: Sequence[GradientNotes],
         arrays: Sequence[jax.ShapeDtypeStruct],
+        computes_updates: bool = False,
     ) -> None:
         self._body, self.variables, self.notes = body, list(variables), list(notes)
-        self.updated = [v for n in notes for v in (*trained_variables(n.optimizer), *n.optimizer.variables)]
-        self._arrays = list(arrays)
-        #: What the trace has written: variables, and places of gradients.
-        self.written: list[keras.Variable] = []
+        self._computes_updates = computes_updates
+        #: The variables for whose values after an update there are stand-ins.
+        self.replaced = [] if computes_updates else [v for n in notes for v in n.updated]
+        self.specs = [*map(_spec, self.variables), *map(_spec, self.replaced), *arrays]
+        #: By `id` of a variable that the trace has written: the number of its result.
+        self.written: dict[int, int] = {}
+        #: By `id` of a note: the numbers of its results.
+        self.noted: dict[int, range] = {}
+        #: The notes of the optimizers that the step has called.
+        self.called: list[GradientNotes] = []
         self.result = Result.parse(None)[0]
-
-    @property
-    def specs(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and types of all arguments."""
-        return [*map(_spec, self.variables), *map(_spec, self.updated), *self._arrays]
-
-    def leave(self, variables: Sequence[keras.Variable]) -> None:
-        """Let variables keep their values in updates.
-
-        Args:
-            variables: that no update changes.
-        """
-        kept = {id(v) for v in variables}
-        self.updated = [v for v in self.updated if id(v) not in kept]
+        #: How many results come before those that are the step's own.
+        self.first_result = 0
 
     def closed(self) -> jex.ClosedJaxpr:
         """Return the traced step, from all arguments to the written values and the result's arrays."""
-        return jax.make_jaxpr(self._flat)(*self.specs)
+        # The outer scope closes outside the trace, where Keras initializes the variables of new notes.
+        with keras.StatelessScope():
+            return jax.make_jaxpr(self._flat)(*self.specs)
 
     def _flat(self, *given: jax.Array) -> list[jax.Array]:
         values = list(given[: len(self.variables)])
-        after = given[len(values) : len(values) + len(self.updated)]
+        after = given[len(values) : len(values) + len(self.replaced)]
         arrays = list(given[len(values) + len(after) :])
-        named = {id(v): x for v, x in zip(self.updated, after, strict=True)}
-        with pushing(PushTrace(named)):
+        named = {id(v): x for v, x in zip(self.replaced, after, strict=True)}
+        with pushing(PushTrace(None if self._computes_updates else named)) as push:
             result, new = self._body(values, arrays)
-        known = {id(v): v for v in [*self.variables, *(v for n in self.notes for v in n.variables)]}
-        if unknown := [key for key in new if key not in known]:
+        self.called = push.notes
+        notes = {id(v) for n in (*self.notes, *self.called) for v in n.variables}
+        if unknown := new.keys() - notes - {id(v) for v in self.variables}:
             raise UnsupportedError(
                 "A step on a parameter-server cluster must write the model's own variables, and those that "
                 f"it wrote when it was first traced. Received: {len(unknown)} others. Create variables in "
                 "the strategy's scope, before the first step."
             )
-        self.written = [known[key] for key in new]
-        self.result, outputs = Result.parse(result)
-        return [*(jnp.asarray(x) for x in new.values()), *outputs]
+        outputs: list[Any] = []
+        for key, value in new.items():
+            first = len(outputs)
+            outputs += value if isinstance(value, tuple) else [value]
+            if key in notes:
+                self.noted[key] = range(first, len(outputs))
+            else:
+                self.written[key] = first
+        self.first_result = len(outputs)
+        self.result, results = Result.parse(result)
+        return [*map(jnp.asarray, outputs), *results]
 
 
 class _Programmed:
-    """What a traced step reads and writes, sorted by how it is pulled and pushed."""
+    """What a traced step reads and writes, sorted by how it is pulled and pushed.
+
+    Raises:
+        UnsupportedError: for a step that no worker can run by itself.
+    """
 
     def __init__(self, trace: _StepTrace, closed: jex.ClosedJaxpr) -> None:
         self._trace, self._closed = trace, closed
-        count = len(trace.variables)
         self._argument = {id(v): i for i, v in enumerate(trace.variables)}
-        #: By variable: the argument that stands for its value after an update.
-        self._after = {id(v): count + i for i, v in enumerate(trace.updated)}
-        self._first_array = count + len(trace.updated)
-        masks = dependencies(closed)
+        self._first_array = len(trace.variables) + len(trace.replaced)
         self.streams: list[RandomStream] = []
-        self.adds: list[int] = []
-        self.assigns: list[int] = []
-        noted = {id(v) for n in trace.notes for v in n.variables}
-        for number, variable in enumerate(trace.written):
-            if id(variable) not in noted and not self._stays(number, variable):
+        self.adds: list[tuple[int, keras.Variable]] = []
+        self.assigns: list[tuple[int, keras.Variable]] = []
+        updated = self._updated()
+        masks = dependencies(closed)
+        for variable in trace.variables:
+            number = trace.written.get(id(variable))
+            if number is None:
+                continue
+            if id(variable) in updated:
+                if closed.jaxpr.outvars[number] is not updated[id(variable)]:
+                    raise _beside_update(variable)
+            elif not is_argument(closed, number, self._argument[id(variable)]):
                 self._sort(number, variable, masks[number])
-        of_note = {id(v): i for i, v in enumerate(trace.written)}
+        noted = trace.noted
         self.gradients = [
-            (of_note[id(note)], notes.optimizer, variable)
+            (noted[id(note)][0], notes.optimizer, variable)
             for notes in trace.notes
             for note, variable in zip(notes.gradients, trained_variables(notes.optimizer), strict=True)
-            if id(note) in of_note
+            if id(note) in noted
         ]
         self.extras = [
-            (of_note[id(note)], notes.optimizer, name)
+            (noted[id(note)][0], notes.optimizer, name)
             for notes in trace.notes
             for name, note in notes.extras.items()
-            if id(note) in of_note
+            if id(note) in noted
         ]
 
-    def _stays(self, number: int, variable: keras.Variable) -> bool:
-        """Whether a written variable has its old value, or that of the servers' update."""
-        places = (self._argument[id(variable)], self._after.get(id(variable)))
-        return any(place is not None and is_argument(self._closed, number, place) for place in places)
+    def _updated(self) -> dict[int, Any]:
+        """Return, by `id` of what an optimizer has updated, the value that the update gave."""
+        inputs, outputs = self._closed.jaxpr.invars, self._closed.jaxpr.outvars
+        stand_ins = inputs[len(self._trace.variables) : self._first_array]
+        replaced = {id(v): x for v, x in zip(self._trace.replaced, stand_ins, strict=True)}
+        found: dict[int, Any] = {}
+        for notes in self._trace.notes:
+            before = self._trace.noted.get(id(notes.before), ())
+            after = self._trace.noted.get(id(notes.after))
+            for i, (number, variable) in enumerate(zip(before, notes.updated, strict=False)):
+                own = self._argument.get(id(variable))
+                # The servers' update begins with the values that they hold.
+                if own is None or not is_argument(self._closed, number, own):
+                    raise _beside_update(variable)
+                found[id(variable)] = replaced[id(variable)] if after is None else outputs[after[i]]
+        return found
 
     def _sort(self, number: int, variable: keras.Variable, mask: Mask) -> None:
         own = 1 << self._argument[id(variable)]
         if kind_of(variable).is_seed:
             self.streams.append(self._stream(number, variable, mask == own))
         elif mask & own and not jnp.issubdtype(stored_dtype(variable), jnp.bool_):
-            self.adds.append(number)
+            self.adds.append((number, variable))
         else:
-            self.assigns.append(number)
+            self.assigns.append((number, variable))
 
     def _stream(self, number: int, variable: keras.Variable, is_alone: bool) -> RandomStream:
         """Return by how much a run changes the state of a random generator.
@@ -282,64 +321,60 @@ class _Programmed:
         return [np.asarray(advance(state)[0]) - state for state in states]
 
     @functools.cached_property
-    def _pushed(self) -> list[int]:
-        return [i for i, *_ in self.gradients] + [i for i, *_ in self.extras]
+    def _outputs(self) -> list[int]:
+        """The numbers of what the program gives, in its order."""
+        pushed = [number for number, *_ in (*self.gradients, *self.extras, *self.adds, *self.assigns)]
+        return [*pushed, *range(self._trace.first_result, len(self._closed.jaxpr.outvars))]
 
     @functools.cached_property
-    def _results(self) -> list[int]:
-        return list(range(len(self._trace.written), len(self._closed.jaxpr.outvars)))
-
-    @functools.cached_property
-    def _needed(self) -> tuple[jex.ClosedJaxpr, list[int], dict[int, int]]:
-        """The part of the trace that a worker computes, its arguments, and the place of each output in it."""
-        # Results may share an array.
-        outputs = {*self._pushed, *self.adds, *self.assigns, *self._results}
-        count = len(self._closed.jaxpr.outvars)
-        closed, used = pruned(self._closed, [i in outputs for i in range(count)])
-        return closed, used, {number: at for at, number in enumerate(sorted(outputs))}
+    def _needed(self) -> tuple[jex.ClosedJaxpr, list[int]]:
+        """The part of the trace that a worker computes, and its arguments."""
+        outputs = set(self._outputs)
+        return pruned(self._closed, [i in outputs for i in range(len(self._closed.jaxpr.outvars))])
 
     @property
-    def read_afterwards(self) -> list[keras.Variable]:
-        """What the step reads after an optimizer's update of it."""
-        first = len(self._trace.variables)
-        return [self._trace.updated[i - first] for i in self._needed[1] if first <= i < self._first_array]
+    def reads_afterwards(self) -> bool:
+        """Whether the step reads a weight or slot after its update, where there is a stand-in."""
+        return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
     def program(self, platforms: Sequence[str]) -> WorkerProgram:
         """Return the program of what was found."""
-        self._check_reads()
-        closed, used, place = self._needed
-        pushed, results = self._pushed, self._results
-        # What is added to a variable is the difference to its value: also where the trace does not need it.
+        closed, used = self._needed
         reads = {i for i in used if i < len(self._trace.variables)}
-        reads |= {self._argument[id(self._trace.written[number])] for number in self.adds}
+        # What is added to a variable is the difference to its value.
+        reads |= {self._argument[id(v)] for _, v in self.adds}
         given, streams, arrays = self._inputs(reads, used)
         taken = [*given, *(self._argument[id(s.variable)] for s in streams), *arrays]
-        compute = jex.jaxpr_as_fun(closed)
-        of_old = [taken.index(self._argument[id(self._trace.written[number])]) for number in self.adds]
-        of_used = [taken.index(i) for i in used]
-
-        def step(*values: jax.Array) -> list[jax.Array]:
-            found = compute(*(values[i] for i in of_used))
-            changed = [
-                found[place[number]] - values[old] for number, old in zip(self.adds, of_old, strict=True)
-            ]
-            first = [found[place[number]] for number in pushed]
-            return [*first, *changed, *(found[place[number]] for number in [*self.assigns, *results])]
-
         specs = tuple(self._trace.specs[i] for i in taken)
-        written = self._trace.written
         return WorkerProgram(
-            exported(step, specs, platforms),
+            exported(self._step(closed, [taken.index(i) for i in used], taken), specs, platforms),
             tuple(self._trace.variables[i] for i in given),
             tuple(streams),
             tuple(i - self._first_array for i in arrays),
             tuple((optimizer, variable) for _, optimizer, variable in self.gradients),
             tuple((optimizer, name) for _, optimizer, name in self.extras),
-            tuple(written[number] for number in self.adds),
-            tuple(written[number] for number in self.assigns),
+            tuple(variable for _, variable in self.adds),
+            tuple(variable for _, variable in self.assigns),
             self._trace.result,
             specs,
         )
+
+    def _step(
+        self, closed: jex.ClosedJaxpr, of_used: Sequence[int], taken: Sequence[int]
+    ) -> Callable[..., list[jax.Array]]:
+        """Return the program as a function of what is taken."""
+        compute = jex.jaxpr_as_fun(closed)
+        # Results may share an array.
+        place = {number: at for at, number in enumerate(sorted(set(self._outputs)))}
+        old_of = {number: taken.index(self._argument[id(v)]) for number, v in self.adds}
+
+        def step(*values: jax.Array) -> list[jax.Array]:
+            found = compute(*(values[i] for i in of_used))
+            return [
+                found[place[n]] - values[old_of[n]] if n in old_of else found[place[n]] for n in self._outputs
+            ]
+
+        return step
 
     def _inputs(
         self, reads: set[int], used: Sequence[int]
@@ -356,13 +391,13 @@ class _Programmed:
             streams.append(changed.get(id(variables[i]), still))
         return given, streams, [i for i in used if i >= self._first_array]
 
-    def _check_reads(self) -> None:
-        if paths := sorted(v.path for v in self.read_afterwards):
-            raise UnsupportedError(
-                "The servers update weights when a step is done: the step cannot read them after the "
-                f"optimizer's update. Received: a step that reads {', '.join(paths[:3])} afterwards. Read "
-                "them before the update, in a step of their own, or in a callback."
-            )
+
+def _beside_update(variable: keras.Variable) -> UnsupportedError:
+    return UnsupportedError(
+        "A step on a parameter-server cluster must change what an optimizer updates by that update alone, "
+        f"which the servers compute. Received: a step that also writes {variable.path!r}. Use `constraint` "
+        "or `weight_decay`, or write the variable in a step of its own."
+    )
 
 
 def _spec(variable: keras.Variable) -> jax.ShapeDtypeStruct:

@@ -103,8 +103,6 @@ class WorkerStep:
         (logs, new), frame = Run(program).complete(0)
         # What code assigned outside of Keras' own scopes, and the gradients; then what the step returned.
         written = {key: frame.scope.state_mapping[key] for key in frame.scope.written}
-        for part, old, values_after in zip(lists, state, new, strict=True):
-            for variable, before, value in zip(part, old, values_after, strict=True):
-                if value is not before:
-                    written[id(variable)] = value
+        for part, values_after in zip(lists, new, strict=True):
+            written.update(zip(map(id, part), values_after, strict=True))
         return logs, written

@@ -113,7 +113,8 @@ class DictCluster:
 
 def cluster_of(model, num_servers):
     every = [v for part in variables_of(model, TrainerTask.TRAIN) for v in part]
-    return DictCluster(every, [model.optimizer], num_servers)
+    others = [model.second_optimizer] if hasattr(model, "second_optimizer") else []
+    return DictCluster(every, [model.optimizer, *others], num_servers)
 
 
 def trained(model, strategy, batches, num_servers):

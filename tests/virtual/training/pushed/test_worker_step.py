@@ -42,6 +42,52 @@ def frozen():
     return model, K.Adam(0.01, clipnorm=0.1)
 
 
+class Adversaries(keras.Model):
+    """Two parts with an optimizer each; the second one's loss is of what the first has become."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = L.Dense(3), L.Dense(3)
+        self.second_optimizer = K.Adam(0.02)
+        for layer in (self.first, self.second):
+            layer.build((None, 6))
+        self.second.trainable = False
+        self.target = self.add_weight(shape=(6, 3), trainable=False, name="target")
+        self.built = True
+        self.second_optimizer.build(self.second.variables)
+
+    def call(self, x):
+        return self.first(x) - self.second(x)
+
+    @property
+    def non_trainable_variables(self):
+        # Keras' state has room for what another optimizer updates.
+        return [*super().non_trainable_variables, *self.second_optimizer.variables]
+
+    def train_step(self, state, data):
+        trainable, others, optimizer, metrics = state
+        x, y = data
+        named = dict(zip(map(id, self.non_trainable_variables), others, strict=True))
+        second = [named[id(v)] for v in self.second.variables]
+        slots = [named[id(v)] for v in self.second_optimizer.variables]
+
+        def loss_of(first, second):
+            pairs = [*zip(self.first.variables, first, strict=True)]
+            with keras.StatelessScope([*pairs, *zip(self.second.variables, second, strict=True)]):
+                return jnp.mean(self.loss(y, self(x)))
+
+        loss, grads = jax.value_and_grad(loss_of)(trainable, second)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
+        grads = jax.grad(loss_of, argnums=1)(trainable, second)
+        second, slots = self.second_optimizer.stateless_apply(slots, [-g for g in grads], second)
+        named[id(self.target)] = 0.9 * named[id(self.target)] + 0.1 * trainable[0]
+        new = [*second, *slots]
+        variables = [*self.second.variables, *self.second_optimizer.variables]
+        named.update(zip(map(id, variables), new, strict=True))
+        logs = {"loss": loss, "norm": jnp.sum(second[0]), "steps": slots[0]}
+        return logs, (trainable, list(named.values()), optimizer, metrics)
+
+
 class Custom(keras.Model):
     """A `train_step` of its own, which adds noise to the gradients and counts its steps."""
 
@@ -81,6 +127,7 @@ MODELS = {
     "cnn": (cnn, 2),
     "frozen": (frozen, 3),
     "custom": (lambda: (Custom(), K.Adafactor(0.05)), 2),
+    "adversaries": (lambda: (Adversaries(), K.Adam(0.01, clipnorm=0.1)), 2),
     "scaled": (lambda: (mlp()[0], K.LossScaleOptimizer(K.Lion(0.01), 16.0, dynamic_growth_steps=2)), 2),
 }
 
@@ -120,7 +167,12 @@ def plain_training(make):
     given = batches()
     x, y = (np.concatenate([b[i] for b in given]) for i in range(2))
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Logs()])
-    return found, [np.asarray(v.value) for v in [*model.variables, *model.optimizer.variables]]
+    return found, [np.asarray(v.value) for v in state_of(model)]
+
+
+def state_of(model):
+    others = model.second_optimizer.variables if hasattr(model, "second_optimizer") else []
+    return [*model.variables, *model.optimizer.variables, *others]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -134,7 +186,7 @@ def test_training_is_that_of_one_device(name):
         assert set(ours) == set(theirs)
         for key, value in theirs.items():
             np.testing.assert_allclose(ours[key], value, **CLOSE, err_msg=key)
-    for variable, expected in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+    for variable, expected in zip(state_of(model), values, strict=True):
         # Counters and random states are equal.
         close = {} if np.issubdtype(expected.dtype, np.integer) else CLOSE
         np.testing.assert_allclose(
@@ -251,10 +303,14 @@ class Broken(Custom):
             with keras.StatelessScope(pairs) as scope:
                 self.seeds.state.assign(self.seeds.state + keras.ops.cast(data[0][0, 0], "uint32"))
             fixed = [scope.get_current_value(v) for v in self.non_trainable_variables]
+        if self.fault == "decays":
+            trainable = [0.9 * w for w in trainable]
         new, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
         logs = {"loss": jnp.zeros(())}
-        if self.fault == "reads":
-            logs["norm"] = jnp.linalg.norm(new[0])
+        if self.fault == "clips":
+            new = [jnp.clip(w, -1, 1) for w in new]
+        if self.fault == "discards":
+            new = trainable
         if self.fault == "twice":
             new, optimizer = self.optimizer.stateless_apply(optimizer, grads, new)
         if self.fault == "prints":
@@ -263,7 +319,9 @@ class Broken(Custom):
 
 
 FAULTS = {
-    "reads": r"cannot read them after.*/kernel",
+    "decays": r"by that update alone.*/kernel",
+    "clips": r"by that update alone.*/kernel",
+    "discards": r"by that update alone.*/kernel",
     "twice": "call an optimizer once",
     "draws": "same number of random values",
     "prints": "must not call Python",
