@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono._errors import CheckpointError, ClusterError
+from unisono._errors import CheckpointError, ClusterError, UnisonoError
 from unisono._types import Json
 from unisono.ps._programs import digest_of
 from unisono.ps._store import VariableStore, new_lineage
@@ -85,6 +85,8 @@ class FileJournal(NoJournal):
         self._turn = 0
         self._log = directory / "log"
         self._records = RecordFile(self._log)
+        #: The programs whose files are complete.
+        self.kept_programs: set[str] = set()
         #: Returns the state at this moment; set by the server.
         self.state = lambda: ({}, [])  # type: ignore[var-annotated]
 
@@ -159,13 +161,15 @@ class FileJournal(NoJournal):
             blob: the program.
         """
         path = self.directory / f"program-{digest}"
-        if not path.exists():
+        # Not whether there is a file: it may be damaged.
+        if digest not in self.kept_programs:
             aside = path.with_name(f".{path.name}.partial")
             with aside.open("wb") as file:
                 file.write(blob)
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(aside, path)
+            self.kept_programs.add(digest)
 
     # files
 
@@ -370,10 +374,12 @@ class DurableStore:
     def _load_programs(self) -> None:
         for path in self._journal.directory.glob("program-*"):
             blob = path.read_bytes()
-            if digest_of(blob) == path.name.removeprefix("program-"):
-                self.store.programs.add(blob)
-            else:
-                path.unlink()
+            try:
+                if digest_of(blob) == path.name.removeprefix("program-"):
+                    self._journal.kept_programs.add(self.store.programs.add(blob))
+            except UnisonoError as error:
+                # As after an update of JAX. Who needs it sends it again.
+                _LOG.warning("A program of the server cannot be used: %s", error)
 
     def _from_log(self, damaged: list[str]) -> Recovery | None:
         image = self._journal.read_image()
@@ -385,9 +391,10 @@ class DurableStore:
             self.store.load(image.meta, image.arrays)
             for _, kind, meta, arrays in changes:
                 self.store.replay(kind, meta, arrays)
-        except CheckpointError as error:
+        except UnisonoError as error:
             damaged.append(str(error))
-            _LOG.warning("A server's log cannot be used: %s.", error)
+            _LOG.warning("A server's log cannot be used: %s", error)
+            self.store.clear()
             return None
         finally:
             self._journal.is_replaying = False

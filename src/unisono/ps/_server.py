@@ -11,7 +11,7 @@ CREATE    `variables`: see `StoredSpec`, with [`has_array`,        `ids`
           one
 PROGRAM   its bytes                                                `digest`
 PULL      `ids`, [`versions`, `lineage`]                           `lineage`, `versions` of all, `changed`:
-                                                                   positions; the values of these
+                                                                   positions; the values of these; `count`
 PUSH      see `Push`, [`lineage`]                                  `applied`: whether now, `count` of pushes
 READ      `id`, [`begin`, `end`]                                   `version`; the value or its rows
 ROWS      `ids`; for each an array of indices                      the rows of each
@@ -210,10 +210,11 @@ class VariableServer:
             lineage = self.store.lineage
             # Of another lineage, as after a reset, versions mean nothing.
             known = versions if "versions" in meta and meta.get("lineage") == lineage else [-1] * len(numbers)
+            count = self.store.applied_count
             pulled = {number: (v, array) for number, v, array in self.store.pull(numbers, known)}
         changed = [i for i, number in enumerate(numbers) if number in pulled]
         versions = [pulled[n][0] if n in pulled else v for n, v in zip(numbers, known, strict=True)]
-        answer = {"lineage": lineage, "versions": versions, "changed": changed}
+        answer = {"lineage": lineage, "versions": versions, "changed": changed, "count": count}
         return frame.answer(Op.OK, answer, [pulled[numbers[i]][1] for i in changed])
 
     def _push(self, frame: Frame) -> Frame:

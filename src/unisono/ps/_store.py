@@ -46,10 +46,11 @@ class VariableStore:
         self.journal: Journal = journal or NoJournal()
         self.programs = ProgramStore()
         self._answered = AnsweredRequests()
-        self._clear()
+        self.clear()
         self.generation = 0
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Drop all variables without a trace in the journal."""
         #: Changes where versions may have gone back: versions of another lineage mean nothing.
         self.lineage = new_lineage()
         self.variables: dict[int, DenseVariable | Table] = {}
@@ -191,7 +192,7 @@ class VariableStore:
                 return
             lineage = lineage or new_lineage()
             self._commit("reset", {"lineage": lineage, "request": request}, ())
-            self._clear()
+            self.clear()
             self._answered.note(request)
             self.lineage = lineage
 
@@ -392,7 +393,7 @@ class VariableStore:
             arrays: the dense values, which are copied.
         """
         with self.lock:
-            self._clear()
+            self.clear()
             left = list(arrays)
             self.lineage, self.generation = meta["lineage"], meta["generation"]
             for entry in meta["variables"]:

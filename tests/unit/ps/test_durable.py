@@ -208,6 +208,51 @@ def test_a_full_disk_rejects_a_push_and_loses_nothing(durable, after_kill, tmp_p
     assert durable.store.push(push_of(1))
 
 
+def test_a_log_that_cannot_be_repeated_is_left_for_a_snapshot(durable, tmp_path, caplog):
+    durable.store.push(push_of(0))
+    durable.snapshot()
+    durable.store.push(push_of(1))
+    durable.close()
+    for program in (tmp_path / "server").glob("program-*"):
+        program.write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING, "unisono"):
+        again = opened(tmp_path / "server")
+    assert "log cannot be used: A push needs a program" in caplog.text
+    assert (again.recovery.source, again.recovery.changes) == ("snapshot", 2)
+    assert again.store.applied_count == 1
+    # What could not be used is not taken for newer later on.
+    add_programs(again.store)
+    again.store.push(push_of(1))
+    kept = content(again.store)
+    again.close()
+    again = opened(tmp_path / "server")
+    assert again.recovery.source == "log"
+    assert_same(content(again.store), kept)
+    again.close()
+
+
+def test_the_log_may_lie_elsewhere(tmp_path):
+    options = {"log_directory": tmp_path / "memory"}
+    durable = opened(tmp_path / "disk", **options)
+    fill(durable.store)
+    durable.store.push(push_of(0))
+    durable.snapshot()
+    kept = content(durable.store)
+    durable.close()
+    assert {p.name.partition("-")[0] for p in (tmp_path / "disk").iterdir()} == {"lock", "snapshot"}
+    again = opened(tmp_path / "disk", **options)
+    assert again.recovery.source == "log"
+    assert_same(content(again.store), kept)
+    again.close()
+    # Memory is empty after a restart of the machine.
+    shutil.rmtree(tmp_path / "memory")
+    again = opened(tmp_path / "disk", **options)
+    assert again.recovery.source == "snapshot"
+    for value, variable in zip(kept[1], again.store.variables.values(), strict=True):
+        np.testing.assert_array_equal(value, variable.host())
+    again.close(remove=True)
+
+
 def test_one_process_uses_a_directory(durable, tmp_path):
     with pytest.raises(ClusterError, match="used by one process"):
         opened(tmp_path / "server")

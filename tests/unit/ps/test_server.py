@@ -1,5 +1,6 @@
 """Requests to a parameter server and their answers, without sockets."""
 
+import contextlib
 import random
 import threading
 
@@ -9,9 +10,10 @@ from tests import exported_updates as exported
 
 from unisono import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
-from unisono.ps._calls import ClientId
+from unisono.ps._calls import ClientId, PeerLostError
 from unisono.ps._durable import DurableStore
 from unisono.ps._frames import Frame, blob
+from unisono.ps._loopback import LoopbackNetwork
 from unisono.ps._ops import Op
 from unisono.ps._server import COUNTER_BITS, VariableServer
 from unisono.ps._store import VariableStore
@@ -103,6 +105,33 @@ def test_pull_and_push(asked):
     for other in ("old", None):
         again = asked.ok(Op.PULL, client=WORKER, **known | {"lineage": other, "versions": [1, 1]})
         assert again.meta["changed"] == [0, 1]
+
+
+def test_pushes_count_once_where_messages_are_lost_and_repeated(asked):
+    seed = random.randrange(10**6)
+    print(f"{seed=}")
+    draw = random.Random(seed)
+    network = LoopbackNetwork(lambda frame, is_answer: draw.choice([0, 1, 1, 1, 2]))
+    endpoint = network.endpoint("ps", asked.server.handle)
+    endpoint.start()
+    peers = [network.peer(Task("ps", 0), "ps", Task("worker", i)) for i in range(2)]
+    for closure in range(40):
+        meta, arrays = push_of(asked, closure, watermark=max(0, closure - 3)).encode()
+        frame = asked.frame(Op.PUSH, *arrays, **meta)
+        answered = False
+        while not answered:
+            # A worker that does not get an answer, or another one in its place.
+            with contextlib.suppress(PeerLostError):
+                answered = draw.choice(peers).call(frame, timeout=0.03).op is Op.OK
+    for peer in peers:
+        peer.close()
+    endpoint.close()
+    assert asked.store.applied_count == 40
+    assert asked.store.read(2) == 40
+    velocities, values = [np.zeros(W, "float32")], [np.ones(W, "float32")]
+    for closure in range(40):
+        exported.by_hand(values, velocities, [np.full(W, closure + 1, "float32")])
+    np.testing.assert_allclose(asked.store.read(0), values[0], rtol=1e-5)
 
 
 def test_parts_and_rows(asked):
