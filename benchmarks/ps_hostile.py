@@ -339,6 +339,7 @@ def _attack(address, training, frames, seed, unauthenticated):
             admitted.send(attack.frame())
         if number % max(1, frames // 20) == 0:
             sizes.append(status.call(Frame(Op.STATUS, number), SECONDS).meta["bytes"])
+            print(f"{number} frames, {sizes[-1] >> 20} MiB", file=sys.stderr)
     other.join()
     admitted.close()
     status.close()

@@ -318,6 +318,37 @@ def test_small_answers_wait_where_they_are_counted(cluster):
     assert not endpoint._unsent
 
 
+def test_a_version_that_differs_is_answered_with_an_error(cluster, monkeypatch):
+    peer = cluster.peer(cluster.endpoint().address)
+    parts = [bytearray(part) for part in Frame(Op.PULL, 1).parts()]
+    parts[0][4] = 2
+    monkeypatch.setattr(Frame, "parts", lambda self: parts)
+    future = peer.send(Frame(Op.PULL, 1))
+    monkeypatch.undo()
+    answer = future.result(LONG)
+    assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
+    assert "one version of Unisono" in answer.meta["text"]
+
+
+def test_rejections_do_not_wait_for_who_takes_none(cluster):
+    """They would fill the memory of the task that is attacked."""
+    endpoint = cluster.endpoint()
+    parts = Frame(Op.PULL, 1).parts()
+    parts[0] = parts[0][:4] + b"\2" + parts[0][5:]
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as deaf:
+        deaf.linger, deaf.rcvhwm, deaf.rcvbuf = 0, 1, 1000
+        deaf.connect(f"ipc://{_local.socket_path(endpoint.address, _local.socket_directory())}")
+        for _ in range(30_000):
+            deaf.send_multipart(parts)
+        # After the answer all of them were handled.
+        while endpoint.rejected < 30_000:
+            time.sleep(0.01)
+        assert cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+        assert not endpoint._backlog
+    context.term()
+
+
 def test_who_has_gone_gets_no_answer(cluster):
     endpoint = cluster.endpoint()
     for connection in (b"local gone", b"tcp gone"):

@@ -35,6 +35,8 @@ _BURST = 100
 _BIND_SECONDS = 3.0
 #: Milliseconds after which an answer is tried again for which there was no room.
 _BACKLOG_MS = 5
+#: Bytes of a part as an object of Python, besides its content.
+_OBJECT_BYTES = 100
 #: Seconds between two warnings about clients that take no answers: hostile ones must not fill the log.
 _WARN_SECONDS = 10.0
 #: Seconds that an endpoint stays after its last answer; ten times as long for one with large arrays.
@@ -257,8 +259,11 @@ class Endpoint:
         except FrameError as error:
             self.rejected += 1
             _LOG.debug("A message of %s was rejected: %s", client, error)
-            if error.request is not None:
-                self._send(client, error_answer(Frame(Op.ERROR, error.request), error).parts())
+            # An explanation for an honest client of another version. It does not wait for one that takes no
+            # answers: a million of them would be 256 MB (the budget) of memory.
+            if error.request is not None and client.connection not in self._backlog:
+                rejection = error_answer(Frame(Op.ERROR, error.request), error)
+                self._hand_over(client.connection, rejection.parts())
             return
         try:
             answer = self._handler(client, request)
@@ -283,7 +288,7 @@ class Endpoint:
                 weakref.finalize(part, self._count, connection, -len(part)).atexit = False
         if connection in self._backlog or not self._hand_over(connection, parts):
             self._backlog.setdefault(connection, collections.deque()).append(parts)
-            self._count(connection, _copied_bytes(parts))
+            self._count(connection, _queued_bytes(parts))
 
     def _hand_over(self, connection: bytes, parts: Sequence[Part]) -> bool:
         """Give an answer to ZeroMQ; return False while its queue for the client is full."""
@@ -299,7 +304,7 @@ class Endpoint:
     def _send_backlog(self) -> None:
         for connection, waiting in list(self._backlog.items()):
             while waiting and self._hand_over(connection, waiting[0]):
-                self._count(connection, -_copied_bytes(waiting.popleft()))
+                self._count(connection, -_queued_bytes(waiting.popleft()))
             if not waiting:
                 del self._backlog[connection]
 
@@ -318,8 +323,9 @@ def _is_shared(part: Part) -> bool:
     return isinstance(part, memoryview) and len(part) >= zmq.COPY_THRESHOLD
 
 
-def _copied_bytes(parts: Sequence[Part]) -> int:
-    return sum(len(part) for part in parts if not _is_shared(part))
+def _queued_bytes(parts: Sequence[Part]) -> int:
+    """Return what an answer takes in the backlog, without the parts that are counted anyway."""
+    return sum(_OBJECT_BYTES + len(part) * (not _is_shared(part)) for part in parts)
 
 
 def require_key(address: str, keys: ClusterKeys | None) -> None:
