@@ -21,7 +21,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -186,7 +186,8 @@ class FileJournal(NoJournal):
             return
         try:
             # Not in a thread: while it reads the values, an update needs new memory for them.
-            self._images[self._turn].write(self.number, *self.state())
+            state, arrays = self.state()
+            self._images[self._turn].write(self.number, state, arrays)
             # From here on the log before is not needed, nor the other image.
             self._records.begin(max(size, self._log_bytes), self.number + 1)
         except OSError as error:
@@ -195,6 +196,8 @@ class FileJournal(NoJournal):
                 "until now are kept."
             ) from error
         self._turn = 1 - self._turn
+        # A table of this lineage may just be made, and not be part of the state yet.
+        self.sweep_tables(lambda key: key.startswith(f"{state['lineage']}-"))
 
     def read_image(self) -> Container | None:
         """Return the newest complete image of this boot, or None."""
@@ -221,14 +224,14 @@ class FileJournal(NoJournal):
         """
         return [record for record in read_records(self._log) if record[0] > after]
 
-    def sweep_tables(self, keys: set[str]) -> None:
+    def sweep_tables(self, is_kept: Callable[[str], bool]) -> None:
         """Remove the files of tables that no longer exist.
 
         Args:
-            keys: of those that do.
+            is_kept: whether the table of a key does.
         """
         for path in self.directory.glob("table-*"):
-            if path.name.removeprefix("table-") not in keys:
+            if not is_kept(path.name.removeprefix("table-")):
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
@@ -340,7 +343,7 @@ class DurableStore:
         with self._writing, self.store.lock:
             if remove:
                 self._journal.remove()
-                self._journal.sweep_tables(set())
+                self._journal.sweep_tables(lambda key: False)
                 for path in [*self._snapshots(), *self._journal.directory.glob("program-*")]:
                     path.unlink(missing_ok=True)
         for descriptor in self._locks:
@@ -368,7 +371,7 @@ class DurableStore:
             # What cannot be used now must not be taken for newer than what follows.
             self._journal.remove()
         self._journal.begin_log()
-        self._journal.sweep_tables(self.store.table_keys())
+        self._journal.sweep_tables(self.store.table_keys().__contains__)
         return dataclasses.replace(recovery, damaged=tuple(damaged))
 
     def _load_programs(self) -> None:

@@ -253,6 +253,21 @@ def test_the_log_may_lie_elsewhere(tmp_path):
     again.close(remove=True)
 
 
+def test_tables_that_were_dropped_leave_no_files(durable, after_kill, tmp_path, monkeypatch):
+    files = lambda: {p.name for p in (tmp_path / "server").glob("table-*")}  # noqa: E731
+    first = files()
+    assert len(first) == 2
+    durable.store.reset()
+    # Until the log begins again a restart needs them; then a table may just be made.
+    assert files() == first
+    assert after_kill(tmp_path / "server").store.table_keys() == set()
+    monkeypatch.setattr(_records.RecordFile, "has_room", lambda self, nbytes: False)
+    fill(durable.store)
+    assert {f"table-{key}" for key in durable.store.table_keys()} == files()
+    assert not files() & first
+    assert_same(content(after_kill(tmp_path / "server").store), content(durable.store))
+
+
 def test_one_process_uses_a_directory(durable, tmp_path):
     with pytest.raises(ClusterError, match="used by one process"):
         opened(tmp_path / "server")
