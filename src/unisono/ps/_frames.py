@@ -132,11 +132,14 @@ class Frame:
         """Return an answer to this message: it has the same request and generation."""
         return Frame(op, self.request, self.generation, {} if meta is None else meta, arrays, lease)
 
-    def parts(self) -> list[bytes | memoryview]:
+    def parts(self, limit: int | None = None) -> list[bytes | memoryview]:
         """Return the message as bytes; the arrays are not copied.
 
+        Args:
+            limit: bytes at most, which the receiver accepts; None for any number.
+
         Raises:
-            FrameError: when a field has no place in a message.
+            FrameError: when a field has no place in a message, or it has more bytes than `limit`.
         """
         meta = _pack_meta(self.meta)
         if len(self.arrays) > MAX_ARRAYS:
@@ -154,7 +157,13 @@ class Frame:
                 f"request={self.request}, generation={self.generation}."
             ) from None
         header = b"".join((fixed, _checksum(fixed, shapes, meta), shapes))
-        return [header, meta, *(self._buffer(array) for array in arrays)]
+        parts: list[bytes | memoryview] = [header, meta, *(self._buffer(array) for array in arrays)]
+        if limit is not None and total_bytes(parts) > limit:
+            _fail(
+                f"A message must have at most {limit} bytes, so that its receiver accepts it",
+                total_bytes(parts),
+            )
+        return parts
 
     def _buffer(self, array: AnyArray) -> memoryview:
         # As bytes: `memoryview` has no format for bfloat16.

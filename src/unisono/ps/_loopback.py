@@ -218,7 +218,7 @@ class LoopbackPeer:
         self._pending.refuse(self._pending.closed)
 
     def _send(self, frame: Frame, timeout: float | None) -> Future[Frame]:
-        future = self._pending.add(frame, total_bytes(frame.parts()), timeout)
+        future = self._pending.add(frame, total_bytes(frame.parts(self._limit)), timeout)
         self._network._ask(self, frame)
         return future
 

@@ -15,7 +15,7 @@ import zmq
 from unisono._errors import ClusterError, ContextError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.ps._calls import ClientId, PeerLostError, PeerRejectedError
-from unisono.ps._frames import Frame
+from unisono.ps._frames import Frame, FrameError
 from unisono.ps._ops import Op
 from unisono.ps._transport import _local, _peer
 from unisono.ps._transport._endpoint import Endpoint
@@ -143,6 +143,20 @@ def test_an_exception_of_the_handler_is_an_answer(cluster):
     peer = cluster.peer(cluster.endpoint(handler).address)
     assert peer.call(Frame(Op.PULL, 1), LONG).meta == {"kind": "KeyError", "text": "'w'"}
     assert peer.call(Frame(Op.PUSH, 2), LONG).meta["kind"] == "SystemError"
+
+
+def test_too_many_bytes_are_the_senders_error(cluster):
+    """ZeroMQ would close the connection, and the request be sent again and again."""
+
+    def handler(client, request):
+        return request.answer(Op.OK, None, [np.zeros(2000)] if request.op is Op.PULL else ())
+
+    peer = cluster.peer(cluster.endpoint(handler, limit=10_000).address, limit=10_000)
+    with pytest.raises(FrameError, match=r"at most 10000 bytes, .* Received: 16048"):
+        peer.send(Frame(Op.PUSH, 1, arrays=[np.zeros(2000)]))
+    answer = peer.call(Frame(Op.PULL, 2), LONG)
+    assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
+    assert peer.call(Frame(Op.STATUS, 3), LONG).op is Op.OK
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error(cluster):
@@ -322,7 +336,7 @@ def test_a_version_that_differs_is_answered_with_an_error(cluster, monkeypatch):
     peer = cluster.peer(cluster.endpoint().address)
     parts = [bytearray(part) for part in Frame(Op.PULL, 1).parts()]
     parts[0][4] = 2
-    monkeypatch.setattr(Frame, "parts", lambda self: parts)
+    monkeypatch.setattr(Frame, "parts", lambda self, limit: parts)
     future = peer.send(Frame(Op.PULL, 1))
     monkeypatch.undo()
     answer = future.result(LONG)

@@ -55,7 +55,7 @@ class Endpoint:
         handler: answers a request, or returns None and calls `reply` later. It runs in the endpoint's
             thread: while it works no other request is answered. An exception becomes an answer ERROR.
         keys: of the cluster, None without.
-        limit: bytes of a request at most.
+        limit: bytes of a request, or of an answer, at most; the same in all tasks.
         budget: bytes of answers that wait to be sent to one client at most; more are dropped.
 
     Raises:
@@ -125,7 +125,7 @@ class Endpoint:
             FrameError: when the answer has no place in a message.
         """
         answer = Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
-        parts = answer.parts()
+        parts = answer.parts(self._limit)
         if threading.current_thread() is self._thread:
             self._send(client, parts)
         else:
@@ -267,7 +267,7 @@ class Endpoint:
             return
         try:
             answer = self._handler(client, request)
-            parts = None if answer is None else answer.parts()
+            parts = None if answer is None else answer.parts(self._limit)
         except Exception as error:
             _LOG.exception("The request %s of %s could not be answered.", request.op.name, client)
             parts = error_answer(request, error).parts()

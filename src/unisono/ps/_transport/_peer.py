@@ -62,7 +62,7 @@ class Peer:
         task: who is asked.
         address: `"host:port"` of the task.
         keys: of the cluster, None without.
-        limit: bytes of an answer at most.
+        limit: bytes of a request, or of an answer, at most; the same in all tasks.
         budget: bytes of requests without an answer at most; `send` waits beyond them.
 
     Raises:
@@ -119,7 +119,7 @@ class Peer:
                 "A peer must be used in the process that made it. Received: a request in a process that was "
                 "forked later. Start processes with 'spawn', and make peers in them."
             )
-        parts = frame.parts()
+        parts = frame.parts(self._link.limit)
         # In the thread of the answers a wait for one would be without end.
         may_wait = threading.current_thread() is not self._thread
         future = self._pending.add(frame, total_bytes(parts), timeout, may_wait)
@@ -225,6 +225,7 @@ class _Link:
 
     def __init__(self, thread: _PeerThread, pending: PendingCalls, way: _Way) -> None:
         self._thread, self._pending, self._way = thread, pending, way
+        self.limit = way.limit
         self._unsent: collections.deque[tuple[int, Sequence[Part]]] = collections.deque()
         self._socket: ZmqSocket | None = None
         self._monitor: sockets.Monitor | None = None
