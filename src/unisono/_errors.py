@@ -18,6 +18,7 @@ builtin that a user of `tf.distribute` would catch::
     │   └── CheckpointUnreadableError         a checkpoint that was just written cannot be read
     ├── MissingPackageError (ImportError)     an optional feature's package is not installed
     ├── OutOfRangeError (IndexError)          a distributed iterator has no next batch
+    ├── CancelledError (concurrent.futures.CancelledError)   a scheduled function was dropped
     ├── UnsupportedError (NotImplementedError)  an option or operation that is not supported here
     └── TapeError (RuntimeError)              a GradientTape used where it cannot differentiate
 
@@ -25,6 +26,8 @@ Messages state what must hold, what was received, and what to write instead.
 
 Tests: tests/unit/test_public_names.py, and those of the modules that raise them.
 """
+
+import concurrent.futures
 
 
 class UnisonoError(Exception):
@@ -93,6 +96,10 @@ class MissingPackageError(UnisonoError, ImportError):
 
 class OutOfRangeError(UnisonoError, IndexError):
     """A distributed iterator has no next batch."""
+
+
+class CancelledError(UnisonoError, concurrent.futures.CancelledError):
+    """A scheduled function was dropped, because another one failed before it."""
 
 
 class UnsupportedError(UnisonoError, NotImplementedError):

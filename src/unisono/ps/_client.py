@@ -1,0 +1,340 @@
+"""What the chief and the workers ask of the parameter servers: pull, push, read, write, on all of them.
+
+A request that a server does not answer is sent again under its number, until the server is there again: the
+servers carry it out once. Meanwhile the caller waits; after `patience` the error names the
+server.
+
+Tests: tests/unit/ps/test_client.py.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from unisono import _errors
+from unisono._errors import ClusterError
+from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+
+#: Seconds after which a request is sent again, and between two attempts while a server is away.
+RETRY_AFTER = 5.0
+RETRY_EVERY = 0.2
+
+#: Seconds for the answer of a server that is told to end.
+_END_WITHIN = 5.0
+
+#: Seconds for which a server may be away: it may be started again, and then reads its state from a disk.
+PATIENCE = 300.0
+
+
+#: A variable: the number of its server, and its own number there.
+Key = tuple[int, int]
+
+
+class ServerClient:
+    """A client of all servers of a cluster; safe to use from several threads.
+
+    Args:
+        peers: one for each server, in the order of their numbers.
+        generation: of the cluster.
+        patience: seconds for which a server may be away.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[RequestPeer],
+        generation: int = 0,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._peers, self._generation, self._patience = list(peers), generation, patience
+        self._numbers = RequestNumbers()
+        self._lock = threading.Lock()
+        #: By variable: the newest version that was seen, and its value.
+        self._known: dict[Key, tuple[int, Any]] = {}
+        #: By server: within which its versions can be compared.
+        self._lineages: dict[int, str] = {}
+
+    @property
+    def num_servers(self) -> int:
+        """How many servers the cluster has."""
+        return len(self._peers)
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def send(
+        self, server: int, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[Any] = ()
+    ) -> Future[Frame]:
+        """Send a request to a server until it is answered.
+
+        Args:
+            server: its number.
+            op: what is asked.
+            meta: of the request.
+            arrays: likewise.
+
+        Returns:
+            The answer, later; or the server's error.
+        """
+        frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
+        attempts = _Attempts(self._peers[server], frame, self._patience)
+        attempts.begin()
+        return attempts.answer
+
+    def call(
+        self, server: int, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[Any] = ()
+    ) -> Frame:
+        """Send a request to a server, and wait for its answer; see `send`."""
+        return self.send(server, op, meta, arrays).result()
+
+    def on_all(self, op: Op, meta: Mapping[str, Any] | None = None) -> list[Frame]:
+        """Send a request to all servers, and wait for their answers.
+
+        Args:
+            op: what is asked.
+            meta: of the request.
+        """
+        return [sent.result() for sent in [self.send(i, op, meta) for i in range(self.num_servers)]]
+
+    # --- variables -----------------------------------------------------------------------------
+
+    def pull(self, keys: Sequence[Key]) -> Future[list[Any]]:
+        """Return the values that variables have now; only those travel that changed since the last pull.
+
+        Args:
+            keys: of variables on any servers.
+        """
+        pulled: Future[list[Any]] = Future()
+        parts = _by_server(keys)
+        if not parts:
+            pulled.set_result([])
+            return pulled
+        left = _PullAnswers(len(parts), lambda error: self._finish_pull(pulled, keys, error))
+        for server, own in parts.items():
+            with self._lock:
+                versions = [self._known[key][0] if key in self._known else -1 for key in own]
+                lineage = self._lineages.get(server)
+            meta = {"ids": [number for _, number in own], "versions": versions, "lineage": lineage}
+            sent = self.send(server, Op.PULL, meta)
+            sent.add_done_callback(left.part(functools.partial(self._note, own)))
+        return pulled
+
+    def _finish_pull(
+        self, pulled: Future[list[Any]], keys: Sequence[Key], error: BaseException | None
+    ) -> None:
+        if error is not None:
+            pulled.set_exception(error)
+            return
+        with self._lock:
+            pulled.set_result([self._known[key][1] for key in keys])
+
+    def _note(self, keys: Sequence[Key], answer: Frame) -> None:
+        lineage = answer.meta["lineage"]
+        with self._lock:
+            if self._lineages.get(keys[0][0]) != lineage:
+                # The server was started again, or begins another job: its versions begin again, too.
+                self._lineages[keys[0][0]] = lineage
+                self._known = {key: known for key, known in self._known.items() if key[0] != keys[0][0]}
+            for i, array in zip(answer.meta["changed"], answer.arrays, strict=True):
+                version = answer.meta["versions"][i]
+                # Two pulls may be under way: the older answer may come last.
+                if keys[i] not in self._known or self._known[keys[i]][0] < version:
+                    self._known[keys[i]] = version, array
+
+    def push(
+        self, server: int, closure: int, watermark: int, meta: Mapping[str, Any], arrays: Sequence[Any]
+    ) -> Future[Frame]:
+        """Send what a closure changes on a server, which applies it once.
+
+        Args:
+            server: its number.
+            closure: the closure's number, the same in every attempt.
+            watermark: below which every closure has ended.
+            meta: what the server is told about the arrays.
+            arrays: gradients and the like.
+        """
+        return self.send(server, Op.PUSH, {**meta, "closure": closure, "watermark": watermark}, arrays)
+
+    def read(self, key: Key) -> np.ndarray[Any, Any]:
+        """Return the value of a variable.
+
+        Args:
+            key: of the variable.
+        """
+        value: np.ndarray[Any, Any] = self.pull([key]).result()[0]
+        return value
+
+    def write(self, key: Key, value: Any) -> None:
+        """Assign a variable.
+
+        Args:
+            key: of the variable.
+            value: an array of its shape and dtype.
+        """
+        server, number = key
+        self.call(server, Op.WRITE, {"ids": [number]}, [np.asarray(value)])
+
+    def create(self, server: int, variables: Sequence[tuple[str, Any]]) -> list[int]:
+        """Make variables on a server; return their numbers there.
+
+        Args:
+            server: its number.
+            variables: names and first values.
+        """
+        arrays = [np.asarray(value) for _, value in variables]
+        specs = [
+            {"name": name, "shape": list(array.shape), "dtype": array.dtype.name, "has_array": True}
+            for (name, _), array in zip(variables, arrays, strict=True)
+        ]
+        numbers: list[int] = self.call(server, Op.CREATE, {"variables": specs}, arrays).meta["ids"]
+        return numbers
+
+    def end(self, code: int) -> None:
+        """Let all servers end; this ends the connections, too.
+
+        Args:
+            code: their exit code.
+        """
+        for peer in self._peers:
+            frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
+            # One that is away, or has ended already, does not answer.
+            with contextlib.suppress(ClusterError):
+                peer.call(frame, timeout=_END_WITHIN)
+        self.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        for peer in self._peers:
+            peer.close()
+
+    def add_program(self, server: int, data: bytes) -> str:
+        """Bring a program to a server; return its digest.
+
+        Args:
+            server: its number.
+            data: the program as `jax.export` has serialized it.
+        """
+        digest: str = self.call(server, Op.PROGRAM, {}, [blob(data)]).meta["digest"]
+        return digest
+
+
+def _by_server(keys: Sequence[Key]) -> dict[int, list[Key]]:
+    parts: dict[int, list[Key]] = {}
+    for key in keys:
+        parts.setdefault(key[0], []).append(key)
+    return parts
+
+
+class _Attempts:
+    """A request to one server, repeated until it is answered.
+
+    Args:
+        peer: of the server.
+        frame: the request; its number is the same in each attempt.
+        patience: seconds for which the server may be away.
+    """
+
+    def __init__(self, peer: RequestPeer, frame: Frame, patience: float) -> None:
+        self._peer, self._frame, self._patience = peer, frame, patience
+        self._began = time.monotonic()
+        self.answer: Future[Frame] = Future()
+
+    def begin(self) -> None:
+        """Send the request."""
+        try:
+            sent = self._peer.send(self._frame, timeout=RETRY_AFTER)
+        except PeerLostError as error:
+            self._lost(error)
+            return
+        except Exception as error:  # from a timer's thread it would be lost
+            self.answer.set_exception(error)
+            return
+        sent.add_done_callback(self._ended)
+
+    def _ended(self, sent: Future[Frame]) -> None:
+        error = sent.exception()
+        if isinstance(error, PeerLostError):
+            self._lost(error)
+        elif error is not None:
+            self.answer.set_exception(error)
+        elif sent.result().op is Op.ERROR:
+            self.answer.set_exception(error_of(sent.result()))
+        else:
+            self.answer.set_result(sent.result())
+
+    def _lost(self, error: PeerLostError) -> None:
+        away = time.monotonic() - self._began
+        if away >= self._patience:
+            self.answer.set_exception(
+                ClusterError(
+                    f"A parameter server must answer within {self._patience:g} s, also after a restart. "
+                    f"Received: nothing from {error.task} at {error.address} for {away:.1f} s. Start it "
+                    "again; with its directory it goes on where it was."
+                )
+            )
+            return
+        timer = threading.Timer(RETRY_EVERY, self.begin)
+        timer.daemon = True
+        timer.start()
+
+
+class _PullAnswers:
+    """Calls a function when all answers of a pull are there.
+
+    Args:
+        count: how many servers were asked.
+        then: is called once, with the first error.
+    """
+
+    def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
+        self._count, self._then = count, then
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def part(self, note: Callable[[Frame], None]) -> Callable[[Future[Frame]], None]:
+        """Return what counts an answer.
+
+        Args:
+            note: keeps what the answer holds.
+        """
+        return functools.partial(self._one_done, note)
+
+    def _one_done(self, note: Callable[[Frame], None], sent: Future[Frame]) -> None:
+        error = sent.exception()
+        if error is None:
+            note(sent.result())
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or error
+            is_last = self._count == 0
+        if is_last:
+            self._then(self._error)
+
+
+def error_of(answer: Frame) -> Exception:
+    """Return the exception that an answer tells of: an error of Unisono or a builtin by its name.
+
+    Args:
+        answer: with the operation ERROR.
+
+    >>> error_of(Frame(Op.ERROR, meta={"kind": "KeyError", "text": "'w'"}))
+    KeyError("'w'")
+    """
+    name, text = str(answer.meta.get("kind")), str(answer.meta.get("text"))
+    for module in (_errors, builtins):
+        kind = getattr(module, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(text)
+            except TypeError:  # it takes other arguments, as `UnicodeDecodeError` does
+                break
+    return ClusterError(f"{name}: {text}")

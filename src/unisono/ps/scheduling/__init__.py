@@ -1,0 +1,1 @@
+"""What the chief of a cluster decides, and sends to its workers."""

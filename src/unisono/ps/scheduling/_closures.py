@@ -1,0 +1,307 @@
+"""What the chief decides about closures: which worker runs which one, and what a failure means. Pure.
+
+A closure is a scheduled call. It has a number, which it keeps when it runs again on another worker, so that
+servers apply its update once. The state here is a frozen record; the shell around it (`_queue`) sends
+what was decided, and reports what came back.
+
+Tests: tests/unit/ps/scheduling/test_closures.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+#: As many closures may wait as in TensorFlow's coordinator; `schedule` then waits, too.
+QUEUE_LIMIT = 262_144
+
+#: The bits of a closure's number below the chief's generation.
+_COUNTER_BITS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What limits the closures in flight.
+
+    Args:
+        max_staleness: how many other updates may be applied between a closure's pull and its own update;
+            None for no bound, 0 for one closure at a time.
+        per_worker: how many closures a worker is sent at most: one that it runs, and one whose values it
+            pulls meanwhile.
+        queue: how many closures may wait.
+    """
+
+    max_staleness: int | None = None
+    per_worker: int = 2
+    queue: int = QUEUE_LIMIT
+
+
+@dataclasses.dataclass(frozen=True)
+class SentClosure:
+    """A closure that a worker was sent.
+
+    Args:
+        number: of the closure.
+        worker: its number.
+        others: how many other closures were in flight at any time since it was sent: at most so many
+            updates can be applied between its pull and its own.
+    """
+
+    number: int
+    worker: int
+    others: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Closures:
+    """All closures of a chief.
+
+    Args:
+        scheduled: the next closure's number.
+        started: the number of the first closure that was never sent; those from it on wait.
+        retries: closures that were sent and came back; they run before those that wait.
+        running: those that workers have.
+        workers: the numbers of the workers that are there.
+        failed: the closure whose error is to be raised.
+        last: the worker that was sent the last closure.
+
+    >>> state = Closures.of_generation(0, workers=[0, 1])
+    >>> state, first = schedule(state)
+    >>> state = start(state, Rules())
+    >>> state.running, is_done(state), is_done(finish(state, first))
+    ((SentClosure(number=0, worker=0, others=0),), False, True)
+    """
+
+    scheduled: int
+    started: int
+    retries: tuple[int, ...] = ()
+    running: tuple[SentClosure, ...] = ()
+    workers: tuple[int, ...] = ()
+    failed: int | None = None
+    last: int = -1
+
+    @classmethod
+    def of_generation(cls, generation: int, workers: Sequence[int] = ()) -> Closures:
+        """Return the state of a chief that has scheduled nothing.
+
+        Args:
+            generation: how often the chief was started before: its numbers are larger than all earlier ones.
+            workers: the numbers of the workers that are there.
+        """
+        first = generation << _COUNTER_BITS
+        return cls(first, first, workers=tuple(workers))
+
+    @property
+    def num_waiting(self) -> int:
+        """How many closures wait for a worker."""
+        return self.scheduled - self.started + len(self.retries)
+
+    @property
+    def watermark(self) -> int:
+        """The number below which every closure has ended: servers may forget that they applied it."""
+        return min([self.started, *self.retries, *(r.number for r in self.running)])
+
+    def worker_of(self, number: int) -> int | None:
+        """Return which worker has a closure; None where none has.
+
+        Args:
+            number: of the closure.
+        """
+        return next((r.worker for r in self.running if r.number == number), None)
+
+
+def has_room(state: Closures, rules: Rules) -> bool:
+    """Return whether one more closure may be scheduled now.
+
+    Args:
+        state: of all closures.
+        rules: their limits.
+    """
+    return state.failed is None and state.num_waiting < rules.queue
+
+
+def schedule(state: Closures) -> tuple[Closures, int]:
+    """Return the state with one more closure, and its number.
+
+    Args:
+        state: one that `has_room`.
+    """
+    return dataclasses.replace(state, scheduled=state.scheduled + 1), state.scheduled
+
+
+def start(state: Closures, rules: Rules) -> Closures | None:
+    """Return the state after the next closure was sent, as the last of `running`; None where none may be.
+
+    The worker with the fewest closures gets it, in turn.
+
+    Args:
+        state: of all closures.
+        rules: their limits.
+    """
+    if state.failed is not None or not state.num_waiting or not _keeps_bound(state, rules.max_staleness):
+        return None
+    counts = {w: sum(r.worker == w for r in state.running) for w in state.workers}
+    free = [w for w in state.workers if counts[w] < rules.per_worker]
+    if not free:
+        return None
+    worker = min(free, key=lambda w: (counts[w], w <= state.last, w))
+    number = min(state.retries) if state.retries else state.started
+    # A closure that came back may have been waiting on a lost worker: its number is the smallest one.
+    retries = tuple(n for n in state.retries if n != number)
+    running = tuple(dataclasses.replace(r, others=r.others + 1) for r in state.running)
+    return dataclasses.replace(
+        state,
+        started=state.started if state.retries else state.started + 1,
+        retries=retries,
+        running=(*running, SentClosure(number, worker, len(running))),
+        last=worker,
+    )
+
+
+def _keeps_bound(state: Closures, bound: int | None) -> bool:
+    """Return whether every closure in flight keeps the bound of staleness with one more beside it.
+
+    In the worst case, all others are applied between its pull and its own update.
+    """
+    if bound is None:
+        return True
+    return len(state.running) <= bound and all(r.others + 1 <= bound for r in state.running)
+
+
+def finish(state: Closures, number: int) -> Closures:
+    """Return the state after a worker has replied with a closure's results, or was told to leave it.
+
+    Args:
+        state: of all closures.
+        number: of the closure; one that runs no more, as after a late reply, changes nothing.
+    """
+    return dataclasses.replace(state, running=_without(state, number))
+
+
+def fail(state: Closures, number: int) -> Closures:
+    """Return the state after a closure's own error: the first one counts, and those that wait are dropped.
+
+    Args:
+        state: of all closures.
+        number: of the closure.
+    """
+    failed = number if state.failed is None else state.failed
+    return dataclasses.replace(
+        state, running=_without(state, number), failed=failed, started=state.scheduled, retries=()
+    )
+
+
+def put_back(state: Closures, number: int) -> Closures:
+    """Return the state after a closure came back, to be run again before those that wait.
+
+    After an error it is dropped, as those that wait were.
+
+    Args:
+        state: of all closures.
+        number: of the closure.
+    """
+    if state.worker_of(number) is None:
+        return state
+    back = () if state.failed is not None else (number,)
+    return dataclasses.replace(state, running=_without(state, number), retries=(*state.retries, *back))
+
+
+def lose(state: Closures, worker: int) -> Closures:
+    """Return the state after a worker was lost: others run its closures.
+
+    Args:
+        state: of all closures.
+        worker: its number.
+    """
+    for running in state.running:
+        if running.worker == worker:
+            state = put_back(state, running.number)
+    return dataclasses.replace(state, workers=tuple(w for w in state.workers if w != worker))
+
+
+def join(state: Closures, worker: int) -> Closures:
+    """Return the state after a worker has come, or has come again.
+
+    Args:
+        state: of all closures.
+        worker: its number.
+    """
+    return dataclasses.replace(state, workers=tuple(sorted({*state.workers, worker})))
+
+
+def is_done(state: Closures) -> bool:
+    """Return whether nothing waits and nothing runs.
+
+    Args:
+        state: of all closures.
+    """
+    return not state.num_waiting and not state.running
+
+
+def can_raise(state: Closures) -> bool:
+    """Return whether an error is to be raised now: when nothing runs any more.
+
+    Args:
+        state: of all closures.
+    """
+    return state.failed is not None and not state.running
+
+
+def forget_error(state: Closures) -> Closures:
+    """Return the state after the error was raised, which happens once.
+
+    Args:
+        state: of all closures.
+    """
+    return dataclasses.replace(state, failed=None)
+
+
+def _without(state: Closures, number: int) -> tuple[SentClosure, ...]:
+    return tuple(r for r in state.running if r.number != number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Absence:
+    """A worker that is not there.
+
+    Args:
+        worker: its number.
+        since: the time at which it was lost.
+        tries: how often it was asked since.
+    """
+
+    worker: int
+    since: float
+    tries: int = 0
+
+    @property
+    def next_try(self) -> float:
+        """The time of the next question: after 0.1 s, then at growing distances, at most 2 s."""
+        # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s, and then every 2 s.
+        early = min(self.tries, 5)
+        waited: float = 0.1 * 2**early + 2.0 * (self.tries - early)
+        return self.since + waited
+
+
+def to_ask(absent: Sequence[Absence], now: float) -> list[Absence]:
+    """Return the absent workers that are to be asked now whether they are there again.
+
+    Args:
+        absent: the workers that are not there.
+        now: the time.
+    """
+    return [a for a in absent if a.next_try <= now]
+
+
+def given_up(absent: Sequence[Absence], num_workers: int, now: float, limit: float) -> list[int]:
+    """Return the workers that are waited for no longer: all, where none was there for `limit` seconds.
+
+    Args:
+        absent: the workers that are not there.
+        num_workers: how many the cluster has.
+        now: the time.
+        limit: in seconds.
+    """
+    if len(absent) < num_workers or any(now - a.since < limit for a in absent):
+        return []
+    return [a.worker for a in absent]

@@ -1,0 +1,329 @@
+"""The chief's queue of closures: sends what `_closures` decides, and hands out results and errors.
+
+Tests: tests/unit/ps/scheduling/test_queue.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from unisono._errors import CancelledError, ClusterError, UnisonoError
+from unisono.ps.scheduling import _closures as decide
+from unisono.ps.scheduling._closures import Closures, Rules
+
+
+class WorkerLostError(ClusterError):
+    """A worker does not answer any more; its closures run on others."""
+
+
+class NotReadyError(UnisonoError):
+    """A worker cannot run a closure before the chief has prepared something for it.
+
+    Args:
+        needs: what, as the worker has put it.
+    """
+
+    def __init__(self, needs: Any) -> None:
+        super().__init__("The closure must be prepared first.")
+        self.needs = needs
+
+
+@dataclasses.dataclass(eq=False)
+class QueuedClosure:
+    """A scheduled call.
+
+    Args:
+        number: the same in every attempt to run it.
+        payload: what is sent to a worker.
+        result: what comes back.
+    """
+
+    number: int
+    payload: Any
+    result: Future[Any] = dataclasses.field(default_factory=Future)
+
+
+#: Send a closure to a worker: gets the worker's number, the closure and the watermark below which every
+#: closure has ended. It must not block. The future fails with a `WorkerLostError` or `NotReadyError`, or with
+#: the closure's own error.
+Send = Callable[[int, QueuedClosure, int], "Future[Any]"]
+
+
+class ClosureQueue:
+    """Closures that wait and run; safe to use from several threads.
+
+    Args:
+        rules: their limits.
+        send: sends one to a worker.
+        prepare: gets a closure's payload and what a worker needs for it, and provides that. It runs in the
+            thread that schedules or waits, never in one of the transport.
+        on_loss: is told the number of a worker that was lost, and why.
+        generation: how often this chief was started before.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        send: Send,
+        prepare: Callable[[Any, Any], None],
+        on_loss: Callable[[int, Exception], None],
+        generation: int = 0,
+    ) -> None:
+        self._rules, self._send, self._prepare, self._on_loss = rules, send, prepare, on_loss
+        self._state = Closures.of_generation(generation)
+        self._changed = threading.Condition(threading.RLock())
+        self._closures: dict[int, QueuedClosure] = {}
+        #: What a worker needs before it can run a closure, which it holds until then.
+        self._unready: dict[int, Any] = {}
+        self._error: Exception | None = None
+        #: After this one nothing can run any more.
+        self._fatal: Exception | None = None
+        #: The thread that prepares closures: the one that scheduled last.
+        self._owner = threading.get_ident()
+        self._is_starting = False
+
+    # --- what users call -----------------------------------------------------------------------
+
+    def schedule(self, payload: Any) -> Future[Any]:
+        """Add a closure; wait while too many wait already.
+
+        Args:
+            payload: what is sent to a worker.
+
+        Returns:
+            Its result, later.
+
+        Raises:
+            Exception: the error of an earlier closure, once; or one that ended the cluster.
+        """
+        self._owner = threading.get_ident()
+        with self._changed:
+            self._wait(lambda: decide.has_room(self._state, self._rules) or decide.can_raise(self._state))
+            self._raise_error()
+            self._state, number = decide.schedule(self._state)
+            closure = self._closures[number] = QueuedClosure(number, payload)
+            self._start()
+        return closure.result
+
+    def wait_for_room(self, most: int) -> None:
+        """Wait until fewer closures wait for a worker than `most`.
+
+        Args:
+            most: at least 1.
+
+        Raises:
+            Exception: the error of an earlier closure, once.
+        """
+        self._owner = threading.get_ident()
+        with self._changed:
+            self._wait(
+                lambda: (
+                    (self._state.num_waiting < most and self._state.failed is None)
+                    or decide.can_raise(self._state)
+                )
+            )
+            self._raise_error()
+
+    def join(self) -> None:
+        """Wait until no closure waits or runs.
+
+        Raises:
+            Exception: the first error of a closure, once.
+        """
+        self._owner = threading.get_ident()
+        with self._changed:
+            self._wait(lambda: decide.is_done(self._state))
+            self._raise_error()
+
+    def done(self) -> bool:
+        """Return whether no closure waits or runs.
+
+        Raises:
+            Exception: the first error of a closure, once, when none runs any more.
+        """
+        with self._changed:
+            self._prepare_all()
+            self._raise_error()
+            return decide.is_done(self._state)
+
+    def result(self, future: Future[Any]) -> Any:
+        """Wait for a closure, and return its result.
+
+        Args:
+            future: what `schedule` returned.
+
+        Raises:
+            Exception: the closure's own error.
+            CancelledError: the closure was dropped because of another one's error.
+        """
+        with self._changed:
+            self._wait(future.done)
+        return future.result()
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers are there now."""
+        return len(self._state.workers)
+
+    # --- what the cluster reports --------------------------------------------------------------
+
+    def worker_came(self, worker: int) -> None:
+        """Let a worker run closures.
+
+        Args:
+            worker: its number.
+        """
+        with self._changed:
+            self._state = decide.join(self._state, worker)
+            self._start()
+
+    def worker_lost(self, worker: int, error: Exception) -> None:
+        """Let others run the closures of a worker.
+
+        Args:
+            worker: its number.
+            error: why it is lost.
+        """
+        with self._changed:
+            if worker not in self._state.workers:
+                return
+            for running in self._state.running:
+                if running.worker == worker:
+                    self._unready.pop(running.number, None)
+            self._state = decide.lose(self._state, worker)
+            self._drop_cancelled()
+            self._start()
+        self._on_loss(worker, error)
+
+    def report(self, error: Exception) -> None:
+        """Note an error that belongs to no closure, such as that of a dataset: it is raised as a closure's.
+
+        Args:
+            error: the first one counts.
+        """
+        with self._changed:
+            if self._state.failed is None:
+                self._error = error
+            self._state = decide.fail(self._state, -1)
+            self._drop_cancelled()
+            self._changed.notify_all()
+
+    def abort(self, error: Exception) -> None:
+        """Let every call fail: nothing can run any more.
+
+        Args:
+            error: which is raised by all that wait, and by what is called later.
+        """
+        with self._changed:
+            self._fatal = self._fatal or error
+            for closure in self._closures.values():
+                closure.result.set_exception(error)
+            self._closures.clear()
+            self._changed.notify_all()
+
+    # --- the shell -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Send what may be sent now."""
+        # A closure may end while it is sent; what this allows is sent by the loop that runs.
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._fatal is None and (state := decide.start(self._state, self._rules)) is not None:
+                self._state, running = state, state.running[-1]
+                sent = self._send(running.worker, self._closures[running.number], state.watermark)
+                sent.add_done_callback(functools.partial(self._ended, running.number, running.worker))
+        finally:
+            self._is_starting = False
+        self._changed.notify_all()
+
+    def _ended(self, number: int, worker: int, reply: Future[Any]) -> None:
+        """Note a worker's reply; called in a thread of the transport."""
+        error = reply.exception()
+        if isinstance(error, WorkerLostError):
+            self.worker_lost(worker, error)
+            return
+        with self._changed:
+            # A late reply of a worker that was given up: another one has the closure.
+            if self._fatal is not None or self._state.worker_of(number) != worker:
+                return
+            if isinstance(error, NotReadyError):
+                self._unready[number] = error.needs
+                self._changed.notify_all()
+                return
+            closure = self._closures.pop(number)
+            if error is None:
+                self._state = decide.finish(self._state, number)
+                closure.result.set_result(reply.result())
+            else:
+                self._fail(closure, error)
+            self._start()
+
+    def _fail(self, closure: QueuedClosure, error: BaseException) -> None:
+        if self._state.failed is None:
+            self._error = error if isinstance(error, Exception) else ClusterError(str(error))
+        self._state = decide.fail(self._state, closure.number)
+        closure.result.set_exception(error)
+        # A worker that waits for something need not get it any more.
+        for number in self._unready:
+            self._state = decide.finish(self._state, number)
+        self._unready.clear()
+        self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        """Let the results of closures fail that will not run."""
+        if self._state.failed is None:
+            return
+        running = {r.number for r in self._state.running}
+        for number in [n for n in self._closures if n not in running]:
+            self._closures.pop(number).result.set_exception(
+                CancelledError("The corresponding function is cancelled. Please reschedule the function.")
+            )
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for a condition, and prepare meanwhile what workers need."""
+        while True:
+            self._prepare_all()
+            if is_ready():
+                return
+            if self._fatal is not None:
+                raise self._fatal
+            self._changed.wait()
+
+    def _prepare_all(self) -> None:
+        while self._unready and self._owner == threading.get_ident():
+            number, needs = next(iter(self._unready.items()))
+            del self._unready[number]
+            closure = self._closures[number]
+            # Without the lock: it may compile for minutes, while other closures end.
+            self._changed.release()
+            error: Exception | None = None
+            try:
+                self._prepare(closure.payload, needs)
+            except Exception as raised:
+                error = raised
+            finally:
+                self._changed.acquire()
+            if number not in self._closures or self._state.worker_of(number) is None:
+                continue
+            if error is None:
+                self._state = decide.put_back(self._state, number)
+            else:
+                self._fail(self._closures.pop(number), error)
+            self._start()
+
+    def _raise_error(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        if not decide.can_raise(self._state):
+            return
+        self._state = decide.forget_error(self._state)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

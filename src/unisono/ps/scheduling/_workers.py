@@ -1,0 +1,335 @@
+"""The chief's side of the workers: what they were sent, who is there, and what a worker that returns needs.
+
+Tests: tests/unit/ps/scheduling/test_workers.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from unisono._errors import ClusterError
+from unisono.ps._calls import PeerLostError, PeerRejectedError, RequestNumbers, RequestPeer
+from unisono.ps._client import error_of
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
+from unisono.ps.scheduling._queue import ClosureQueue, NotReadyError, QueuedClosure, WorkerLostError
+from unisono.ps.worker._step_worker import StepPlan
+
+#: Seconds for which all workers may be away.
+PATIENCE = 300.0
+
+#: Seconds between two looks at who is away, and for the answer of a worker that is asked.
+_LOOK_EVERY = 0.1
+_ANSWER_WITHIN = 5.0
+
+#: Seconds for a worker that is away to come and learn that the job is over: else it would wait for a chief.
+_LATE_WITHIN = 20.0
+
+
+@dataclasses.dataclass(eq=False)
+class BatchFunction:
+    """A scheduled function that takes batches of workers: what is known of it, for all of its calls.
+
+    Args:
+        name: of the function and of the kinds of its arguments.
+        reads: for each batch that a call takes, the number of its iterator among those of the call; one of
+            each until the function was traced.
+        states: gives a call the states of random generators; None until it was traced.
+        plan: the name of its plan where it takes no batch at all.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    states: Callable[[], list[Any]] | None = None
+    plan: str | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class RunRequest:
+    """What a closure executes.
+
+    Args:
+        plan: the name of a plan that the workers have; None where it depends on batches that they take.
+        arrays: the arguments that travel with it, after the states.
+        function: takes batches, where `plan` is None.
+        iterators: the names of the call's iterators.
+        states: of random generators: the same in every attempt. None where they are not known yet.
+    """
+
+    plan: str | None
+    arrays: Sequence[Any] = ()
+    function: BatchFunction | None = None
+    iterators: tuple[str, ...] = ()
+    states: list[Any] | None = None
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what a worker is told besides arrays."""
+        function = self.function
+        if self.states is None and function is not None and function.states is not None:
+            self.states = function.states()
+        return {
+            "plan": self.plan if function is None else function.plan,
+            "function": None if function is None else function.name,
+            "takes": () if function is None else [self.iterators[i] for i in function.reads],
+            "states": len(self.states or ()),
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunResult:
+    """What a closure has computed.
+
+    Args:
+        plan: the name of the plan that was run.
+        arrays: of the result.
+    """
+
+    plan: str
+    arrays: list[Any]
+
+
+#: What every worker is told before it runs closures: from the worker's number to operation, meta and arrays.
+Setup = Callable[[int], tuple[Op, Mapping[str, Any], Sequence[Any]]]
+
+
+class WorkerPool:
+    """All workers of a cluster; safe to use from several threads.
+
+    Args:
+        peers: one for each worker, in the order of their numbers.
+        rules: the limits of closures.
+        prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
+        generation: how often this chief was started before.
+        patience: seconds for which all workers may be away.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[RequestPeer],
+        rules: Rules,
+        prepare: Callable[[RunRequest, str], None],
+        generation: int = 0,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._peers, self._generation, self._patience = list(peers), generation, patience
+        self._numbers = RequestNumbers()
+        self._lock = threading.RLock()
+        self._setups: list[Setup] = []
+        self._iterators: dict[str, Setup] = {}
+        self._lives: dict[int, str] = {}
+        self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._peers))}
+        #: By worker and iterator: how many batches ended closures have used.
+        self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self._closed = threading.Event()
+        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation)
+        self._watch = threading.Thread(target=self._look, name="unisono-workers", daemon=True)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster has, also those that are away."""
+        return len(self._peers)
+
+    def start(self) -> None:
+        """Begin to look for workers."""
+        self._watch.start()
+
+    # --- what all workers have -----------------------------------------------------------------
+
+    def add_plan(
+        self,
+        name: str,
+        plan: StepPlan,
+        program: bytes,
+        function: str | None = None,
+        signature: str | None = None,
+    ) -> None:
+        """Give a program to all workers, also to those that come later.
+
+        Args:
+            name: of the plan.
+            plan: how it is run.
+            program: exported.
+            function: for batches that workers take: the function's name.
+            signature: likewise, their form.
+        """
+        meta = {"name": name, "plan": plan.to_meta(), "function": function, "signature": signature}
+        data = [blob(program)]
+        self._set_up(lambda worker: (Op.PROGRAM, meta, data))
+
+    def make_dataset(self, name: str, function: bytes) -> None:
+        """Let every worker make a dataset.
+
+        Args:
+            name: of the dataset.
+            function: pickled by `cloudpickle`.
+        """
+        data = [blob(function)]
+        self._set_up(lambda worker: (Op.DATASET, {"make": name}, data))
+
+    def iterate(self, name: str, dataset: str) -> None:
+        """Let every worker begin to iterate over a dataset; one that comes again goes on where it was.
+
+        Args:
+            name: of the iterator.
+            dataset: the name of its dataset.
+        """
+        setup = self._iterators[name] = lambda worker: (
+            Op.DATASET,
+            {"iterate": name, "of": dataset, "skip": self._used[worker][name]},
+            (),
+        )
+        self._set_up(setup)
+
+    def forget(self, name: str) -> None:
+        """Let every worker drop an iterator.
+
+        Args:
+            name: of the iterator.
+        """
+        with self._lock:
+            self._setups = [s for s in self._setups if s is not self._iterators.get(name)]
+            self._iterators.pop(name, None)
+            for worker in self._lives:
+                self._send(worker, Op.DATASET, {"forget": [name]})
+
+    def _set_up(self, setup: Setup) -> None:
+        with self._lock:
+            self._setups.append(setup)
+            for worker in self._lives:
+                self._tell(worker, setup)
+
+    def _tell(self, worker: int, setup: Setup) -> None:
+        op, meta, arrays = setup(worker)
+        self._send(worker, op, meta, arrays).add_done_callback(self._told)
+
+    def _told(self, sent: Future[Frame]) -> None:
+        """Report the error of a user's function; that a worker is lost is noticed elsewhere."""
+        error = sent.exception()
+        if error is None and sent.result().op is Op.ERROR:
+            self.queue.report(error_of(sent.result()))
+
+    # --- closures ------------------------------------------------------------------------------
+
+    def _run(self, worker: int, closure: QueuedClosure, watermark: int) -> Future[Any]:
+        request: RunRequest = closure.payload
+        meta = {
+            **request.to_meta(),
+            "closure": closure.number,
+            "watermark": watermark,
+            "life": self._lives.get(worker),
+        }
+        answer: Future[Any] = Future()
+        sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])
+        sent.add_done_callback(lambda done: self._answered(worker, done, answer))
+        return answer
+
+    def _answered(self, worker: int, sent: Future[Frame], answer: Future[Any]) -> None:
+        error = sent.exception()
+        if isinstance(error, PeerLostError):
+            answer.set_exception(WorkerLostError(str(error)))
+        elif error is not None:
+            answer.set_exception(error)
+        elif (frame := sent.result()).op is Op.ERROR:
+            lost = frame.meta.get("kind") == WorkerLostError.__name__
+            answer.set_exception(WorkerLostError(str(frame.meta.get("text"))) if lost else error_of(frame))
+        elif "needs" in frame.meta:
+            answer.set_exception(NotReadyError(frame.meta["needs"]))
+        else:
+            for name, count in frame.meta.get("taken", {}).items():
+                self._used[worker][name] = max(count, self._used[worker][name])
+            answer.set_result(RunResult(frame.meta["plan"], list(frame.arrays)))
+
+    def _send(
+        self,
+        worker: int,
+        op: Op,
+        meta: Mapping[str, Any],
+        arrays: Sequence[Any] = (),
+        timeout: float | None = None,
+    ) -> Future[Frame]:
+        frame = Frame(op, self._numbers.next(), self._generation, dict(meta), arrays)
+        try:
+            return self._peers[worker].send(frame, timeout)
+        except ClusterError as error:
+            failed: Future[Frame] = Future()
+            failed.set_exception(error)
+            return failed
+
+    # --- who is there --------------------------------------------------------------------------
+
+    def _lost(self, worker: int, error: Exception) -> None:
+        with self._lock:
+            self._lives.pop(worker, None)
+            self._absent[worker] = Absence(worker, time.monotonic())
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_EVERY):
+            now = time.monotonic()
+            with self._lock:
+                absent = list(self._absent.values())
+                asked = to_ask(absent, now)
+                for absence in asked:
+                    self._absent[absence.worker] = dataclasses.replace(absence, tries=absence.tries + 1)
+            gone = given_up(absent, len(self._peers), now, self._patience)
+            if gone:
+                self.queue.abort(self._nobody(gone))
+                return
+            for absence in asked:
+                sent = self._send(absence.worker, Op.HELLO, {}, timeout=_ANSWER_WITHIN)
+                sent.add_done_callback(functools.partial(self._greeted, absence.worker))
+
+    def _greeted(self, worker: int, sent: Future[Frame]) -> None:
+        error = sent.exception()
+        if isinstance(error, PeerRejectedError):
+            # Another key: waiting does not help.
+            self.queue.abort(error)
+        if error is not None or sent.result().op is Op.ERROR:
+            if error is None:
+                self.queue.abort(error_of(sent.result()))
+            return
+        with self._lock:
+            if worker not in self._absent:
+                return
+            del self._absent[worker]
+            self._lives[worker] = sent.result().meta["life"]
+            for setup in self._setups:
+                self._tell(worker, setup)
+        self.queue.worker_came(worker)
+
+    def _nobody(self, workers: Sequence[int]) -> ClusterError:
+        peers = ", ".join(f"{self._peers[i].task} at {self._peers[i].address}" for i in workers)
+        return ClusterError(
+            f"A worker must be there to run what was scheduled. Received: no answer from {peers} for "
+            f"{self._patience:g} s. Start them with the same TF_CONFIG, or look into their logs."
+        )
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def end(self, code: int) -> None:
+        """Let all workers end.
+
+        Args:
+            code: their exit code.
+        """
+        # Also those that have not come yet: they would wait for ever.
+        waits = {i: _ANSWER_WITHIN if i in self._lives else _LATE_WITHIN for i in range(len(self._peers))}
+        sent = [self._send(i, Op.END, {"code": code}, timeout=wait) for i, wait in waits.items()]
+        for each in sent:
+            # One that has ended already does not answer.
+            each.exception()
+        self.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._closed.set()
+        self.queue.abort(ClusterError("The job has ended. Received: a closure that had not."))
+        for peer in self._peers:
+            peer.close()

@@ -1,0 +1,1 @@
+"""What a worker does with the closures that it is sent."""

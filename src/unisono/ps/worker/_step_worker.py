@@ -1,0 +1,301 @@
+"""A worker's side: run closures, one after the other, with the values that the servers hold now.
+
+A closure goes through three hands. Where it arrives, its pull is sent off at once, also while another closure
+is computed. The thread that computes takes batches, runs the program and sends the pushes off. When all
+servers have acknowledged them, the results go to the chief; meanwhile the next closure is computed.
+
+Tests: tests/unit/ps/worker/test_step_worker.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy as np
+
+from unisono._errors import ContextError, UnisonoError
+from unisono.ps._calls import ClientId, error_answer
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps.worker._batch_spec import describe
+from unisono.ps.worker._worker_data import WorkerData
+
+#: From arrays to arrays: an exported program, compiled here.
+Program = Callable[..., Sequence[Any]]
+
+#: The number of the worker whose thread this is.
+_INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None)
+
+
+class Servers(Protocol):
+    """What a worker needs of the parameter servers; `ps/_client.ServerClient` has it."""
+
+    def pull(self, keys: Sequence[tuple[int, int]]) -> Future[list[Any]]:
+        """Return the values of variables, later."""
+
+    def push(
+        self, server: int, closure: int, watermark: int, meta: Any, arrays: Sequence[Any]
+    ) -> Future[Any]:
+        """Send what a closure changes on a server; done when the server has acknowledged it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PushPlan:
+    """What a program pushes to one server.
+
+    Args:
+        server: its number.
+        outputs: which outputs of the program travel, in this order.
+        meta: what the server is told about them.
+    """
+
+    server: int
+    outputs: tuple[int, ...]
+    meta: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """How a worker runs a program.
+
+    Args:
+        digest: of the exported program.
+        pulls: the variables whose values are its first arguments: server, and number there.
+        states: how many states of random generators follow, the first arrays of the closure.
+        arrays: which of the other arrays follow: those of the closure, then those of batches taken here.
+        pushes: what goes to which server.
+        results: which outputs go to the chief.
+    """
+
+    digest: str
+    pulls: tuple[tuple[int, int], ...]
+    states: int
+    arrays: tuple[int, ...]
+    pushes: tuple[PushPlan, ...]
+    results: tuple[int, ...]
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return the plan as JSON holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_meta(cls, meta: Any) -> StepPlan:
+        """Return the plan of what `to_meta` returned."""
+        pushes = tuple(PushPlan(p["server"], tuple(p["outputs"]), p["meta"]) for p in meta["pushes"])
+        return cls(
+            meta["digest"],
+            tuple((server, number) for server, number in meta["pulls"]),
+            meta["states"],
+            tuple(meta["arrays"]),
+            pushes,
+            tuple(meta["results"]),
+        )
+
+
+@dataclasses.dataclass
+class _Received:
+    client: ClientId
+    frame: Frame
+    pulled: Future[list[Any]] | None = None
+
+
+class StepWorker:
+    """Runs what the chief sends.
+
+    Args:
+        index: the worker's number.
+        num_workers: how many there are.
+        servers: the parameter servers.
+        load_program: compiles an exported program.
+        reply: answers a request.
+        is_chief: whether functions of a client may be executed here.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        num_workers: int,
+        servers: Servers,
+        load_program: Callable[[str, bytes], Program],
+        reply: Callable[[ClientId, int, Frame], None],
+        is_chief: Callable[[ClientId], bool],
+    ) -> None:
+        self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
+        self._is_chief = is_chief
+        self._data = WorkerData(index, num_workers)
+        self._plans: dict[str, StepPlan] = {}
+        self._programs: dict[str, Program] = {}
+        #: The plans of functions that take batches from datasets, by function and signature of the batches.
+        self._of_batches: dict[tuple[str, str], str] = {}
+        self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
+        self._cancelled = -1
+        #: Another one after a restart, so that the chief sends programs and datasets again.
+        self._life = secrets.token_hex(8)
+        self._thread = threading.Thread(target=self._run, name=f"unisono-worker-{index}", daemon=True)
+        self.ended = threading.Event()
+        self.exit_code = 0
+
+    def start(self) -> None:
+        """Begin to run closures."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread when it has run what it was sent."""
+        self._tasks.put(None)
+
+    def handle(self, client: ClientId, frame: Frame) -> Frame | None:
+        """Answer a request of the chief, or take it over; called by the transport.
+
+        Args:
+            client: who asks.
+            frame: the request.
+        """
+        if not self._is_chief(client):
+            return error_answer(frame, ContextError("A worker takes requests of its chief alone."))
+        match frame.op:
+            case Op.RUN:
+                if frame.meta["life"] != self._life:
+                    text = f"Worker {self._index} was started again."
+                    return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
+                plan = self._plans.get(frame.meta["plan"]) if frame.meta.get("plan") else None
+                pulled = None if plan is None else self._servers.pull(plan.pulls)
+                self._tasks.put(_Received(client, frame, pulled))
+                return None
+            case Op.PROGRAM:
+                # Here and not in the thread: a closure that follows pulls by this plan.
+                self._note_plan(frame)
+                self._tasks.put(_Received(client, frame))
+                return None
+            case Op.DATASET:
+                self._tasks.put(_Received(client, frame))
+                return None
+            case Op.CANCEL:
+                self._cancelled = max(self._cancelled, frame.meta["below"])
+            case Op.END:
+                self.exit_code = int(frame.meta.get("code", 0))
+                self.ended.set()
+            case Op.HELLO | Op.BEAT:
+                pass
+            case _:
+                return error_answer(frame, UnisonoError(f"A worker does not know {frame.op.name}."))
+        return frame.answer(Op.OK, {"life": self._life, "index": self._index})
+
+    def _note_plan(self, frame: Frame) -> None:
+        plan = StepPlan.from_meta(frame.meta["plan"])
+        self._plans[frame.meta["name"]] = plan
+        if frame.meta.get("signature") is not None:
+            self._of_batches[frame.meta["function"], frame.meta["signature"]] = frame.meta["name"]
+
+    # --- the thread that computes ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        _INDEX.set(self._index)
+        while (task := self._tasks.get()) is not None:
+            try:
+                self._execute(task)
+            except Exception as error:
+                # A closure's own error: the chief raises it, and this worker goes on.
+                self._answer(task, error_answer(task.frame, error))
+
+    def _execute(self, task: _Received) -> None:
+        frame = task.frame
+        if frame.op is Op.RUN:
+            self._closure(task)
+            return
+        if frame.op is Op.PROGRAM:
+            digest = frame.meta["plan"]["digest"]
+            if digest not in self._programs:
+                self._programs[digest] = self._load(digest, bytes(frame.arrays[0]))
+        else:
+            self._data.change(frame)
+        self._answer(task, frame.answer(Op.OK))
+
+    def _closure(self, task: _Received) -> None:
+        frame, meta = task.frame, task.frame.meta
+        if meta["closure"] < self._cancelled:
+            self._answer(task, frame.answer(Op.ERROR, {"kind": "CancelledError", "text": "cancelled"}))
+            return
+        taken = self._data.take(meta.get("takes", ()))
+        name: str | None = meta.get("plan")
+        arrays = [*frame.arrays]
+        if taken:
+            signature, leaves = describe(taken.batches)
+            arrays += leaves
+            name = self._of_batches.get((meta["function"], signature))
+            if name is None or self._plans[name].states != meta["states"]:
+                # The chief traces the function for batches of this form; they are taken again then.
+                taken.give_back()
+                self._answer(task, frame.answer(Op.RESULT, {"needs": signature}))
+                return
+        plan = self._plans[str(name)]
+        pulled = task.pulled if task.pulled is not None else self._servers.pull(plan.pulls)
+        given = arrays[: plan.states] + [arrays[plan.states + i] for i in plan.arrays]
+        outputs = self._programs[plan.digest](*pulled.result(), *given)
+        self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})
+
+    def _push(self, task: _Received, plan: StepPlan, outputs: Sequence[Any], meta: dict[str, Any]) -> None:
+        frame = task.frame
+        numbers = frame.meta["closure"], frame.meta["watermark"]
+        results = [np.asarray(outputs[i]) for i in plan.results]
+        pushes = [
+            self._servers.push(p.server, *numbers, p.meta, [np.asarray(outputs[i]) for i in p.outputs])
+            for p in plan.pushes
+        ]
+        answer = frame.answer(Op.RESULT, meta, results)
+        if not pushes:
+            self._answer(task, answer)
+            return
+        left = _Countdown(
+            len(pushes),
+            lambda error: self._answer(task, answer if error is None else error_answer(frame, error)),
+        )
+        for push in pushes:
+            push.add_done_callback(left.one_done)
+
+    def _answer(self, task: _Received, answer: Frame) -> None:
+        self._reply(task.client, task.frame.request, answer)
+
+
+class _Countdown:
+    """Calls a function when some futures are done, with the first error among them.
+
+    Args:
+        count: how many.
+        then: is called once.
+    """
+
+    def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
+        self._count, self._then = count, then
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def one_done(self, future: Future[Any]) -> None:
+        """Count a future."""
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or future.exception()
+            is_last = self._count == 0
+        if is_last:
+            self._then(self._error)
+
+
+def current_worker_index() -> int:
+    """Return the number of the worker that executes this code.
+
+    Raises:
+        ContextError: outside of a worker's functions.
+    """
+    index = _INDEX.get()
+    if index is None:
+        raise ContextError(
+            "The index of a worker is known in functions that a worker executes. Received: a call outside of "
+            "them. Call it in a function given to `create_per_worker_dataset`."
+        )
+    return index

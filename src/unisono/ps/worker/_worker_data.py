@@ -1,0 +1,154 @@
+"""The datasets of a worker, made by functions of the chief, and how far each iterator is.
+
+Tests: tests/unit/ps/worker/test_worker_data.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unisono._errors import OutOfRangeError
+from unisono.data._sharding import InputContext
+from unisono.ps._frames import Frame
+
+
+@dataclasses.dataclass
+class _WorkerIteration:
+    """An iterator, with the batches that were given back to it."""
+
+    batches: Iterator[Any]
+    #: How many batches closures have used.
+    used: int = 0
+    returned: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
+
+
+@dataclasses.dataclass
+class Taken:
+    """The batches of a closure.
+
+    Args:
+        parts: each with its source, in the order in which they were taken.
+    """
+
+    parts: list[tuple[str, _WorkerIteration, Any]]
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    @property
+    def batches(self) -> tuple[Any, ...]:
+        """The batches."""
+        return tuple(batch for _, _, batch in self.parts)
+
+    def give_back(self) -> None:
+        """Let the next closure take them again."""
+        for _, source, batch in reversed(self.parts):
+            source.returned.appendleft(batch)
+            source.used -= 1
+
+
+class WorkerData:
+    """The datasets and iterators of a worker.
+
+    Args:
+        index: the worker's number.
+        num_workers: how many there are.
+    """
+
+    def __init__(self, index: int, num_workers: int) -> None:
+        self._context = InputContext(num_workers, index, 1)
+        self._datasets: dict[str, Any] = {}
+        self._sources: dict[str, _WorkerIteration] = {}
+
+    def change(self, frame: Frame) -> None:
+        """Make a dataset or an iterator, or forget iterators; see `make`, `iterate` and `forget`.
+
+        Args:
+            frame: a request of the chief, whose functions may be executed.
+        """
+        meta = frame.meta
+        if "make" in meta:
+            self.make(meta["make"], bytes(frame.arrays[0]))
+        elif "iterate" in meta:
+            self.iterate(meta["iterate"], meta["of"], meta.get("skip", 0))
+        else:
+            self.forget(meta["forget"])
+
+    def make(self, name: str, function: bytes) -> None:
+        """Make a dataset.
+
+        Args:
+            name: the chief's for it.
+            function: pickled by `cloudpickle`, from the chief; gets an `InputContext`.
+        """
+        # Imported here: a parameter server, which imports this package too, does without.
+        import cloudpickle
+
+        self._datasets[name] = cloudpickle.loads(function)(self._context)
+
+    def iterate(self, name: str, dataset: str, skip: int) -> None:
+        """Begin to iterate over a dataset.
+
+        Args:
+            name: the chief's for the iterator.
+            dataset: that of its dataset.
+            skip: how many batches were used before this worker was started again.
+        """
+        batches = _batches_of(self._datasets[dataset])
+        for _ in itertools.islice(batches, skip):
+            pass
+        self._sources[name] = _WorkerIteration(batches, skip)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop iterators.
+
+        Args:
+            names: the chief's for them.
+        """
+        for name in names:
+            self._sources.pop(name, None)
+
+    def take(self, names: Sequence[str]) -> Taken:
+        """Return the next batch of each iterator; of none, if one of them has ended.
+
+        Args:
+            names: of iterators; one that occurs twice gives two batches.
+
+        Raises:
+            OutOfRangeError: an iterator has ended.
+        """
+        taken = Taken([])
+        for name in names:
+            source = self._sources[name]
+            try:
+                batch = source.returned.popleft() if source.returned else next(source.batches)
+            except StopIteration:
+                used = source.used
+                taken.give_back()
+                raise OutOfRangeError(
+                    "An iterator of a per-worker dataset must have a next batch. Received: the end of the "
+                    f"data on worker {self._context.input_pipeline_id} after {used} batches. Schedule "
+                    "fewer steps, or make the dataset with `.repeat()`."
+                ) from None
+            source.used += 1
+            taken.parts.append((name, source, batch))
+        return taken
+
+    def counts(self, taken: Taken) -> Mapping[str, int]:
+        """Return how many batches closures have used of the iterators of one.
+
+        Args:
+            taken: its batches.
+        """
+        return {name: source.used for name, source, _ in taken.parts}
+
+
+def _batches_of(dataset: Any) -> Iterator[Any]:
+    # Before `__iter__`, which gives tensors of TensorFlow.
+    if hasattr(dataset, "as_numpy_iterator"):
+        return iter(dataset.as_numpy_iterator())
+    return iter(dataset)

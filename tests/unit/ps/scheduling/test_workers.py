@@ -1,0 +1,140 @@
+"""The chief's side of workers that come, go, and come again."""
+
+import time
+
+import numpy as np
+import pytest
+
+from unisono._errors import ClusterError, OutOfRangeError
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._ops import Op
+from unisono.ps.scheduling._closures import Rules
+from unisono.ps.scheduling._workers import BatchFunction, RunRequest, WorkerPool
+from unisono.ps.worker._step_worker import StepPlan
+
+
+class Worker:
+    """Notes what it is told, and answers closures as the test wants."""
+
+    def __init__(self, network, address, life="1", answer=None):
+        self.told, self.life, self.answer = [], life, answer or self.result
+        self.endpoint = network.endpoint(address, self.handle)
+        self.endpoint.start()
+
+    def result(self, frame):
+        return frame.answer(Op.RESULT, {"plan": "p", "taken": {"i": 4}}, frame.arrays)
+
+    def handle(self, client, frame):
+        self.told.append((frame.op, dict(frame.meta)))
+        if frame.op is Op.RUN and frame.meta["life"] != self.life:
+            return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": "started again"})
+        if frame.op is Op.RUN:
+            return self.answer(frame)
+        return frame.answer(Op.OK, {"life": self.life})
+
+
+def pool_of(network, workers=1, prepare=lambda request, form: None, **options):
+    peers = [network.peer(Task("worker", i), str(i)) for i in range(workers)]
+    pool = WorkerPool(peers, Rules(), prepare, **options)
+    pool.start()
+    return pool
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+PLAN = StepPlan("digest", (), 0, (), (), ())
+
+
+def test_a_worker_that_comes_late_gets_what_the_others_have():
+    network = LoopbackNetwork()
+    pool = pool_of(network, workers=2)
+    pool.add_plan("p", PLAN, b"program")
+    pool.make_dataset("d", b"function")
+    pool.iterate("i", "d")
+    first = Worker(network, "0")
+    future = pool.queue.schedule(RunRequest("p", [np.ones(2)]))
+    assert pool.queue.result(future).arrays[0].tolist() == [1, 1]
+    assert [op for op, _ in first.told] == [Op.HELLO, Op.PROGRAM, Op.DATASET, Op.DATASET, Op.RUN]
+    assert first.told[3][1] == {"iterate": "i", "of": "d", "skip": 0}
+    pool.forget("i")
+    late = Worker(network, "1")
+    until(lambda: pool.queue.num_workers == 2)
+    until(lambda: len(late.told) == 3)
+    assert [op for op, _ in late.told] == [Op.HELLO, Op.PROGRAM, Op.DATASET]
+    pool.close()
+
+
+def test_a_restarted_worker_goes_on_where_its_datasets_were():
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    worker = Worker(network, "0")
+    pool.make_dataset("d", b"function")
+    pool.iterate("i", "d")
+    pool.queue.result(pool.queue.schedule(RunRequest("p")))
+    worker.endpoint.close()
+    future = pool.queue.schedule(RunRequest("p"))
+    again = Worker(network, "0", life="2")
+    pool.queue.result(future)
+    told = [meta for op, meta in again.told if op is Op.DATASET]
+    assert told == [{"make": "d"}, {"iterate": "i", "of": "d", "skip": 4}]
+    assert again.told[-1][1]["life"] == "2"
+    # The number is that of the first attempt.
+    assert again.told[-1][1]["closure"] == 1
+    pool.close()
+
+
+def test_states_are_the_same_in_every_attempt():
+    network = LoopbackNetwork()
+    states = iter(range(10))
+    function = BatchFunction("f", (0,))
+
+    def answer(frame):
+        if not frame.meta["states"]:
+            return frame.answer(Op.RESULT, {"needs": "form"})
+        return frame.answer(Op.RESULT, {"plan": "p"}, frame.arrays)
+
+    def prepare(request, form):
+        function.states = lambda: [np.int32(next(states))]
+
+    pool = pool_of(network, prepare=prepare)
+    worker = Worker(network, "0", answer=answer)
+    futures = [pool.queue.schedule(RunRequest(None, (), function, ("i",))) for _ in range(4)]
+    assert sorted(int(pool.queue.result(f).arrays[0]) for f in futures) == [0, 1, 2, 3]
+    assert all(meta["takes"] == ["i"] for op, meta in worker.told if op is Op.RUN)
+    pool.close()
+
+
+def test_a_closures_error_is_raised_and_others_run():
+    network = LoopbackNetwork()
+
+    def answer(frame):
+        return frame.answer(Op.ERROR, {"kind": "OutOfRangeError", "text": "end"})
+
+    pool = pool_of(network)
+    Worker(network, "0", answer=answer)
+    pool.queue.schedule(RunRequest("p"))
+    with pytest.raises(OutOfRangeError, match="end"):
+        pool.queue.join()
+    pool.close()
+
+
+def test_without_any_worker_the_error_names_them():
+    pool = pool_of(LoopbackNetwork(), workers=2, patience=0.3)
+    pool.queue.schedule(RunRequest("p"))
+    with pytest.raises(ClusterError, match=r"no answer from worker:0 at 0, worker:1 at 1 for 0\.3 s"):
+        pool.queue.join()
+
+
+def test_the_end_reaches_the_workers():
+    network = LoopbackNetwork()
+    worker = Worker(network, "0")
+    pool = pool_of(network)
+    until(lambda: pool.queue.num_workers == 1)
+    pool.end(0)
+    assert worker.told[-1] == (Op.END, {"code": 0})

@@ -1,0 +1,108 @@
+"""A client with servers that the test plays, over a network that loses and repeats messages."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from unisono._errors import ClusterError, InvalidArgumentError, OutOfRangeError
+from unisono.cluster_resolver._spec import Task
+from unisono.ps import _client
+from unisono.ps._client import ServerClient, error_of
+from unisono.ps._frames import Frame
+from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._ops import Op
+
+
+class Server:
+    """Versions and values by number; it notes the numbers of the requests that it answers."""
+
+    def __init__(self):
+        self.values = collections.defaultdict(lambda: (0, np.zeros(2, np.float32)))
+        self.requests, self.sent, self.lineage = [], [], "a"
+
+    def handle(self, client, frame):
+        self.requests.append((frame.op, frame.request))
+        if frame.op is not Op.PULL:
+            return frame.answer(Op.OK, {"ids": [3], "digest": "d"})
+        known = frame.meta["versions"] if frame.meta["lineage"] == self.lineage else [-1] * 99
+        found = [self.values[i] for i in frame.meta["ids"]]
+        changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
+        self.sent.append(len(changed))
+        meta = {"lineage": self.lineage, "versions": [v for v, _ in found], "changed": changed}
+        return frame.answer(Op.OK, meta, [found[i][1] for i in changed])
+
+
+def client_of(servers, copies=None, **options):
+    network = LoopbackNetwork(copies)
+    peers = []
+    for i, server in enumerate(servers):
+        endpoint = network.endpoint(str(i), server.handle)
+        endpoint.start()
+        peers.append(network.peer(Task("ps", i), str(i)))
+    return ServerClient(peers, **options)
+
+
+def test_a_pull_brings_only_what_changed():
+    servers = [Server(), Server()]
+    client = client_of(servers)
+    keys = [(1, 0), (0, 7), (1, 4)]
+    assert [x.tolist() for x in client.pull(keys).result(10)] == [[0, 0]] * 3
+    servers[1].values[4] = 1, np.ones(2, np.float32)
+    assert [x.tolist() for x in client.pull(keys).result(10)] == [[0, 0], [0, 0], [1, 1]]
+    assert [s.sent for s in servers] == [[1, 0], [2, 1]]
+    # After a restart with older state, versions count from another beginning.
+    servers[1].values[4], servers[1].lineage = (1, np.full(2, 5, np.float32)), "b"
+    assert client.pull(keys).result(10)[2].tolist() == [5, 5]
+    assert client.pull([]).result(10) == []
+
+
+def test_a_lost_request_is_sent_again_under_its_number(monkeypatch):
+    monkeypatch.setattr(_client, "RETRY_AFTER", 0.05)
+    monkeypatch.setattr(_client, "RETRY_EVERY", 0.01)
+    seen = collections.Counter()
+
+    def copies(frame, is_answer):
+        # The first request and the first answer are lost.
+        seen[is_answer] += 1
+        return 0 if seen[is_answer] == 1 else 1
+
+    server = Server()
+    client_of([server], copies).push(0, 5, 0, {}, [np.ones(2)]).result(10)
+    assert len(server.requests) == 2
+    assert len(set(server.requests)) == 1
+
+
+def test_a_server_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(_client, "RETRY_AFTER", 0.05)
+    monkeypatch.setattr(_client, "RETRY_EVERY", 0.01)
+    client = client_of([Server()], lambda frame, is_answer: 0, patience=0.2)
+    with pytest.raises(ClusterError, match=r"nothing from ps:0 at 0 for 0\.\d s\. Start it again"):
+        client.pull([(0, 0)]).result(10)
+
+
+def test_a_servers_error_is_raised_here():
+    def handle(client, frame):
+        return frame.answer(Op.ERROR, {"kind": "InvalidArgumentError", "text": "no such variable"})
+
+    server = Server()
+    server.handle = handle
+    with pytest.raises(InvalidArgumentError, match="no such variable"):
+        client_of([server]).write((0, 1), np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("OutOfRangeError", OutOfRangeError),
+        ("KeyError", KeyError),
+        ("UnicodeDecodeError", ClusterError),
+        ("SystemExit", ClusterError),
+        ("print", ClusterError),
+        ("AnyOther", ClusterError),
+    ],
+)
+def test_errors_by_name(kind, expected):
+    error = error_of(Frame(Op.ERROR, meta={"kind": kind, "text": "why"}))
+    assert type(error) is expected
+    assert "why" in str(error)

@@ -1,0 +1,161 @@
+"""A worker with servers that the test plays."""
+
+import queue
+from concurrent.futures import Future
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from unisono._errors import ContextError
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import ClientId
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+from unisono.ps.worker._step_worker import PushPlan, StepPlan, StepWorker, current_worker_index
+
+CHIEF, OTHER = ClientId(b"1", Task("chief", 0)), ClientId(b"2", Task("worker", 1))
+
+#: Adds the pulled value, a state and the second array of the call. The sum is pushed; the result is its rest
+#: after a division by 100.
+PLAN = StepPlan("add", ((0, 5),), 1, (1,), (PushPlan(0, (0,), {"adds": [5]}),), (1,))
+
+
+class Servers:
+    """Keeps what was pulled and pushed; the test acknowledges pushes."""
+
+    def __init__(self):
+        self.pulls, self.pushes = [], queue.Queue()
+
+    def pull(self, keys):
+        self.pulls.append(tuple(keys))
+        done = Future()
+        done.set_result([np.float32(100)] * len(keys))
+        return done
+
+    def push(self, server, closure, watermark, meta, arrays):
+        done = Future()
+        self.pushes.put((server, closure, watermark, meta, [float(x) for x in arrays], done))
+        return done
+
+
+class Chief:
+    """Sends requests to a worker and keeps its answers."""
+
+    def __init__(self):
+        self.servers, self.answers = Servers(), queue.Queue()
+        self.worker = StepWorker(
+            1,
+            2,
+            self.servers,
+            lambda digest, data: lambda *given: [sum(given), np.float32(sum(given) % 100)],
+            lambda client, request, frame: self.answers.put(frame),
+            lambda client: client == CHIEF,
+        )
+        self.worker.start()
+        self.life = self.ask(Op.HELLO).meta["life"]
+
+    def ask(self, op, meta=None, arrays=(), client=CHIEF):
+        answer = self.worker.handle(client, Frame(op, 1, 0, meta or {}, list(arrays)))
+        return self.answers.get(timeout=10) if answer is None else answer
+
+    def run(self, number, plan="p", arrays=(), **meta):
+        meta = {"closure": number, "watermark": 0, "life": self.life, "states": 1, "plan": plan, **meta}
+        self.worker.handle(CHIEF, Frame(Op.RUN, 1, 0, meta, list(arrays)))
+
+    def add_plan(self, plan=PLAN, **meta):
+        meta = {"name": "p", "plan": plan.to_meta(), "function": None, "signature": None, **meta}
+        return self.ask(Op.PROGRAM, meta, [blob(b"program")])
+
+
+@pytest.fixture
+def chief():
+    made = Chief()
+    yield made
+    made.worker.close()
+
+
+def test_a_closure_is_answered_when_its_push_is_acknowledged(chief):
+    assert chief.add_plan().op is Op.OK
+    chief.run(7, arrays=[np.float32(1), np.float32(10), np.float32(20)])
+    server, closure, watermark, meta, pushed, done = chief.servers.pushes.get(timeout=10)
+    assert (server, closure, watermark, meta, pushed) == (0, 7, 0, {"adds": [5]}, [121.0])
+    assert chief.servers.pulls == [((0, 5),)]
+    assert chief.answers.empty()
+    done.set_result(None)
+    answer = chief.answers.get(timeout=10)
+    assert (answer.op, answer.meta["plan"], float(answer.arrays[0])) == (Op.RESULT, "p", 21.0)
+
+
+def test_values_are_pulled_before_the_closure_has_its_turn(chief):
+    chief.add_plan()
+    for number in range(3):
+        chief.run(number, arrays=[np.float32(0)] * 3)
+    # At once, in the thread of the transport.
+    assert len(chief.servers.pulls) == 3
+    assert [chief.servers.pushes.get(timeout=10)[1] for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_failed_push_is_the_closures_error(chief):
+    chief.add_plan()
+    chief.run(0, arrays=[np.float32(0)] * 3)
+    chief.servers.pushes.get(timeout=10)[-1].set_exception(ValueError("refused"))
+    answer = chief.answers.get(timeout=10)
+    assert (answer.op, answer.meta) == (Op.ERROR, {"kind": "ValueError", "text": "refused"})
+
+
+def test_batches_of_an_unknown_form_are_kept_for_the_next_attempt(chief):
+    batches = cloudpickle.dumps(lambda context: [np.float32(3), np.float32(4)])
+    chief.ask(Op.DATASET, {"make": "d"}, [blob(batches)])
+    chief.ask(Op.DATASET, {"iterate": "i", "of": "d"})
+    call = {"function": "f", "takes": ["i"], "states": 0}
+    chief.run(0, plan=None, **call)
+    form = chief.answers.get(timeout=10).meta["needs"]
+    assert form == '{"t":[["float32",[]]]}'
+    chief.add_plan(StepPlan("add", (), 0, (0,), (), (1,)), name="q", function="f", signature=form)
+    for number, expected in enumerate([3.0, 4.0]):
+        chief.run(number, plan=None, **call)
+        answer = chief.answers.get(timeout=10)
+        assert (answer.meta["plan"], answer.meta["taken"]) == ("q", {"i": number + 1})
+        assert float(answer.arrays[0]) == expected
+    chief.run(2, plan=None, **call)
+    assert chief.answers.get(timeout=10).meta["kind"] == "OutOfRangeError"
+
+
+def test_who_is_not_the_chief_is_refused(chief):
+    answer = chief.ask(Op.DATASET, {"make": "d"}, [blob(b"anything")], client=OTHER)
+    assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "ContextError")
+
+
+def test_closures_of_an_earlier_life_are_refused(chief):
+    answer = chief.ask(Op.RUN, {"life": "another"})
+    assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "WorkerLostError")
+
+
+def test_cancelled_closures_are_not_run(chief):
+    chief.add_plan()
+    chief.ask(Op.CANCEL, {"below": 5})
+    chief.run(4, arrays=[np.float32(0)] * 3)
+    assert chief.answers.get(timeout=10).meta["kind"] == "CancelledError"
+    assert chief.servers.pushes.empty()
+
+
+def test_the_chief_ends_the_worker(chief):
+    assert chief.ask(Op.END, {"code": 3}).op is Op.OK
+    assert chief.worker.ended.is_set()
+    assert chief.worker.exit_code == 3
+
+
+def test_the_workers_number_is_known_in_its_functions(chief):
+    chief.ask(
+        Op.DATASET,
+        {"make": "d"},
+        [blob(cloudpickle.dumps(lambda context: [np.int32(current_worker_index())]))],
+    )
+    chief.ask(Op.DATASET, {"iterate": "i", "of": "d"})
+    form = '{"t":[["int32",[]]]}'
+    chief.add_plan(StepPlan("add", (), 0, (0,), (), (1,)), name="q", function="f", signature=form)
+    chief.run(0, plan=None, function="f", takes=["i"], states=0)
+    assert float(chief.answers.get(timeout=10).arrays[0]) == 1.0
+    with pytest.raises(ContextError, match="outside of them"):
+        current_worker_index()
