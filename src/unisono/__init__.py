@@ -20,9 +20,9 @@ __version__ = "0.1.0"
 #: Where each public name lives.
 _HOMES = {
     "_errors": [
-        "BackendError", "CheckpointError", "CheckpointMismatchError", "CheckpointUnmatchedError",
-        "CheckpointUnreadableError", "ContextError", "DeviceError", "ClusterError",
-        "InvalidArgumentError", "InvalidTypeError",
+        "BackendError", "CancelledError", "CheckpointError", "CheckpointMismatchError",
+        "CheckpointUnmatchedError", "CheckpointUnreadableError", "ContextError", "DeviceError",
+        "ClusterError", "InvalidArgumentError", "InvalidTypeError",
         "MissingPackageError", "MixedStrategyError", "OutOfRangeError", "ScopeError", "TapeError",
         "UnisonoError", "UnsupportedError",
     ],
@@ -50,6 +50,8 @@ _HOMES = {
     "strategies._central_storage": ["CentralStorageStrategy"],
     "strategies._mirrored": ["MirroredStrategy"],
     "strategies._multi_worker": ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"],
+    "strategies._parameter_server": ["ParameterServerStrategy"],
+    "strategies.parameter_server._server_task": ["Server"],
     "strategies._one_device": ["OneDeviceStrategy"],
     "strategies._tpu": ["TPUStrategy"],
 }  # fmt: skip
@@ -58,6 +60,7 @@ _MODULES = [
     "callbacks",
     "checkpoint",
     "cluster_resolver",
+    "coordinator",
     "data",
     "experimental",
     "export",

@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_SERVERS = (
-    "belongs to parameter servers, which Unisono does not have yet. Use "
-    "`unisono.MultiWorkerMirroredStrategy`, or `unisono.CentralStorageStrategy` on one machine"
+_SHARDS = (
+    "belongs to variables that are divided over parameter servers, which Unisono does not have yet. Under a "
+    "`unisono.ParameterServerStrategy` each variable lies whole on one server"
 )
 _ESTIMATOR = (
     "belongs to the Estimator, which Unisono does not have yet. Write a Keras model, and train it "
@@ -29,15 +29,15 @@ def _write(what: str) -> str:
 #: From a name below `unisono` to the rest of a sentence that begins with that name.
 HINTS: dict[str, str] = {
     # parameter servers
-    **dict.fromkeys(
-        [
-            "ClusterCoordinator", "ParameterServerStrategy", "ParameterServerStrategyV2", "PerWorkerValue",
-            "PerWorkerValues", "RemoteValue", "Server", "ShardedVariable", "coordinator",
-            "experimental.ParameterServerStrategy", "experimental.coordinator",
-            "experimental_get_current_worker_index", "run_standard_server", "run_standard_tensorflow_server",
-        ],
-        _SERVERS,
-    ),
+    "ShardedVariable": _SHARDS,
+    "ClusterCoordinator": _write("unisono.coordinator.ClusterCoordinator"),
+    "ParameterServerStrategyV2": _write("unisono.ParameterServerStrategy"),
+    "PerWorkerValue": _write("unisono.coordinator.PerWorkerValue"),
+    "PerWorkerValues": _write("unisono.coordinator.PerWorkerValues"),
+    "RemoteValue": _write("unisono.coordinator.RemoteValue"),
+    "experimental_get_current_worker_index": _write("unisono.coordinator.get_current_worker_index"),
+    "run_standard_server": _write("unisono.Server"),
+    "run_standard_tensorflow_server": _write("unisono.Server"),
     # the Estimator, and what tf.contrib.distribute had for it
     **dict.fromkeys(
         [

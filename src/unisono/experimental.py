@@ -5,7 +5,8 @@ Tests: tests/unit/test_tf_names.py.
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+from types import ModuleType
 
 from unisono import partitioners
 from unisono._names import no_attribute
@@ -19,6 +20,7 @@ from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
 from unisono.strategies import _multi_worker, _tpu
 from unisono.strategies._central_storage import CentralStorageStrategy
+from unisono.strategies._parameter_server import ParameterServerStrategy
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -80,16 +82,20 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",  # noqa: F822 (imported when it is asked for)
     "export_saved_model",
     "load_from_saved_model",
     "partitioners",
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> ModuleType:
+    if name == "coordinator":
+        return importlib.import_module("unisono.coordinator")
     raise no_attribute(__name__, name, __all__)

@@ -61,6 +61,11 @@ class RunPaths:
         return self.root / "fence"
 
     @property
+    def servers(self) -> Path:
+        """The directory in which parameter servers keep their state."""
+        return self.root / "servers"
+
+    @property
     def finished(self) -> Path:
         """The file that exists once all training tasks have succeeded: the evaluator finishes then."""
         return self.root / "finished"
@@ -129,6 +134,8 @@ class LaunchPlan:
             "UNISONO_PROGRESS": str(self.paths.progress(task, self.generation)),
             "UNISONO_GRACE": f"{self.options.grace:g}",
         }
+        if task.type == "ps":
+            variables["UNISONO_PS_DIRECTORY"] = str(self.paths.servers)
         if self.options.devices_per_worker is not None and task.type != "ps":
             variables["UNISONO_DEVICES_PER_WORKER"] = str(self.options.devices_per_worker)
         if self.has_servers:

@@ -1,0 +1,162 @@
+"""`ClusterCoordinator`: functions that run on whichever worker is free.
+
+Tests: tests/virtual/test_coordinator.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import PyTree, UserValue
+from unisono.coordinator._batch_call import BatchCall
+from unisono.coordinator._datasets import dataset_function
+from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
+from unisono.step.functions._function import Function
+from unisono.strategies._parameter_server import ParameterServerStrategy
+from unisono.training.pushed._function_step import FunctionSteps
+
+_NUMBERS = itertools.count()
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a strategy; one object for each strategy.
+
+    A scheduled function runs once, on any worker. If that worker is lost, another one runs it again, and
+    what it changes is applied once. The first error of a function is raised by the next call of `schedule`,
+    `join` or `done`, when no function runs any more; functions that were scheduled are cancelled.
+
+    Args:
+        strategy: a `ParameterServerStrategy` with a cluster.
+
+    Raises:
+        InvalidArgumentError: for another strategy.
+        UnsupportedError: for one without a cluster.
+    """
+
+    def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
+        """Return the coordinator of a strategy: the second time, the same one."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise InvalidArgumentError(
+                "A `ClusterCoordinator` needs a `ParameterServerStrategy`. "
+                f"Received: {strategy!r}. Create one, and pass it here."
+            )
+        made = strategy.job.owned.setdefault(cls, super().__new__(cls))
+        if not isinstance(made, cls):
+            raise TypeError(f"{made!r} is no {cls.__name__}")
+        return made
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        if hasattr(self, "_strategy"):
+            return
+        self._strategy, self._job = strategy, strategy.job
+        self._steps = FunctionSteps(strategy)
+        #: By function and kinds of arguments.
+        self._calls: dict[Hashable, BatchCall] = {}
+
+    @property
+    def strategy(self) -> ParameterServerStrategy:
+        """The strategy."""
+        return self._strategy
+
+    def schedule(
+        self,
+        fn: Callable[..., UserValue],
+        args: Sequence[UserValue] | None = None,
+        kwargs: Mapping[str, UserValue] | None = None,
+    ) -> RemoteValue:
+        """Schedule a function; return its result, later.
+
+        Waits where 262,144 functions wait already.
+
+        Args:
+            fn: decorated with `@unisono.function`.
+            args: its arguments: arrays, Python objects, iterators of per-worker datasets.
+            kwargs: likewise.
+
+        Raises:
+            InvalidTypeError: `fn` is no `unisono.function`.
+            InvalidArgumentError: an argument is a `RemoteValue`.
+            Exception: the error of an earlier function, once.
+        """
+        own = _python_function(fn)
+        given = (tuple(args or ()), dict(kwargs or {}))
+        leaves = jax.tree.leaves(given)
+        if any(isinstance(leaf, RemoteValue) for leaf in leaves):
+            raise InvalidArgumentError(
+                "An argument of a scheduled function must be there already. Received: a `RemoteValue`. "
+                "Fetch it first, or compute it inside of the function."
+            )
+        iterators = list({leaf.name: leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)})
+        if iterators:
+            call = BatchCall(own, given, iterators, self._steps, self._job)
+            call = self._calls.setdefault(call.key, call)
+            return RemoteValue(self._job.pool.queue.result, call.run(given, iterators), call.rebuild)
+        program = self._steps.program(own, *given)
+        self._job.placed.place([(v, None) for v in program.variables], program.step.optimizers)
+        future = self._job.run(program.step, self._steps.arrays(*given))
+        return RemoteValue(
+            self._job.pool.queue.result, future, lambda done: program.step.result.rebuild(done.arrays)
+        )
+
+    def join(self) -> None:
+        """Wait until every scheduled function has run.
+
+        Raises:
+            Exception: the first error of a function, once.
+        """
+        self._job.pool.queue.join()
+
+    def done(self) -> bool:
+        """Return whether every scheduled function has run.
+
+        Raises:
+            Exception: the first error of a function, once, when none runs any more.
+        """
+        return self._job.pool.queue.done()
+
+    def fetch(self, val: PyTree) -> PyTree:
+        """Wait for results, and return them with NumPy arrays.
+
+        Args:
+            val: a `RemoteValue`, or a structure of them and other values.
+        """
+        return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else _here(leaf), val)
+
+    def create_per_worker_dataset(self, dataset_fn: UserValue) -> PerWorkerValues:
+        """Let every worker make a dataset of its own.
+
+        The data are not divided between the workers, unless the function does it.
+
+        Args:
+            dataset_fn: a function without arguments, or of an `InputContext` with the worker's number; it
+                returns an iterable of batches. Or a `unisono.data.Dataset`. Workers get it by `cloudpickle`.
+
+        Raises:
+            InvalidTypeError: it is neither, or cannot be sent.
+        """
+        name = f"dataset {next(_NUMBERS)}"
+        self._job.pool.make_dataset(name, dataset_function(dataset_fn))
+        return PerWorkerValues(self._job.pool, name)
+
+
+def _here(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _python_function(fn: UserValue) -> Callable[..., UserValue]:
+    """Return the Python function behind a `unisono.function`, also behind a method that is one."""
+    if isinstance(fn, Function):
+        return fn.python_function
+    owner = getattr(fn.func, "__self__", None) if isinstance(fn, functools.partial) else None
+    if isinstance(owner, Function):
+        return functools.partial(owner.python_function, *fn.args, **fn.keywords)
+    raise InvalidTypeError(
+        f"`schedule` takes a `unisono.function`. Received: {fn!r}. Decorate it with `@unisono.function`."
+    )

@@ -1,0 +1,210 @@
+"""`ParameterServerStrategy`: variables live on server tasks, workers compute, the chief runs the program."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.cluster_resolver._base import ClusterResolver
+from unisono.cluster_resolver._detect import resolve
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.ps.scheduling._closures import Rules
+from unisono.step._layout import CentralLayout
+from unisono.strategies._one_device import OneDeviceStrategy
+from unisono.strategies._replicated import ReplicatedStrategy
+from unisono.strategies.parameter_server._connect import connect
+from unisono.strategies.parameter_server._fit import PushedFunction
+from unisono.strategies.parameter_server._job import Cluster, Job
+from unisono.strategies.parameter_server._roles import roles_of
+from unisono.strategies.parameter_server._serve import serve
+from unisono.training.pushed._push_layout import PushLayout
+from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._trainer_step import TrainerTask
+
+#: The job of this process: a cluster serves one chief.
+_JOB: list[Job] = []
+
+
+class ParameterServerStrategy(ReplicatedStrategy):
+    """Variables live on parameter servers, workers compute steps beside each other, the chief coordinates.
+
+    The program runs on the chief: a task of the job `chief`, or worker 0, which then computes, too. In the
+    other workers and in parameter servers the constructor does not return: it serves the chief, and ends the
+    process when the chief's program ends. Each worker pulls the values that it needs, computes gradients,
+    and pushes them; the servers run the optimizer. An update is applied once, also where a worker is lost
+    and its step runs again.
+
+    Without a cluster variables live on the CPU and all devices of this machine compute, as under
+    `CentralStorageStrategy`.
+
+    Args:
+        cluster_resolver: describes the cluster; None reads the environment, such as TF_CONFIG.
+        variable_partitioner: accepted for None alone: variables are not divided yet.
+        max_staleness: how many other updates may be applied between a step's pull and its own update; None
+            for no bound. With 0 the numbers are those of one device.
+
+    Raises:
+        InvalidArgumentError: the cluster has no `ps` or `worker`, or more than one chief; or `max_staleness`
+            is negative.
+        InvalidTypeError: an argument has another type.
+
+    >>> ParameterServerStrategy().cluster_resolver is None
+    True
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Callable[..., Any] | None = None,
+        *,
+        max_staleness: int | None = None,
+    ) -> None:
+        _check(cluster_resolver, variable_partitioner, max_staleness)
+        rules = Rules(max_staleness)
+        resolver = resolve() if cluster_resolver is None else cluster_resolver
+        spec = None if resolver is None else resolver.cluster_spec()
+        cluster = None
+        if resolver is not None and spec:
+            roles = roles_of(spec, resolver.task)
+            if not roles.is_chief and not roles.is_evaluator:
+                sys.exit(serve(roles))
+            _check_first()
+            cluster = None if roles.is_evaluator else connect(roles)
+        self._resolver = resolver if spec else None
+        self._begin(cluster, rules)
+
+    def _begin(self, cluster: Cluster | None, rules: Rules) -> None:
+        """Set up the chief of a cluster, or the local form."""
+        self._ops = CrossDeviceOps()
+        self._job: Job | None = None
+        if cluster is None:
+            super().__init__(ReplicaMesh(resolve_devices(None)))
+            self._homes = resolve_devices(["cpu:0"])
+            self._state_layout = CentralLayout(self._mesh, jax.sharding.SingleDeviceSharding(self._homes[0]))
+            return
+        # One replica: what the chief traces is what one worker computes.
+        self._homes = resolve_devices(["cpu:0"])
+        super().__init__(ReplicaMesh(self._homes))
+        self._state_layout = PushLayout(self._mesh)
+        self._job = Job(cluster, rules)
+        _JOB.append(self._job)
+        atexit.register(self._end)
+
+    @classmethod
+    def of_cluster(cls, cluster: Cluster, max_staleness: int | None = None) -> ParameterServerStrategy:
+        """Return the strategy of a chief that is connected already, such as one of a test.
+
+        Args:
+            cluster: the connections.
+            max_staleness: as in the constructor.
+        """
+        strategy = cls.__new__(cls)
+        strategy._resolver = None
+        strategy._begin(cluster, Rules(max_staleness))
+        return strategy
+
+    @property
+    def job(self) -> Job:
+        """What the chief does with the cluster.
+
+        Raises:
+            UnsupportedError: in the local form.
+        """
+        if self._job is None:
+            raise UnsupportedError(
+                "A coordinator needs a cluster with parameter servers and workers. Received: a "
+                "`ParameterServerStrategy` without a cluster. Start the program with "
+                "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
+            )
+        return self._job
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether variables live on parameter servers, and not in this process."""
+        return self._job is not None
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """XLA's own all-reduce, between the devices of one worker."""
+        return self._ops
+
+    #: The state is elsewhere after each step.
+    runs_ahead = False
+
+    @property
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
+        """The device on which variables live without a cluster."""
+        return self._homes
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """What describes the cluster; None without one."""
+        return self._resolver
+
+    def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
+        """Return what sends each batch to a worker."""
+        if self._job is None:
+            return super().make_trainer_function(model, task)
+        return PushedFunction(model, self, task)
+
+    def end(self) -> None:
+        """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
+        self._end(code=0)
+
+    def _end(self, code: int | None = None) -> None:
+        if self._job is None:
+            return
+        if code is None:
+            # Set by Python where an exception has ended the program.
+            code = 1 if getattr(sys, "last_value", None) is not None else 0
+        self._job.end(code)
+        if self._job in _JOB:
+            _JOB.remove(self._job)
+        atexit.unregister(self._end)
+
+    def __reduce__(self) -> tuple[Callable[[], ReplicatedStrategy], tuple[()]]:
+        # In a function that goes to workers: there it stands for the worker's own devices.
+        return _on_worker, ()
+
+
+def _on_worker() -> ReplicatedStrategy:
+    return OneDeviceStrategy("cpu:0")
+
+
+def _check_first() -> None:
+    if _JOB:
+        raise ContextError(
+            "A process must have one `ParameterServerStrategy` of its cluster. Received: a second one. Use "
+            "the first one for all models."
+        )
+
+
+def _check(resolver: object, partitioner: object, max_staleness: object) -> None:
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise InvalidTypeError(
+            "`cluster_resolver` must be a `ClusterResolver`. "
+            f"Received: cluster_resolver={resolver!r}. Leave it out to read TF_CONFIG, or write "
+            "`unisono.cluster_resolver.SimpleClusterResolver(spec, task_type='chief', task_id=0)`."
+        )
+    if partitioner is not None:
+        raise UnsupportedError(
+            "Variables are not divided over servers yet. "
+            f"Received: variable_partitioner={partitioner!r}. Leave it out: each variable lies whole on one "
+            "server."
+        )
+    is_count = isinstance(max_staleness, int) and not isinstance(max_staleness, bool)
+    if max_staleness is not None and not is_count:
+        raise InvalidTypeError(
+            f"`max_staleness` must be a whole number. Received: {max_staleness!r}. Leave it out for no bound."
+        )
+    if isinstance(max_staleness, int) and max_staleness < 0:
+        raise InvalidArgumentError(
+            f"`max_staleness` must be 0 or more. Received: {max_staleness}. With 0 steps run one by one."
+        )

@@ -1,0 +1,1 @@
+"""What the tasks of a `ParameterServerStrategy` do: chief, workers and parameter servers."""

@@ -1,0 +1,59 @@
+"""The chief's connections to the tasks of its cluster, over ZeroMQ.
+
+Tests: tests/cluster/test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import RequestPeer
+from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._transport._keys import ClusterKeys, read_keys
+from unisono.ps._transport._peer import Peer
+from unisono.strategies.parameter_server._job import Cluster
+from unisono.strategies.parameter_server._roles import Roles
+from unisono.strategies.parameter_server._serve import OwnWorker
+
+
+def connect(roles: Roles) -> Cluster:
+    """Return the connections of a chief. Tasks that have not started yet are waited for where they are asked.
+
+    Args:
+        roles: of the cluster; this task is the chief.
+
+    Raises:
+        ClusterError: when a task is on another machine and there is no key.
+    """
+    keys = read_keys(process_environ(), roles.task, roles.spec)
+    servers = peers_of(roles.servers, roles, keys)
+    if not roles.computes:
+        return Cluster(servers, peers_of(roles.workers, roles, keys), _generation())
+    # Worker 0 is the chief: it gets closures without a socket.
+    network = LoopbackNetwork()
+    own = OwnWorker(roles, network, peers_of(roles.servers, roles, keys))
+    workers = [
+        network.peer(task, str(task), roles.task) if task == roles.task else _peer(task, roles, keys)
+        for task in roles.workers
+    ]
+    return Cluster(servers, workers, _generation(), own.close)
+
+
+def peers_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestPeer]:
+    """Return a peer for each task.
+
+    Args:
+        tasks: who is asked.
+        roles: of the cluster.
+        keys: likewise; None without.
+    """
+    return [_peer(task, roles, keys) for task in tasks]
+
+
+def _peer(task: Task, roles: Roles, keys: ClusterKeys | None) -> RequestPeer:
+    return Peer(task, roles.addresses[task], keys)
+
+
+def _generation() -> int:
+    """Return how often this job was started before; `unisono launch` says it."""
+    return int(process_environ().get("UNISONO_GENERATION", "0"))

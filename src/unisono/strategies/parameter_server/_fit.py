@@ -1,0 +1,150 @@
+"""The train, test and predict functions that Keras' loop calls under a `ParameterServerStrategy`.
+
+Each batch of the chief's pipeline goes to a worker, with the model's step as a program. The function returns
+at
+once: logs and predictions are read when their numbers are needed. What Keras carries from step to step says
+only that the variables are on servers. Reading one of them, as Keras does at the end of an epoch, waits for
+all steps.
+
+Tests: tests/virtual/strategies/test_parameter_server_fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono._errors import UnsupportedError
+from unisono._types import PyTree
+from unisono.data._batches import check_values
+from unisono.ps.scheduling._workers import RunResult
+from unisono.step.variables._merge_rules import kind_of
+from unisono.training._model_state import hold_state
+from unisono.training.pushed._worker_program import WorkerProgram
+from unisono.training.pushed._worker_step import WorkerStep
+from unisono.training.trainer._protocol import State
+from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+
+if TYPE_CHECKING:
+    from unisono.strategies._parameter_server import ParameterServerStrategy
+
+#: How many batches wait on the chief at most, for each worker, besides those that it has been sent.
+_WAITING = 2
+
+
+class PushedFunction:
+    """Keras' `train_function`, `test_function` or `predict_function` on the workers.
+
+    Args:
+        model: the bound model.
+        strategy: its strategy.
+        task: which function.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
+        self._model, self._strategy, self._task = model, strategy, task
+        self._names = tuple(f"{name}_variables" for name in task.value)
+        self._steps = WorkerStep(model, strategy, task)
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were made."""
+        return self._steps.num_programs
+
+    def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Send the next batch, or `steps_per_execution` of them, to workers; Keras' convention.
+
+        Raises:
+            StopIteration: at the end of the data.
+        """
+        if self._model.run_eagerly or not self._model.jit_compile:
+            raise UnsupportedError(
+                "Under a `ParameterServerStrategy` steps are compiled programs of the workers. Received: a "
+                "model compiled with `run_eagerly=True` or `jit_compile=False`. Leave both out of `compile`."
+            )
+        results: list[PyTree] = []
+        while len(results) < self._model.steps_per_execution:
+            batch = next(iterator, None)
+            if batch is None:
+                if not results:
+                    raise StopIteration
+                break
+            check_values(batch)
+            result, state = self._send(state, batch)
+            results.append(result)
+        hold_state(self._model, self._names, state)
+        return self._joined(results), state
+
+    def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        job = self._strategy.job
+        variables = [v for part in variables_of(self._model, self._task) for v in part]
+        values = [value for part in state for value in part]
+        trains = self._task is TrainerTask.TRAIN
+        for variable, value in zip(variables, values, strict=True):
+            if kind_of(variable).is_seed:
+                job.streams.follow(variable, value)
+        job.placed.place(list(zip(variables, values, strict=True)), [self._model.optimizer] if trains else [])
+        program = self._steps.program(batch)
+        job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
+        future = job.run(program, jax.tree.leaves(batch))
+        # What Keras finds in its variables when its loop ends.
+        held: Iterator[Any] = iter(
+            job.streams.held(v) if kind_of(v).is_seed else job.placed[v].held for v in variables
+        )
+        after = tuple([next(held) for _ in part] for part in state)
+        return self._lazy(program, future), after
+
+    def _lazy(self, program: WorkerProgram, future: Future[RunResult]) -> PyTree:
+        """Return the step's result around arrays that are read later."""
+        queue = self._strategy.job.pool.queue
+        # As many as leaves at most: what is no array is in the result already.
+        count = len(program.result.statics)
+        return program.result.rebuild(
+            [LazyArray(lambda: queue.result(future).arrays, i) for i in range(count)]
+        )
+
+    def _joined(self, results: Sequence[PyTree]) -> PyTree:
+        """Return what Keras' loop gets of several steps: the last logs, or all predictions."""
+        if self._task is not TrainerTask.PREDICT or len(results) == 1:
+            return results[-1]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
+
+
+class LazyArray:
+    """An array of a step's result, which is waited for where it is read.
+
+    Args:
+        wait: returns all arrays of the result.
+        index: which of them.
+
+    >>> float(LazyArray(lambda: [np.float32(1), np.float32(2)], 1))
+    2.0
+    """
+
+    def __init__(self, wait: Callable[[], Sequence[Any]], index: int) -> None:
+        self._wait, self._index = wait, index
+
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        array: np.ndarray = np.asarray(self._wait()[self._index], dtype)
+        return array
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(np.asarray(self)[()], spec)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's."""
+        return np.asarray(self).shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The array's."""
+        return np.asarray(self).dtype

@@ -1,0 +1,166 @@
+"""A job on parameter servers, as the chief has it: servers, workers, variables and what is scheduled.
+
+Tests: tests/virtual/strategies/test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from unisono.ps._calls import RequestPeer
+from unisono.ps._client import ServerClient
+from unisono.ps._ops import Op
+from unisono.ps.scheduling._closures import Rules
+from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
+from unisono.strategies.parameter_server._placed import PlacedVariables
+from unisono.strategies.parameter_server._plans import PlanMaker
+from unisono.strategies.parameter_server._streams import RandomStreams
+from unisono.training.pushed._worker_program import WorkerProgram
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The connections of a chief.
+
+    Args:
+        servers: peers of the parameter servers, in the order of their indices.
+        workers: peers of the workers, likewise.
+        generation: how often the chief was started before.
+        close: ends what this process serves itself.
+    """
+
+    servers: Sequence[RequestPeer]
+    workers: Sequence[RequestPeer]
+    generation: int = 0
+    close: Callable[[], None] = lambda: None
+
+
+class Job:
+    """What the chief does with a cluster.
+
+    Args:
+        cluster: the connections.
+        rules: the limits of closures.
+    """
+
+    def __init__(self, cluster: Cluster, rules: Rules) -> None:
+        self._cluster = cluster
+        self.client = ServerClient(cluster.servers, cluster.generation)
+        self.placed = PlacedVariables(self.client, self._settle)
+        self.streams = RandomStreams()
+        self._plans = PlanMaker(self.placed, self.client)
+        self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation)
+        self.pool.start()
+        #: By `id` of a program, which is kept, and form of its batches: the name of its plan.
+        self._names: dict[tuple[int, str | None], tuple[WorkerProgram, str]] = {}
+        self._preparing = threading.local()
+        #: What users made for this job, one of each class.
+        self.owned: dict[type, object] = {}
+        #: By name of a function with batches of workers: makes the program for batches of a form.
+        self._traces: dict[str, Callable[[str], None]] = {}
+        self._is_ended = False
+        self.client.on_all(Op.HELLO, {"reset": True})
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster has."""
+        return self.pool.num_workers
+
+    # --- programs ------------------------------------------------------------------------------
+
+    def use(self, program: WorkerProgram, of_batches: tuple[BatchFunction, str] | None = None) -> str:
+        """Bring a program to workers and servers, once; return the name of its plan.
+
+        Args:
+            program: whose variables are placed.
+            of_batches: the function, and the form of the batches, where workers take them.
+        """
+        # Batches of other forms may have one program.
+        key = (id(program), None if of_batches is None else of_batches[1])
+        if key in self._names:
+            return self._names[key][1]
+        name = str(len(self._names))
+        arrays = program.arrays if of_batches else range(len(program.arrays))
+        plan = self._plans.plan(program, arrays)
+        function, form = (None, None) if of_batches is None else (of_batches[0].name, of_batches[1])
+        self.pool.add_plan(name, plan, program.blob, function, form)
+        self._names[key] = program, name
+        return name
+
+    def run(self, program: WorkerProgram, arrays: Sequence[Any]) -> Future[RunResult]:
+        """Schedule a run of a program; return its result, later.
+
+        Args:
+            program: whose variables are placed.
+            arrays: of the call, of which the program may take some alone.
+        """
+        name = self.use(program)
+        sent = [
+            _as_sent(arrays[i], spec) for i, spec in zip(program.arrays, _array_specs(program), strict=True)
+        ]
+        return self.pool.queue.schedule(RunRequest(name, sent, states=self.streams.take(program.streams)))
+
+    def run_function(
+        self, function: BatchFunction, iterators: Sequence[str], arrays: Sequence[Any]
+    ) -> Future[RunResult]:
+        """Schedule a call of a function that takes batches of the worker that runs it.
+
+        Args:
+            function: one that `trace_with` knows.
+            iterators: the names of the call's iterators.
+            arrays: of the call.
+        """
+        return self.pool.queue.schedule(RunRequest(None, list(arrays), function, tuple(iterators)))
+
+    def trace_with(self, function: BatchFunction, make: Callable[[str], None]) -> None:
+        """Note how a function's program is made, once a worker has said what its batches are like.
+
+        Args:
+            function: the function.
+            make: gets the form of batches; calls `use`.
+        """
+        self._traces[function.name] = make
+
+    def _prepare(self, request: RunRequest, form: str) -> None:
+        self._preparing.now = True
+        try:
+            if request.function is not None:
+                self._traces[request.function.name](form)
+        finally:
+            self._preparing.now = False
+
+    # --- reading and the end -------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Wait for what was scheduled, before the chief reads or writes a variable."""
+        if not getattr(self._preparing, "now", False):
+            self.pool.queue.join()
+
+    def end(self, code: int = 0) -> None:
+        """Let all tasks of the cluster end.
+
+        Args:
+            code: their exit code.
+        """
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.pool.end(code)
+        self.client.end(code)
+        self._cluster.close()
+
+
+def _array_specs(program: WorkerProgram) -> Sequence[Any]:
+    first = len(program.reads) + len(program.streams)
+    return program.specs[first:]
+
+
+def _as_sent(array: Any, spec: Any) -> np.ndarray:
+    # As the program was traced: JAX turns 64 bits into 32.
+    return np.asarray(array, spec.dtype)

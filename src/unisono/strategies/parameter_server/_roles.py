@@ -1,0 +1,95 @@
+"""Which task of a cluster does what under a `ParameterServerStrategy`; pure.
+
+Tests: tests/unit/strategies/test_roles.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from unisono._errors import InvalidArgumentError
+from unisono.cluster_resolver._spec import ClusterSpec, Task
+
+_EXAMPLE = (
+    "Write TF_CONFIG as {'cluster': {'chief': ['a:2222'], 'worker': ['b:2222', 'c:2222'], 'ps': ['d:2222']}, "
+    "'task': {'type': 'chief', 'index': 0}}, or start the program with `unisono launch -n 2 --ps 1 --chief`."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The tasks of a cluster with parameter servers, as one of them sees it.
+
+    Args:
+        task: this one.
+        chief: the one that runs the user's program.
+        workers: those that compute.
+        servers: those that hold the variables.
+        addresses: of all of these.
+        spec: the cluster.
+
+    >>> spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
+    >>> roles = roles_of(spec, Task("worker", 0))
+    >>> roles.is_chief, roles.computes, [str(t) for t in roles.remote_workers]
+    (True, True, ['worker:1'])
+    """
+
+    task: Task
+    chief: Task
+    workers: tuple[Task, ...]
+    servers: tuple[Task, ...]
+    addresses: dict[Task, str]
+    spec: ClusterSpec
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task runs the user's program."""
+        return self.task == self.chief
+
+    @property
+    def computes(self) -> bool:
+        """Whether this task is a worker; without a job `chief`, worker 0 is the chief and computes, too."""
+        return self.task in self.workers
+
+    @property
+    def remote_workers(self) -> tuple[Task, ...]:
+        """The workers in other processes."""
+        return tuple(task for task in self.workers if task != self.task)
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this task evaluates beside the job, in which it takes no part."""
+        return self.task.type == "evaluator"
+
+
+def roles_of(spec: ClusterSpec, task: Task | None) -> Roles:
+    """Return who does what in a cluster.
+
+    Args:
+        spec: the cluster.
+        task: this process.
+
+    Raises:
+        InvalidArgumentError: when the cluster cannot train with parameter servers, or has no such task.
+    """
+    for job, what in (("ps", "holds the variables"), ("worker", "computes")):
+        if job not in spec:
+            raise InvalidArgumentError(
+                f"A `ParameterServerStrategy` needs at least one task of the job {job!r}, which {what}. "
+                f"Received: a cluster with {spec.as_dict()}. {_EXAMPLE}"
+            )
+    if "chief" in spec and spec.num_tasks("chief") > 1:
+        raise InvalidArgumentError(
+            f"A cluster must have at most one chief. Received: {spec.num_tasks('chief')}. {_EXAMPLE}"
+        )
+    workers = tuple(Task("worker", i) for i in spec.task_indices("worker"))
+    servers = tuple(Task("ps", i) for i in spec.task_indices("ps"))
+    chief = Task("chief", spec.task_indices("chief")[0]) if "chief" in spec else workers[0]
+    every = dict.fromkeys([chief, *workers, *servers])
+    if task is None or (task not in every and task.type != "evaluator"):
+        raise InvalidArgumentError(
+            "A process must know which task of the cluster it is. "
+            f"Received: {'no task' if task is None else task}, and the tasks {', '.join(map(str, every))}. "
+            f"{_EXAMPLE}"
+        )
+    return Roles(task, chief, workers, servers, {t: spec.task_address(t.type, t.index) for t in every}, spec)

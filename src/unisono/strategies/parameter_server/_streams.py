@@ -1,0 +1,66 @@
+"""The states of random generators, which the chief gives to each run.
+
+Tests: tests/unit/strategies/test_streams.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono.step._keras_internals import store_value, stored_value
+from unisono.training.pushed._worker_program import Stream
+
+
+class RandomStreams:
+    """The next state of each random generator of a job; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By `id` of a generator's variable: the variable, its next state, and the array that the variable
+        #: holds.
+        self._next: dict[int, tuple[keras.Variable, np.ndarray, Any]] = {}
+
+    def follow(self, variable: keras.Variable, value: Any) -> None:
+        """Note the state that Keras' loop carries, while the variable is empty.
+
+        Args:
+            variable: of a generator.
+            value: its state.
+        """
+        with self._lock:
+            if id(variable) not in self._next or self._next[id(variable)][2] is not value:
+                self._next[id(variable)] = variable, np.asarray(value), value
+
+    def held(self, variable: keras.Variable) -> Any:
+        """Return the array of a generator's next state.
+
+        Args:
+            variable: one that `take` has advanced.
+        """
+        return self._next[id(variable)][2]
+
+    def take(self, streams: Sequence[Stream]) -> list[np.ndarray]:
+        """Return the states for one run, and advance the generators.
+
+        Args:
+            streams: of a program.
+        """
+        with self._lock:
+            return [self._advance(stream) for stream in streams]
+
+    def _advance(self, stream: Stream) -> np.ndarray:
+        variable, held = stream.variable, stored_value(stream.variable)
+        # While Keras' loop runs, the variable is empty. Else a program may have set another seed.
+        state = np.asarray(held) if held is not None else self._next[id(variable)][1]
+        following = stream.advanced(state)
+        array = jnp.asarray(following)
+        if held is not None:
+            store_value(variable, array)
+        self._next[id(variable)] = variable, following, array
+        return state

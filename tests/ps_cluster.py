@@ -1,0 +1,87 @@
+"""Clusters of parameter servers within a process: servers and workers as threads over the loopback."""
+
+import contextlib
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._client import ServerClient
+from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._server import VariableServer
+from unisono.ps._store import VariableStore
+from unisono.ps.worker._step_worker import StepWorker
+from unisono.strategies._parameter_server import ParameterServerStrategy
+from unisono.strategies.parameter_server._job import Cluster
+from unisono.strategies.parameter_server._serve import load_program
+
+
+class LocalCluster:
+    """Servers and workers as threads.
+
+    Args:
+        workers: how many.
+        servers: how many.
+    """
+
+    def __init__(self, workers=2, servers=1):
+        self.network = LoopbackNetwork()
+        self.chief = Task("chief", 0)
+        self.server_tasks = [Task("ps", i) for i in range(servers)]
+        self.worker_tasks = [Task("worker", i) for i in range(workers)]
+        self.endpoints, self.workers = {}, {}
+        self.servers = [VariableServer(VariableStore()) for _ in self.server_tasks]
+        for task, server in zip(self.server_tasks, self.servers, strict=True):
+            self.endpoints[task] = self.network.endpoint(str(task), server.handle)
+            self.endpoints[task].start()
+        for task in self.worker_tasks:
+            self.start_worker(task)
+
+    def start_worker(self, task):
+        """Start a worker, or start it again."""
+        client = ServerClient(self.peers_of_servers(task))
+        endpoint = None
+        worker = StepWorker(
+            task.index,
+            len(self.worker_tasks),
+            client,
+            load_program,
+            lambda *args: endpoint.reply(*args),
+            lambda client: client.task == self.chief,
+        )
+        endpoint = self.endpoints[task] = self.network.endpoint(str(task), worker.handle)
+        self.workers[task] = worker
+        worker.start()
+        endpoint.start()
+
+    def kill_worker(self, task):
+        """Let a worker disappear, with what it was sent."""
+        self.endpoints.pop(task).close()
+        self.workers.pop(task).close()
+
+    def peers_of_servers(self, own):
+        return [self.network.peer(task, str(task), own) for task in self.server_tasks]
+
+    def connections(self, generation=0):
+        """Return the connections of a chief."""
+        return Cluster(
+            self.peers_of_servers(self.chief),
+            [self.network.peer(task, str(task), self.chief) for task in self.worker_tasks],
+            generation,
+        )
+
+    def close(self):
+        for worker in self.workers.values():
+            worker.close()
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+
+
+@contextlib.contextmanager
+def local_strategy(workers=2, servers=1, max_staleness=None):
+    """Give a strategy on servers and workers of this process."""
+    cluster = LocalCluster(workers, servers)
+    strategy = ParameterServerStrategy.of_cluster(cluster.connections(), max_staleness)
+    strategy.cluster = cluster
+    try:
+        yield strategy
+    finally:
+        strategy.end()
+        cluster.close()

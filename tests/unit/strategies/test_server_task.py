@@ -1,0 +1,42 @@
+"""`unisono.Server`: which tasks it may be, and its end. Its service is tested with processes."""
+
+import pytest
+
+import unisono
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._transport._local import free_port
+from unisono.ps._transport._peer import Peer
+
+
+def cluster():
+    return {job: [f"localhost:{free_port()}"] for job in ("chief", "worker", "ps")}
+
+
+@pytest.mark.parametrize("job", ["worker", "ps"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_server_serves_until_the_chief_ends_the_job(job, code):
+    spec = cluster()
+    server = unisono.Server(spec, job_name=job, task_index=0)
+    assert server.target == f"zmq://{spec[job][0]}"
+    peer = Peer(Task(job, 0), spec[job][0])
+    assert peer.call(Frame(Op.END, 1, meta={"code": code}), timeout=20).op is Op.OK
+    peer.close()
+    if code:
+        with pytest.raises(unisono.ClusterError, match="the exit code 3 of its chief"):
+            server.join()
+    else:
+        server.join()
+
+
+def test_a_server_that_was_not_started():
+    server = unisono.Server(cluster(), "ps", start=False)
+    with pytest.raises(unisono.ClusterError, match="`join` before `start`"):
+        server.join()
+
+
+@pytest.mark.parametrize(("job", "message"), [("chief", "is the chief"), ("master", "Received: master:0")])
+def test_tasks_that_do_not_serve(job, message):
+    with pytest.raises(unisono.InvalidArgumentError, match=message):
+        unisono.Server(cluster(), job)

@@ -1,0 +1,136 @@
+"""`ParameterServerStrategy`: the local form, and variables on servers of this process."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.ps_cluster import local_strategy
+from unisono.cluster_resolver._base import SimpleClusterResolver
+from unisono.cluster_resolver._spec import ClusterSpec
+from unisono.step._keras_internals import stored_value
+from unisono.strategies._parameter_server import ParameterServerStrategy
+
+
+def data(rows=96):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    return x, (x[:, :2].sum(1) > 0).astype("int32")
+
+
+def compiled():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
+    return model
+
+
+def test_without_a_cluster_variables_rest_on_the_cpu_and_all_devices_compute():
+    strategy = ParameterServerStrategy()
+    assert not strategy.has_cluster
+    assert strategy.cluster_resolver is None
+    assert strategy.num_replicas_in_sync == len(unisono.MirroredStrategy().worker_devices)
+    assert [str(d) for d in strategy.parameter_devices] == [
+        str(unisono.CentralStorageStrategy().parameter_devices[0])
+    ]
+    alone = compiled()
+    with strategy.scope():
+        model = compiled()
+    for one in (alone, model):
+        one.fit(*data(), batch_size=32, verbose=0, shuffle=False)
+    for expected, found in zip(alone.weights, model.weights, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_staleness": -1}, unisono.InvalidArgumentError, "must be 0 or more. Received: -1"),
+        ({"max_staleness": 1.5}, unisono.InvalidTypeError, "whole number. Received: 1.5"),
+        ({"cluster_resolver": "a:1"}, unisono.InvalidTypeError, "must be a `ClusterResolver`"),
+        ({"variable_partitioner": lambda shape, dtype: [2]}, unisono.UnsupportedError, "not divided"),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ParameterServerStrategy(**arguments)
+
+
+def test_a_cluster_without_servers_is_an_error():
+    resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)
+    with pytest.raises(unisono.InvalidArgumentError, match="at least one task of the job 'ps'"):
+        ParameterServerStrategy(resolver)
+
+
+def test_an_evaluator_takes_no_part_in_the_cluster():
+    spec = ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
+    assert not ParameterServerStrategy(SimpleClusterResolver(spec, "", "evaluator", 0)).has_cluster
+
+
+def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():
+    with local_strategy(servers=2) as strategy:
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(), batch_size=32, verbose=0)
+        placed = strategy.job.placed
+        homes = {v.path: placed[v].homes for v in model.variables}
+        kernel, bias = model.layers[0].variables
+        # 192 bytes on the first, then 32, 64 and 8 on the second.
+        assert [homes[v.path] for v in model.trainable_variables] == [(0,), (1,), (1,), (1,)]
+        for slot in model.optimizer.variables:
+            if kernel.path.replace("/", "_") in slot.path:
+                assert placed[slot].homes == (0,)
+            if bias.path.replace("/", "_") in slot.path:
+                assert placed[slot].homes == (1,)
+        assert placed[model.optimizer.iterations].homes == (0, 1)
+        stored = [server.store for server in strategy.cluster.servers]
+        # Four weights, two slots of each, four variables of metrics; and twice the count of steps and the
+        # rate.
+        assert sum(len(store.variables) for store in stored) == 4 + 8 + 4 + 2 * 2
+
+
+def test_reads_and_assignments_reach_the_servers():
+    with local_strategy(servers=2) as strategy:
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(), batch_size=32, verbose=0)
+        kernel = model.layers[0].kernel
+        kernel.assign(np.ones(kernel.shape))
+        assert repr(stored_value(kernel)).startswith("<on servers:")
+        np.testing.assert_array_equal(kernel.numpy(), 1)
+        server, number = strategy.job.placed[kernel].key
+        np.testing.assert_array_equal(strategy.cluster.servers[server].store.read(number), 1)
+        model.optimizer.learning_rate = 0.25
+        assert strategy.job.placed[model.optimizer.learning_rate].homes == (0, 1)
+        for server in strategy.cluster.servers:
+            values = [v.host() for v in server.store.variables.values() if "learning_rate" in v.spec.name]
+            assert [float(v) for v in values] == [0.25]
+
+
+def test_a_process_has_one_strategy_of_its_cluster():
+    spec = ClusterSpec({"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]})
+    with local_strategy(), pytest.raises(unisono.ContextError, match="one `ParameterServerStrategy` of its"):
+        ParameterServerStrategy(SimpleClusterResolver(spec, "", "chief", 0))
+
+
+def test_the_end_of_the_job_ends_workers_and_servers():
+    with local_strategy(servers=2) as strategy:
+        cluster = strategy.cluster
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(), batch_size=32, verbose=0)
+        strategy.end()
+        assert all(worker.ended.is_set() for worker in cluster.workers.values())
+        assert [server.exit_code for server in cluster.servers if server.ended.is_set()] == [0, 0]
+
+
+@pytest.mark.parametrize("form", ["without", "empty"])
+def test_an_empty_tf_config_is_no_cluster(monkeypatch, form):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if form == "empty":
+        monkeypatch.setitem(os.environ, "TF_CONFIG", "{}")
+    assert not ParameterServerStrategy().has_cluster

@@ -1,0 +1,164 @@
+"""Keras' `fit`, `evaluate` and `predict` on servers and workers of this process."""
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.ps_cluster import local_strategy
+from unisono.cluster_resolver._spec import Task
+from unisono.strategies.parameter_server._fit import LazyArray
+
+
+def data(rows=200):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    return x, (x[:, :2].sum(1) > 0).astype("int32")
+
+
+def compiled(**options):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((6,)), keras.layers.Dense(8, activation="relu")]
+    layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss=loss, metrics=["accuracy"], **options)
+    return model
+
+
+def assert_same(model, other):
+    for expected, found in zip(other.weights, model.weights, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A model that one device has trained, and its history."""
+    model = compiled()
+    history = model.fit(
+        *data(), batch_size=32, epochs=3, shuffle=False, verbose=0, validation_data=data(50)
+    ).history
+    return model, history
+
+
+def test_with_staleness_0_the_numbers_are_those_of_one_device(alone):
+    model, history = alone
+    with local_strategy(workers=3, servers=2, max_staleness=0) as strategy:
+        with strategy.scope():
+            own = compiled()
+        # The last batch is smaller; dropout draws, and moving statistics move.
+        found = own.fit(
+            *data(), batch_size=32, epochs=3, shuffle=False, verbose=0, validation_data=data(50)
+        ).history
+        for name, values in history.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        assert_same(own, model)
+        np.testing.assert_allclose(
+            own.evaluate(*data(), verbose=0), model.evaluate(*data(), verbose=0), rtol=1e-5
+        )
+        x, _ = data()
+        np.testing.assert_allclose(
+            own.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_without_a_bound_it_trains_as_well_and_every_step_counts():
+    with local_strategy(workers=2, servers=2) as strategy:
+        with strategy.scope():
+            model = compiled()
+        history = model.fit(*data(), batch_size=16, epochs=12, verbose=0).history
+        assert int(model.optimizer.iterations.numpy()) == 12 * 13
+        assert history["accuracy"][-1] > 0.85
+        assert strategy.cluster.servers[0].store.applied_count == 12 * 13
+        # Each worker has had its part.
+        used = strategy.job.pool.queue.num_workers
+        assert used == 2
+        assert len(model.predict(data()[0], batch_size=64, verbose=0)) == 200
+
+
+def test_callbacks_see_logs_and_may_change_the_model():
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(float(logs["loss"]))
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(float(self.model.optimizer.learning_rate.numpy()))
+            self.model.optimizer.learning_rate = 0.125
+
+    plain = compiled()
+    plain.fit(*data(64), batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=[Watch()])
+    expected = list(seen)
+    seen.clear()
+    with local_strategy(servers=2, max_staleness=0) as strategy:
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(64), batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=[Watch()])
+        np.testing.assert_allclose(seen, expected, rtol=1e-5)
+        assert_same(model, plain)
+
+
+def test_steps_per_execution_and_steps_per_epoch():
+    dataset = unisono.data.Dataset.from_tensor_slices(data()).batch(16).repeat()
+    with local_strategy(max_staleness=0) as strategy:
+        with strategy.scope():
+            model = compiled(steps_per_execution=2)
+        model.fit(dataset, epochs=2, steps_per_epoch=4, verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == 8
+
+
+def test_a_lost_worker_costs_nothing(alone):
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and self.params["epochs"] == 3:
+                task = Task("worker", 1 if strategy.kills % 2 else 0)
+                strategy.kills += 1
+                strategy.cluster.kill_worker(task)
+                strategy.cluster.start_worker(task)
+
+    with local_strategy(workers=2, servers=2, max_staleness=0) as strategy:
+        strategy.kills = 0
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(), batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=[Kill()])
+        assert strategy.kills == 3
+        assert_same(model, alone[0])
+
+
+def test_errors_of_the_data_are_raised_and_the_model_is_as_it_was():
+    def batches():
+        x, y = data(64)
+        for _ in range(4):
+            yield x[:32], y[:32]
+        raise ZeroDivisionError("in the data")
+
+    with local_strategy(max_staleness=0) as strategy:
+        with strategy.scope():
+            model = compiled()
+        with pytest.raises(ZeroDivisionError, match="in the data"):
+            model.fit(batches(), shuffle=False, verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == 4
+        model.fit(*data(64), verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == 6
+
+
+def test_eager_models_are_refused():
+    with local_strategy() as strategy:
+        with strategy.scope():
+            model = compiled(run_eagerly=True)
+        with pytest.raises(unisono.UnsupportedError, match="compiled with `run_eagerly=True`"):
+            model.fit(*data(64), verbose=0)
+
+
+def test_a_lazy_array_is_read_where_its_number_is_needed():
+    asked = []
+
+    def wait():
+        asked.append(1)
+        return [np.float32(2.5), np.ones((2, 3))]
+
+    number, rows = LazyArray(wait, 0), LazyArray(wait, 1)
+    assert not asked
+    assert (float(number), f"{number:.2f}", rows.shape, rows.dtype) == (2.5, "2.50", (2, 3), np.float64)
+    np.testing.assert_array_equal(np.concatenate([rows, rows]), np.ones((4, 3)))
