@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -594,13 +596,31 @@ def test_a_file_that_a_dead_process_left_is_replaced(cluster):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert cluster.peer(address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
     endpoint.close()
-    assert not path.exists()
+    assert not list(path.parent.glob(f"{path.name}*"))
 
 
 def test_an_address_has_one_endpoint(cluster):
     first = cluster.endpoint()
     with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
         cluster.endpoint(address=first.address)
+    assert cluster.peer(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+
+
+def test_a_second_endpoint_does_not_end_the_lock_of_the_first(cluster):
+    first = cluster.endpoint()
+    with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
+        cluster.endpoint(address=first.address)
+    path = _local.socket_path(first.address, _local.socket_directory())
+    code = f"""
+from pathlib import Path
+from unisono.ps._transport._local import AddressLock
+try:
+    AddressLock(Path({str(path)!r}))
+except RuntimeError as error:
+    print(error)
+"""
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert f"where the process {os.getpid()} listens" in text
     assert cluster.peer(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 

@@ -15,6 +15,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from typing import IO
 
 from unisono._errors import ClusterError
 
@@ -125,33 +126,58 @@ class AddressLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.with_suffix(f"{path.suffix}.lock").open("a+")
-        try:
-            with _TAKEN_LOCK:
-                # Locks are of the process: it would get its own a second time. A lock of the file itself
-                # would be inherited by children that are forked, and outlive this process.
-                if path in _TAKEN:
-                    raise BlockingIOError
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _TAKEN.add(path)
-        except OSError:
-            self._file.seek(0)
-            owner = self._file.read(20)
-            self._file.close()
-            raise ClusterError(
-                "A task must be the only one at its address. "
-                f"Received: {path.name.replace('-', ':')}, where the process {owner or '?'} listens. "
-                "End that process, or choose another port."
-            ) from None
+        self._name = path.with_suffix(f"{path.suffix}.lock")
+        with _TAKEN_LOCK:
+            # Locks are of the process: it would get its own a second time. A lock of the file itself would be
+            # inherited by children that are forked, and outlive this process.
+            self._file = None if path in _TAKEN else self._locked()
+            if self._file is None:
+                raise ClusterError(
+                    "A task must be the only one at its address. "
+                    f"Received: {path.name.replace('-', ':')}, where the process {self._owner()} listens. "
+                    "End that process, or choose another port."
+                )
+            _TAKEN.add(path)
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}")
         self._file.flush()
 
+    def _locked(self) -> IO[str] | None:
+        """Return the file of the lock, None where another process has it."""
+        while True:
+            file = self._name.open("a+")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_at_its_name(file):
+                    return file
+            except OSError:
+                file.close()
+                return None
+            # Its last owner has removed it between the two calls.
+            file.close()
+
+    def _is_at_its_name(self, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._name.stat())
+        except FileNotFoundError:
+            return False
+
+    def _owner(self) -> str:
+        # Not by its file: the kernel drops a lock of this process when it closes the file a second time.
+        if self._path in _TAKEN:
+            return str(os.getpid())
+        try:
+            return self._name.read_text() or "?"
+        except OSError:
+            return "?"
+
     def release(self) -> None:
         """Remove the socket, and let another process listen."""
         with _TAKEN_LOCK:
-            if not self._file.closed:
+            if self._file is not None:
+                # While the lock is held: no other process has made its own files by then.
                 self._path.unlink(missing_ok=True)
-                # The file of the lock stays: a process may wait for it while another creates a new one.
+                self._name.unlink(missing_ok=True)
                 self._file.close()
+                self._file = None
                 _TAKEN.discard(self._path)
