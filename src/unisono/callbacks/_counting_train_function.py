@@ -114,6 +114,11 @@ class CountingTrainFunction:
             value.until = self._until
 
     @property
+    def plain_function(self) -> Callable[..., Any]:
+        """The function alone, for calls that a callback makes within `fit`."""
+        return self._function
+
+    @property
     def usual_rows(self) -> int | None:
         """How many rows the batches have, but for a ragged last one; None where no size is usual."""
         return usual_rows_of(self._function)

@@ -51,6 +51,7 @@ from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._resumable_data import ResumableData
 from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._rng_state import RandomState
+from unisono.step._keras_internals import is_synced
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
@@ -260,12 +261,17 @@ class FitBackup:
         if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False, False):
             return
         variables = variables_of(self._model, TrainerTask.TRAIN)
-        # While Keras trains, the model's variables are empty; the running state has their values.
-        values = {
-            id(v): x
-            for vs, xs in zip(variables, watched.state, strict=True)
-            for v, x in zip(vs, xs, strict=True)
-        }
+        # While Keras trains, the model's variables are empty, and the running state has their values; but a
+        # callback that has read or changed them since has filled them.
+        values = (
+            {}
+            if is_synced(self._model)
+            else {
+                id(v): x
+                for vs, xs in zip(variables, watched.state, strict=True)
+                for v, x in zip(vs, xs, strict=True)
+            }
+        )
         self._save(dataclasses.replace(self._progress, batch=watched.batches_in_epoch), values)
 
     @property
@@ -320,4 +326,4 @@ class FitBackup:
             callbacks=[state_of(c, m) for c, m in zip(self._remembering, self._made, strict=True)],
             callback_names=names_of(self._remembering),
         )
-        return snapshot_of(self._model, progress, values, self._watching.logs)
+        return snapshot_of(self._model, progress, values, self._watching.logs if progress.batch else None)

@@ -64,15 +64,15 @@ def snapshot_of(
     Args:
         model: that is trained.
         progress: of the run.
-        values: `id` of a variable -> its array, inside an epoch, where the variables are empty.
-        logs: what the last batch returned to Keras' loop, inside an epoch.
+        values: `id` of a variable -> its array, where the variables are empty.
+        logs: what the last batch returned to Keras' loop, inside an epoch; else None.
     """
     snapshot = Parts({"model": model}).snapshot(values)
     arrays = dict(snapshot.arrays)
     for i, variable in enumerate(model.metrics_variables):
         arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
     # At the end of an epoch there is nothing to keep: the next one begins with new logs.
-    if values and isinstance(logs, dict):
+    if isinstance(logs, dict):
         found = {n: v.value if isinstance(v, StepLog) else v for n, v in logs.items()}
         arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
     # Not `asdict`, which would copy all that callbacks remember, such as the best weights.

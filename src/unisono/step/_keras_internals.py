@@ -338,6 +338,14 @@ def set_training_state(model: keras.Model, state: TrainingState | None) -> None:
     vars(model)["_jax_state"] = state
 
 
+def is_synced(model: keras.Model) -> bool:
+    """Return whether the variables hold the newest state: a callback has read or changed it.
+
+    `Trainer._jax_state_synced`, 3.0.5.
+    """
+    return bool(getattr(model, "_jax_state_synced", True))
+
+
 def mark_synced(model: keras.Model, is_synced: bool) -> None:
     """Note whether the variables hold the newest state; else Keras moves it there where they are read.
 

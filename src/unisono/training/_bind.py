@@ -55,7 +55,8 @@ from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
 from unisono.training.trainer._batch_policy import build_sequential
-from unisono.training.trainer._protocol import StepFunction, set_usual_rows, usual_rows_of
+from unisono.training.trainer._nested_calls import apart_from_outer_call
+from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     batch_end_of,
     begin_of,
@@ -74,9 +75,6 @@ Result = TypeVar("Result")
 
 #: What replaces a method of Keras: called with the original, the object and the arguments.
 Wrapper = Callable[..., object]
-
-#: Which attribute of a model holds the function that the loop of a method calls.
-_FUNCTION_OF = {"fit": "train_function", "evaluate": "test_function", "predict": "predict_function"}
 
 _installed = False
 
@@ -216,18 +214,21 @@ def _guarded(name: str) -> Wrapper:
             # Inside a callback of another model's `fit` there is the scope that `fit` entered, and the user's
             # own code is in none.
             context = current()
-            with entered(None) if context is not None and context.is_of_method else contextlib.nullcontext():
+            outside = (
+                entered(None) if context is not None and context.is_of_method else contextlib.nullcontext()
+            )
+            with outside, apart_from_outer_call(self, name):
                 _check_not_in_scope(self, name)
                 return (
                     _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
                 )
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
-        if name in _FUNCTION_OF:
+        if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
-        sized = _with_own_batch_size(self, name)
-        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), sized, allowed:
+        apart = apart_from_outer_call(self, name)
+        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), apart, allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict"):
@@ -235,18 +236,6 @@ def _guarded(name: str) -> Wrapper:
             return _with_errors(original(self, *args, **kwargs))
 
     return method
-
-
-@contextlib.contextmanager
-def _with_own_batch_size(model: keras.Model, name: str) -> Iterator[None]:
-    """Let the first batch of a call say which size is usual, also where a callback calls `fit` in `fit`."""
-    attribute = _FUNCTION_OF.get(name, "")
-    before = usual_rows_of(getattr(model, attribute, None))
-    set_usual_rows(getattr(model, attribute, None), None)
-    try:
-        yield
-    finally:
-        set_usual_rows(getattr(model, attribute, None), before)
 
 
 def _with_errors(result: Result) -> Result:

@@ -150,6 +150,56 @@ def test_hooks_of_a_lambda_callback_are_called_again_after_it_was_mute():
     assert seen == [1]
 
 
+class TrainsItself(keras.callbacks.Callback):
+    """Trains on other batches after the second batch of an epoch."""
+
+    is_busy = False
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and not self.is_busy:
+            self.is_busy = True
+            self.model.fit(ROWS[:8], ROWS[:8, :1], batch_size=4, verbose=0)
+            self.model.train_on_batch(ROWS[:4], ROWS[:4, :1])
+            self.is_busy = False
+
+
+def test_batches_of_a_fit_within_fit_are_not_those_of_the_run(tmp_path):
+    def trained(after):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        others = [TrainsItself(), BackupAndRestore(tmp_path, save_freq=2), Stop(after)]
+        model.fit(**arrays(ROWS), shuffle=False, epochs=2, verbose=0, callbacks=others)
+        return model
+
+    expected = trained(99)
+    with pytest.raises(InterruptedError):
+        # Two batches, three within, and one more.
+        trained(6)
+    found = trained(99)
+    assert int(found.optimizer.iterations) == int(expected.optimizer.iterations) == 16
+    np.testing.assert_array_equal(found.layers[0].kernel, expected.layers[0].kernel)
+
+
+class SetsRate(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 / (1 + int(self.model.optimizer.iterations))
+
+
+def test_what_a_callback_sets_after_a_batch_is_in_the_backup(tmp_path):
+    def rates(after):
+        history = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: history.append(float(note.model.optimizer.learning_rate))
+        )
+        fit(tmp_path, arrays(ROWS), [SetsRate(), note, Stop(after)])
+        return history
+
+    expected = rates(99)
+    interrupted(tmp_path, arrays(ROWS), 3, [SetsRate(), keras.callbacks.LambdaCallback()])
+    np.testing.assert_array_equal(rates(99), expected[2:])
+
+
 @pytest.mark.parametrize(("rows", "size"), [(13, 5), (11, 4)])
 def test_a_run_that_resumes_before_a_ragged_last_batch_has_the_bits_of_another(tmp_path, rows, size):
     """It takes this batch for what it is, and not for one of the usual size."""

@@ -111,6 +111,16 @@ class Fits(Sees):
             self.model.fit(x[:64], y[:64], batch_size=32, verbose=0, shuffle=False)
 
 
+class FitsOneBatch(Sees):
+    """Trains on a batch of its own, with the function that has run ahead."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        if batch in (3, 4, 15):
+            x, y = digits()
+            self.seen.append(self.model.train_on_batch(-x[:32], y[:32]))
+
+
 class Stops(Sees):
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
@@ -140,7 +150,8 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    "kind", [Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Fits, Stops]
+    "kind",
+    [Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Fits, FitsOneBatch, Stops],
 )
 def test_callbacks_see_and_do_what_they_would_one_by_one(kind, monkeypatch):
     same(trained(kind()), one_by_one(monkeypatch, kind()))

@@ -63,6 +63,15 @@ class TimedFunction(StepFunction, Protocol):
     timer: HostTimer
 
 
+def plain_function_of(function: Callable[..., object] | None) -> Callable[..., object] | None:
+    """Return the function that `BackupAndRestore` has wrapped; any other as it is.
+
+    Args:
+        function: of a model, as for `set_lookahead`; None where no call has made one yet.
+    """
+    return getattr(function, "plain_function", function)
+
+
 def set_usual_rows(function: Callable[..., object] | None, rows: int | None) -> None:
     """Set the usual batch size of the running call of `fit`, `evaluate` or `predict`, if a function has one.
 
@@ -83,18 +92,18 @@ def usual_rows_of(function: Callable[..., object] | None) -> int | None:
     return getattr(function, "usual_rows", None)
 
 
-def set_lookahead(function: Callable[..., object], lookahead: StepLookahead | None) -> None:
+def set_lookahead(function: Callable[..., object] | None, lookahead: StepLookahead | None) -> None:
     """Let a function run ahead of Keras' loop, or no longer, if it can.
 
     Args:
         function: of a model: a strategy's, a wrapper of it, or a user's own.
         lookahead: shared with `fit`; None at the end of the call.
     """
-    if hasattr(function, "lookahead"):
+    if function is not None and hasattr(function, "lookahead"):
         function.lookahead = lookahead
 
 
-def lookahead_of(function: Callable[..., object]) -> StepLookahead | None:
+def lookahead_of(function: Callable[..., object] | None) -> StepLookahead | None:
     """Return what a function runs ahead with; None where it does not.
 
     Args:

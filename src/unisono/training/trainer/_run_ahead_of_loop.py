@@ -158,18 +158,13 @@ def with_lookahead(
         The arguments for Keras' own `fit`.
     """
     callbacks = arguments.get("callbacks")
-    # A callback may call `fit` while one runs, whose lookahead holds batches.
-    before = lookahead_of(model.train_function)
-    set_lookahead(model.train_function, None)
     try:
         if lookahead is None:
             yield arguments
         else:
             yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
     finally:
-        if isinstance(before, Speculation):
-            before.continue_from(is_unchanged=False)
-        set_lookahead(model.train_function, before)
+        set_lookahead(model.train_function, None)
 
 
 def lookahead_for(
