@@ -16,10 +16,10 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import PyTree, UserValue
 from unisono.coordinator._batch_call import BatchCall
-from unisono.coordinator._datasets import dataset_function
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.step.functions._function import Function
 from unisono.strategies._parameter_server import ParameterServerStrategy
+from unisono.strategies.parameter_server._dataset_function import dataset_function
 from unisono.training.pushed._function_step import FunctionSteps
 
 _NUMBERS = itertools.count()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,11 +19,14 @@ from unisono.cluster_resolver._detect import resolve
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.ps.scheduling._closures import Rules
 from unisono.step._layout import CentralLayout
+from unisono.strategies._base import Arguments
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
+from unisono.strategies.parameter_server._dataset_function import dataset_function
 from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
+from unisono.strategies.parameter_server._own_data import OwnData, own_data
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
 from unisono.training.pushed._push_layout import PushLayout
@@ -84,6 +89,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Set up the chief of a cluster, or the local form."""
         self._ops = CrossDeviceOps()
         self._job: Job | None = None
+        #: What workers make themselves during a call of `fit`.
+        self.own_data: OwnData | None = None
         if cluster is None:
             super().__init__(ReplicaMesh(resolve_devices(None)))
             self._homes = resolve_devices(["cpu:0"])
@@ -153,6 +160,23 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if self._job is None:
             return super().make_trainer_function(model, task)
         return PushedFunction(model, self, task)
+
+    @contextlib.contextmanager
+    def around_fit(
+        self, model: keras.Model, arguments: Arguments, ahead: bool
+    ) -> Iterator[tuple[Arguments, bool]]:
+        """Surround `fit`: a function as `x` makes a dataset on each worker."""
+        if self._job is None or not inspect.isroutine(arguments["x"]):
+            yield arguments, ahead
+            return
+        with own_data(self._job, arguments, dataset_function) as (changed, data):
+            self.own_data = data
+            try:
+                yield changed, False
+                self._job.pool.queue.join()
+            finally:
+                self.own_data = None
+                self._job.streams.rest()
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""

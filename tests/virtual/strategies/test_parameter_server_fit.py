@@ -162,3 +162,27 @@ def test_a_lazy_array_is_read_where_its_number_is_needed():
     assert not asked
     assert (float(number), f"{number:.2f}", rows.shape, rows.dtype) == (2.5, "2.50", (2, 3), np.float64)
     np.testing.assert_array_equal(np.concatenate([rows, rows]), np.ones((4, 3)))
+
+
+def test_workers_make_their_own_data(alone):
+    def dataset_fn(context):
+        rows = unisono.data.Dataset.from_tensor_slices(data())
+        return rows.shard(context.num_input_pipelines, context.input_pipeline_id).batch(32)
+
+    model, _ = alone
+    # One worker, one closure at a time: the numbers of one device, also of the smaller last batch and of
+    # dropout.
+    with local_strategy(workers=1, servers=2, max_staleness=0) as strategy:
+        with strategy.scope():
+            own = compiled()
+        logs = own.fit(
+            lambda context: dataset_fn(context).repeat(), epochs=3, steps_per_epoch=7, verbose=0
+        ).history
+        assert_same(own, model)
+        assert len(logs["loss"]) == 3
+        # The random states go on.
+        own.fit(*data(), batch_size=32, shuffle=False, verbose=0)
+        with pytest.raises(unisono.OutOfRangeError, match="end of the data on worker 0 after 7 batches"):
+            own.fit(dataset_fn, steps_per_epoch=9, verbose=0)
+        with pytest.raises(unisono.InvalidArgumentError, match="steps_per_epoch=None"):
+            own.fit(dataset_fn, verbose=0)

@@ -16,6 +16,9 @@ from unisono._errors import CancelledError, ClusterError, UnisonoError
 from unisono.ps.scheduling import _closures as decide
 from unisono.ps.scheduling._closures import Closures, Rules
 
+#: How often something is prepared for one closure: batches may have several forms.
+_ATTEMPTS = 100
+
 
 class WorkerLostError(ClusterError):
     """A worker does not answer any more; its closures run on others."""
@@ -46,6 +49,8 @@ class QueuedClosure:
     number: int
     payload: Any
     result: Future[Any] = dataclasses.field(default_factory=Future)
+    #: How often something was prepared for it.
+    attempts: int = 0
 
 
 #: Send a closure to a worker: gets the worker's number, the closure and the watermark below which every
@@ -301,10 +306,15 @@ class ClosureQueue:
             number, needs = next(iter(self._unready.items()))
             del self._unready[number]
             closure = self._closures[number]
+            closure.attempts += 1
             # Without the lock: it may compile for minutes, while other closures end.
             self._changed.release()
             error: Exception | None = None
             try:
+                if closure.attempts > _ATTEMPTS:
+                    raise ClusterError(
+                        f"A worker must be able to run what was prepared. Received: {needs!r}."
+                    )
                 self._prepare(closure.payload, needs)
             except Exception as raised:
                 error = raised

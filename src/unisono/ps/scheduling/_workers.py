@@ -208,12 +208,14 @@ class WorkerPool:
 
     def _tell(self, worker: int, setup: Setup) -> None:
         op, meta, arrays = setup(worker)
-        self._send(worker, op, meta, arrays).add_done_callback(self._told)
+        self._send(worker, op, meta, arrays).add_done_callback(functools.partial(self._told, worker))
 
-    def _told(self, sent: Future[Frame]) -> None:
-        """Report the error of a user's function; that a worker is lost is noticed elsewhere."""
+    def _told(self, worker: int, sent: Future[Frame]) -> None:
+        """Report a user's error. A worker that may have missed something is told all again."""
         error = sent.exception()
-        if error is None and sent.result().op is Op.ERROR:
+        if isinstance(error, PeerLostError):
+            self.queue.worker_lost(worker, error)
+        elif error is None and sent.result().op is Op.ERROR:
             self.queue.report(error_of(sent.result()))
 
     # --- closures ------------------------------------------------------------------------------

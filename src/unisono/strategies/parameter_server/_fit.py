@@ -23,9 +23,9 @@ from unisono._errors import UnsupportedError
 from unisono._types import PyTree
 from unisono.data._batches import check_values
 from unisono.ps.scheduling._workers import RunResult
+from unisono.step._call_signature import Result
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training._model_state import hold_state
-from unisono.training.pushed._worker_program import WorkerProgram
 from unisono.training.pushed._worker_step import WorkerStep
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
@@ -85,28 +85,34 @@ class PushedFunction:
         variables = [v for part in variables_of(self._model, self._task) for v in part]
         values = [value for part in state for value in part]
         trains = self._task is TrainerTask.TRAIN
+        own = self._strategy.own_data if trains else None
         for variable, value in zip(variables, values, strict=True):
-            if kind_of(variable).is_seed:
+            # Where workers take batches, states advance when the calls are sent, later than here.
+            if kind_of(variable).is_seed and (own is None or not job.streams.knows(variable)):
                 job.streams.follow(variable, value)
         job.placed.place(list(zip(variables, values, strict=True)), [self._model.optimizer] if trains else [])
-        program = self._steps.program(batch)
         job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
-        future = job.run(program, jax.tree.leaves(batch))
+        if own is None:
+            program = self._steps.program(batch)
+            lazy = self._lazy(program.result, job.run(program, jax.tree.leaves(batch)))
+        else:
+            own.trace_with(self._steps.program)
+            future = job.run_function(own.function, [own.iterator], ())
+            # The logs have the same names for batches of all forms.
+            lazy = self._lazy(self._steps.program(batch).result, future)
         # What Keras finds in its variables when its loop ends.
         held: Iterator[Any] = iter(
             job.streams.held(v) if kind_of(v).is_seed else job.placed[v].held for v in variables
         )
         after = tuple([next(held) for _ in part] for part in state)
-        return self._lazy(program, future), after
+        return lazy, after
 
-    def _lazy(self, program: WorkerProgram, future: Future[RunResult]) -> PyTree:
+    def _lazy(self, result: Result, future: Future[RunResult]) -> PyTree:
         """Return the step's result around arrays that are read later."""
         queue = self._strategy.job.pool.queue
         # As many as leaves at most: what is no array is in the result already.
-        count = len(program.result.statics)
-        return program.result.rebuild(
-            [LazyArray(lambda: queue.result(future).arrays, i) for i in range(count)]
-        )
+        count = len(result.statics)
+        return result.rebuild([LazyArray(lambda: queue.result(future).arrays, i) for i in range(count)])
 
     def _joined(self, results: Sequence[PyTree]) -> PyTree:
         """Return what Keras' loop gets of several steps: the last logs, or all predictions."""

@@ -57,8 +57,8 @@ class Job:
         self._plans = PlanMaker(self.placed, self.client)
         self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation)
         self.pool.start()
-        #: By `id` of a program, which is kept, and form of its batches: the name of its plan.
-        self._names: dict[tuple[int, str | None], tuple[WorkerProgram, str]] = {}
+        #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
+        self._names: dict[tuple[int, str | None, str | None], tuple[WorkerProgram, str]] = {}
         self._preparing = threading.local()
         #: What users made for this job, one of each class.
         self.owned: dict[type, object] = {}
@@ -81,14 +81,14 @@ class Job:
             program: whose variables are placed.
             of_batches: the function, and the form of the batches, where workers take them.
         """
-        # Batches of other forms may have one program.
-        key = (id(program), None if of_batches is None else of_batches[1])
+        function, form = (None, None) if of_batches is None else (of_batches[0].name, of_batches[1])
+        # Functions, and batches of several forms, may have one program.
+        key = (id(program), function, form)
         if key in self._names:
             return self._names[key][1]
         name = str(len(self._names))
         arrays = program.arrays if of_batches else range(len(program.arrays))
         plan = self._plans.plan(program, arrays)
-        function, form = (None, None) if of_batches is None else (of_batches[0].name, of_batches[1])
         self.pool.add_plan(name, plan, program.blob, function, form)
         self._names[key] = program, name
         return name

@@ -37,6 +37,21 @@ class RandomStreams:
             if id(variable) not in self._next or self._next[id(variable)][2] is not value:
                 self._next[id(variable)] = variable, np.asarray(value), value
 
+    def knows(self, variable: keras.Variable) -> bool:
+        """Return whether the state of a generator was noted.
+
+        Args:
+            variable: of the generator.
+        """
+        return id(variable) in self._next
+
+    def rest(self) -> None:
+        """Put the states into the generators' variables, which Keras' loop has filled with older ones."""
+        with self._lock:
+            for variable, _, array in self._next.values():
+                if stored_value(variable) is not None:
+                    store_value(variable, array)
+
     def held(self, variable: keras.Variable) -> Any:
         """Return the array of a generator's next state.
 

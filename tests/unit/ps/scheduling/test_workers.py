@@ -1,5 +1,6 @@
 """The chief's side of workers that come, go, and come again."""
 
+import threading
 import time
 
 import numpy as np
@@ -138,3 +139,26 @@ def test_the_end_reaches_the_workers():
     until(lambda: pool.queue.num_workers == 1)
     pool.end(0)
     assert worker.told[-1] == (Op.END, {"code": 0})
+
+
+def test_a_worker_that_missed_a_program_is_told_all_again():
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    worker = Worker(network, "0")
+    until(lambda: pool.queue.num_workers == 1)
+    handle, worker.dropped = worker.endpoint._handler, []
+
+    def lose_first_program(client, frame):
+        if frame.op is Op.PROGRAM and not worker.dropped:
+            worker.dropped.append(frame)
+            threading.Thread(target=worker.endpoint.close).start()
+            return None
+        return handle(client, frame)
+
+    worker.endpoint._handler = lose_first_program
+    pool.add_plan("p", PLAN, b"program")
+    until(lambda: worker.dropped and pool.queue.num_workers == 0)
+    again = Worker(network, "0")
+    pool.queue.result(pool.queue.schedule(RunRequest("p")))
+    assert [op for op, _ in again.told if op is not Op.HELLO] == [Op.PROGRAM, Op.RUN]
+    pool.close()
