@@ -14,7 +14,8 @@ strategy = unisono.experimental.ParameterServerStrategy()
 print("the chief is", json.loads(os.environ["TF_CONFIG"])["task"], flush=True)
 
 x, y = load_digits(return_X_y=True)
-x = (x / 16).astype("float32")
+order = np.random.default_rng(0).permutation(len(x))
+x, y = (x[order] / 16).astype("float32"), y[order]
 keras.utils.set_random_seed(1)
 with strategy.scope():
     model = keras.Sequential(

@@ -132,6 +132,8 @@ class StepWorker:
         self._data = WorkerData(index, num_workers)
         self._plans: dict[str, StepPlan] = {}
         self._programs: dict[str, Program] = {}
+        #: Exported programs that are not compiled yet.
+        self._exported: dict[str, bytes] = {}
         #: The plans of functions that take batches from datasets, by function and signature of the batches.
         self._of_batches: dict[tuple[str, str], str] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
@@ -189,6 +191,7 @@ class StepWorker:
 
     def _note_plan(self, frame: Frame) -> None:
         plan = StepPlan.from_meta(frame.meta["plan"])
+        self._exported[plan.digest] = bytes(frame.arrays[0])
         self._plans[frame.meta["name"]] = plan
         if frame.meta.get("signature") is not None:
             self._of_batches[frame.meta["function"], frame.meta["signature"]] = frame.meta["name"]
@@ -210,12 +213,17 @@ class StepWorker:
             self._closure(task)
             return
         if frame.op is Op.PROGRAM:
-            digest = frame.meta["plan"]["digest"]
-            if digest not in self._programs:
-                self._programs[digest] = self._load(digest, bytes(frame.arrays[0]))
+            self._program(frame.meta["plan"]["digest"])
         else:
             self._data.change(frame)
         self._answer(task, frame.answer(Op.OK))
+
+    def _program(self, digest: str) -> Program:
+        """Return a compiled program: a closure that came before the plan may be the first one to use it."""
+        if digest not in self._programs:
+            self._programs[digest] = self._load(digest, self._exported[digest])
+        self._exported.pop(digest, None)
+        return self._programs[digest]
 
     def _closure(self, task: _Received) -> None:
         frame, meta = task.frame, task.frame.meta
@@ -237,7 +245,7 @@ class StepWorker:
         plan = self._plans[str(name)]
         pulled = task.pulled if task.pulled is not None else self._servers.pull(plan.pulls)
         given = arrays[: plan.states] + [arrays[plan.states + i] for i in plan.arrays]
-        outputs = self._programs[plan.digest](*pulled.result(), *given)
+        outputs = self._program(plan.digest)(*pulled.result(), *given)
         self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})
 
     def _push(self, task: _Received, plan: StepPlan, outputs: Sequence[Any], meta: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """A worker with servers that the test plays."""
 
 import queue
+import threading
 from concurrent.futures import Future
 
 import cloudpickle
@@ -159,3 +160,25 @@ def test_the_workers_number_is_known_in_its_functions(chief):
     assert float(chief.answers.get(timeout=10).arrays[0]) == 1.0
     with pytest.raises(ContextError, match="outside of them"):
         current_worker_index()
+
+
+def test_a_closure_that_came_before_its_plan_runs_by_it(chief):
+    chief.ask(Op.DATASET, {"make": "d"}, [blob(cloudpickle.dumps(lambda context: Slow()))])
+    chief.ask(Op.DATASET, {"iterate": "i", "of": "d"})
+    chief.run(0, plan=None, function="f", takes=["i"], states=0)
+    plan = StepPlan("add", (), 0, (0,), (), (1,)).to_meta()
+    meta = {"name": "q", "plan": plan, "function": "f", "signature": '{"t":[["float32",[]]]}'}
+    # While the thread that computes waits for the batch.
+    assert chief.worker.handle(CHIEF, Frame(Op.PROGRAM, 1, 0, meta, [blob(b"program")])) is None
+    READY.set()
+    assert float(chief.answers.get(timeout=10).arrays[0]) == 9.0
+
+
+READY = threading.Event()
+
+
+class Slow:
+    """One batch, which is there when the test says so."""
+
+    def __iter__(self):
+        yield READY.wait(10) and np.float32(9)
