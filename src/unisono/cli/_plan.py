@@ -29,6 +29,20 @@ CLUSTER_VARIABLES = (
 #: The variable that marks every process of a launch, including daemons that its tasks start: they inherit it.
 MARK = "UNISONO_LAUNCH"
 
+#: What the launcher tells its tasks: those of another launch around this one are not theirs.
+_OF_A_LAUNCH = (
+    MARK,
+    "UNISONO_CLUSTER_KEY",
+    "UNISONO_CLUSTER_KEY_FILE",
+    "UNISONO_DEVICES_PER_WORKER",
+    "UNISONO_FENCE",
+    "UNISONO_FINISHED",
+    "UNISONO_GENERATION",
+    "UNISONO_GRACE",
+    "UNISONO_PROGRESS",
+    "UNISONO_PS_DIRECTORY",
+)
+
 #: The sizes of libraries' own thread pools, by default one thread per core of the machine in every task.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -217,7 +231,7 @@ def base_environment(
 ) -> dict[str, str]:
     """Return the environment that every task and every spare of a launch starts with.
 
-    The user's variables win, except those of a cluster, which are part of the task's job.
+    The user's variables win, except those of a cluster or a launch, which are part of the task's job.
 
     Args:
         environ: the launcher's environment.
@@ -227,11 +241,7 @@ def base_environment(
         paths: the launch's files.
     """
     share = thread_share(cores, tasks)
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in CLUSTER_VARIABLES and not name.startswith("UNISONO_")
-    }
+    kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *_OF_A_LAUNCH)}
     ours = dict.fromkeys(_POOLS, str(share))
     # A collective blocks a thread of XLA's CPU pool while it waits for its peers, and the pool runs the
     # programs, too: with fewer than two threads per device, processes with two devices each hang (measured,

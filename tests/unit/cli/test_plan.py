@@ -105,11 +105,13 @@ def test_what_the_user_set_stays_and_other_clusters_do_not():
         "TF_CONFIG": "x",
         "JAX_PROCESS_ID": "1",
         "UNISONO_GENERATION": "4",
+        "UNISONO_CONVOLUTIONS": "xla",
         "JAX_COMPILATION_CACHE_DIR": "/mine",
     }
     base = base_environment(environ, LaunchOptions(workers=2, max_restarts=1), 2, 2, PLACE)
     assert base["OMP_NUM_THREADS"] == "7"
     assert base["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+    assert base["UNISONO_CONVOLUTIONS"] == "xla"
     assert not {"TF_CONFIG", "JAX_PROCESS_ID", "UNISONO_GENERATION"} & set(base)
 
 
