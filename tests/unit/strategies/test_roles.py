@@ -34,6 +34,18 @@ def test_without_a_chief_the_first_worker_is_it_and_computes():
     assert first.remote_workers == (Task("worker", 1),)
 
 
+def test_a_chief_beside_the_cluster():
+    """As in TensorFlow's tutorial: a `Server` for each task, and a resolver that names no task."""
+    spec = ClusterSpec({"worker": ["b:1", "c:1"], "ps": ["d:1"]})
+    roles = roles_of(spec, None)
+    assert (roles.is_chief, roles.computes) == (True, False)
+    assert roles.remote_workers == (Task("worker", 0), Task("worker", 1))
+    first = roles_of(spec, Task("worker", 0), serves=True)
+    assert (first.is_chief, first.computes) == (False, True)
+    # Or worker 0, where it creates a strategy.
+    assert first.accepted == (Task("chief", 0), Task("worker", 0))
+
+
 @pytest.mark.parametrize(
     ("change", "task", "message"),
     [

@@ -92,8 +92,11 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
             "The key of a cluster must be 64 hexadecimal digits. "
             f"Received: a text of {len(secret)} characters. {HOW_TO_GIVE_A_KEY}"
         )
-    tasks = tuple(Task(job, index) for job in spec.jobs for index in spec.task_indices(job))
-    return ClusterKeys(bytes.fromhex(secret), own, tasks)
+    tasks = [Task(job, index) for job in spec.jobs for index in spec.task_indices(job)]
+    if "chief" not in spec:
+        # It may be a program beside the cluster.
+        tasks.append(Task("chief", 0))
+    return ClusterKeys(bytes.fromhex(secret), own, tuple(tasks))
 
 
 def read_keys(environ: Mapping[str, str], own: Task, spec: ClusterSpec) -> ClusterKeys | None:

@@ -16,13 +16,18 @@ _EXAMPLE = (
 )
 
 
+#: A chief beside the cluster.
+_BESIDE = Task("chief", 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Roles:
     """The tasks of a cluster with parameter servers, as one of them sees it.
 
     Args:
         task: this one.
-        chief: the one that runs the user's program.
+        chief: the one that runs the user's program. In a cluster without a job `chief` it is worker 0, or a
+            program beside the cluster, which has no address in it: as in TensorFlow's tutorial.
         workers: those that compute.
         servers: those that hold the variables.
         addresses: of all of these.
@@ -57,17 +62,23 @@ class Roles:
         return tuple(task for task in self.workers if task != self.task)
 
     @property
+    def accepted(self) -> tuple[Task, ...]:
+        """As whom a client may command this task."""
+        return (self.chief,) if "chief" in self.spec else (_BESIDE, self.workers[0])
+
+    @property
     def is_evaluator(self) -> bool:
         """Whether this task evaluates beside the job, in which it takes no part."""
         return self.task.type == "evaluator"
 
 
-def roles_of(spec: ClusterSpec, task: Task | None) -> Roles:
+def roles_of(spec: ClusterSpec, task: Task | None, serves: bool = False) -> Roles:
     """Return who does what in a cluster.
 
     Args:
         spec: the cluster.
-        task: this process.
+        task: this process; None for a chief beside a cluster that has no job `chief`.
+        serves: whether the program says that this task serves, also as worker 0.
 
     Raises:
         InvalidArgumentError: when the cluster cannot train with parameter servers, or has no such task.
@@ -84,7 +95,11 @@ def roles_of(spec: ClusterSpec, task: Task | None) -> Roles:
         )
     workers = tuple(Task("worker", i) for i in spec.task_indices("worker"))
     servers = tuple(Task("ps", i) for i in spec.task_indices("ps"))
-    chief = Task("chief", spec.task_indices("chief")[0]) if "chief" in spec else workers[0]
+    if "chief" in spec:
+        chief = Task("chief", spec.task_indices("chief")[0])
+    else:
+        chief = _BESIDE if task is None or serves else workers[0]
+    task = task or (None if "chief" in spec else chief)
     every = dict.fromkeys([chief, *workers, *servers])
     if task is None or (task not in every and task.type != "evaluator"):
         raise InvalidArgumentError(
@@ -92,4 +107,5 @@ def roles_of(spec: ClusterSpec, task: Task | None) -> Roles:
             f"Received: {'no task' if task is None else task}, and the tasks {', '.join(map(str, every))}. "
             f"{_EXAMPLE}"
         )
-    return Roles(task, chief, workers, servers, {t: spec.task_address(t.type, t.index) for t in every}, spec)
+    addresses = {t: spec.task_address(t.type, t.index) for t in every if t.type in spec}
+    return Roles(task, chief, workers, servers, addresses, spec)

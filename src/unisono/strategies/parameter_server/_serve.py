@@ -109,7 +109,7 @@ class _VariableService(Service):
         self._server = VariableServer(
             VariableStore() if self._durable is None else self._durable.store,
             self._durable,
-            lambda client: client.acts_for(roles.chief),
+            lambda client: any(map(client.acts_for, roles.accepted)),
             self._reply,
         )
         self.ended = self._server.ended
@@ -153,7 +153,7 @@ class WorkerService(Service):
             self._client,
             load_program,
             self._reply,
-            lambda client: client.acts_for(roles.chief),
+            lambda client: any(map(client.acts_for, roles.accepted)),
         )
         self.ended = self._worker.ended
         self._endpoint: RequestEndpoint = make_endpoint(self._worker.handle)

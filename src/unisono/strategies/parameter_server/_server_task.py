@@ -44,7 +44,7 @@ class Server:
         config: UserValue = None,
         start: bool = True,
     ) -> None:
-        self._roles = roles_of(ClusterSpec(server_or_cluster_def), Task(job_name, task_index))
+        self._roles = roles_of(ClusterSpec(server_or_cluster_def), Task(job_name, task_index), serves=True)
         if self._roles.is_chief or self._roles.is_evaluator:
             raise InvalidArgumentError(
                 "A `Server` is a worker or a parameter server of a chief elsewhere. "
