@@ -50,6 +50,9 @@ class PushedFunction:
         self._model, self._strategy, self._task = model, strategy, task
         self._names = tuple(f"{name}_variables" for name in task.value)
         self._steps = WorkerStep(model, strategy, task)
+        #: The variables that are on servers, by `id`, and which of them are states of random generators.
+        self._ids: tuple[int, ...] = ()
+        self._is_seed: list[bool] = []
 
     @property
     def num_programs(self) -> int:
@@ -86,11 +89,18 @@ class PushedFunction:
         values = [value for part in state for value in part]
         trains = self._task is TrainerTask.TRAIN
         own = self._strategy.own_data if trains else None
-        for variable, value in zip(variables, values, strict=True):
+        ids = tuple(map(id, variables))
+        if ids != self._ids:
+            # Not at each step: for a model of three layers that were 64 questions (2026-11-22).
+            self._is_seed = [kind_of(v).is_seed for v in variables]
+            job.placed.place(
+                list(zip(variables, values, strict=True)), [self._model.optimizer] if trains else []
+            )
+            self._ids = ids
+        for variable, value, is_seed in zip(variables, values, self._is_seed, strict=True):
             # Where workers take batches, states advance when the calls are sent, later than here.
-            if kind_of(variable).is_seed and (own is None or not job.streams.knows(variable)):
+            if is_seed and (own is None or not job.streams.knows(variable)):
                 job.streams.follow(variable, value)
-        job.placed.place(list(zip(variables, values, strict=True)), [self._model.optimizer] if trains else [])
         job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
         if own is None:
             program = self._steps.program(batch)
@@ -102,7 +112,8 @@ class PushedFunction:
             lazy = self._lazy(self._steps.program(batch).result, future)
         # What Keras finds in its variables when its loop ends.
         held: Iterator[Any] = iter(
-            job.streams.held(v) if kind_of(v).is_seed else job.placed[v].held for v in variables
+            job.streams.held(v) if is_seed else job.placed[v].held
+            for v, is_seed in zip(variables, self._is_seed, strict=True)
         )
         after = tuple([next(held) for _ in part] for part in state)
         return lazy, after
