@@ -103,6 +103,7 @@ class StepPlan:
 class _Received:
     client: ClientId
     frame: Frame
+    plan: str | None = None
     pulled: Future[list[Any]] | None = None
 
 
@@ -136,6 +137,8 @@ class StepWorker:
         self._exported: dict[str, bytes] = {}
         #: The plans of functions that take batches from datasets, by function and signature of the batches.
         self._of_batches: dict[tuple[str, str], str] = {}
+        #: The plan of each such function's last run.
+        self._last_of: dict[str, str] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
         self._cancelled = -1
         #: Another one after a restart, so that the chief sends programs and datasets again.
@@ -166,9 +169,11 @@ class StepWorker:
                 if frame.meta["life"] != self._life:
                     text = f"Worker {self._index} was started again."
                     return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
-                plan = self._plans.get(frame.meta["plan"]) if frame.meta.get("plan") else None
+                # Of a function that takes batches here, the plan is most likely that of its last run.
+                name = frame.meta.get("plan") or self._last_of.get(str(frame.meta.get("function")))
+                plan = self._plans.get(name) if name else None
                 pulled = None if plan is None else self._servers.pull(plan.pulls)
-                self._tasks.put(_Received(client, frame, pulled))
+                self._tasks.put(_Received(client, frame, name, pulled))
                 return None
             case Op.PROGRAM:
                 # Here and not in the thread: a closure that follows pulls by this plan.
@@ -242,8 +247,10 @@ class StepWorker:
                 taken.give_back()
                 self._answer(task, frame.answer(Op.RESULT, {"needs": signature}))
                 return
+            self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        pulled = task.pulled if task.pulled is not None else self._servers.pull(plan.pulls)
+        is_pulled = task.pulled is not None and task.plan == name
+        pulled = task.pulled if is_pulled and task.pulled else self._servers.pull(plan.pulls)
         given = arrays[: plan.states] + [arrays[plan.states + i] for i in plan.arrays]
         outputs = self._program(plan.digest)(*pulled.result(), *given)
         self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})

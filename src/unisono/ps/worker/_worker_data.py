@@ -63,6 +63,9 @@ class WorkerData:
         self._context = InputContext(num_workers, index, 1)
         self._datasets: dict[str, Any] = {}
         self._sources: dict[str, _WorkerIteration] = {}
+        #: Why a dataset or an iterator could not be made: the error of each closure that takes of it.
+        #: Reported by itself, each worker's would be raised, the last ones long after the first.
+        self._errors: dict[str, Exception] = {}
 
     def change(self, frame: Frame) -> None:
         """Make a dataset or an iterator, or forget iterators; see `make`, `iterate` and `forget`.
@@ -71,12 +74,18 @@ class WorkerData:
             frame: a request of the chief, whose functions may be executed.
         """
         meta = frame.meta
-        if "make" in meta:
-            self.make(meta["make"], bytes(frame.arrays[0]))
-        elif "iterate" in meta:
-            self.iterate(meta["iterate"], meta["of"], meta.get("skip", 0))
-        else:
+        if "forget" in meta:
             self.forget(meta["forget"])
+            return
+        name = meta["make"] if "make" in meta else meta["iterate"]
+        self._errors.pop(name, None)
+        try:
+            if "make" in meta:
+                self.make(name, bytes(frame.arrays[0]))
+            else:
+                self.iterate(name, meta["of"], meta.get("skip", 0))
+        except Exception as error:
+            self._errors[name] = error
 
     def make(self, name: str, function: bytes) -> None:
         """Make a dataset.
@@ -98,6 +107,8 @@ class WorkerData:
             dataset: that of its dataset.
             skip: how many batches were used before this worker was started again.
         """
+        if dataset in self._errors:
+            raise self._errors[dataset]
         batches = _batches_of(self._datasets[dataset])
         for _ in itertools.islice(batches, skip):
             pass
@@ -111,6 +122,7 @@ class WorkerData:
         """
         for name in names:
             self._sources.pop(name, None)
+            self._errors.pop(name, None)
 
     def take(self, names: Sequence[str]) -> Taken:
         """Return the next batch of each iterator; of none, if one of them has ended.
@@ -120,9 +132,13 @@ class WorkerData:
 
         Raises:
             OutOfRangeError: an iterator has ended.
+            Exception: of the user's function that makes the dataset.
         """
         taken = Taken([])
         for name in names:
+            if name in self._errors:
+                taken.give_back()
+                raise self._errors[name]
             source = self._sources[name]
             try:
                 batch = source.returned.popleft() if source.returned else next(source.batches)
