@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,11 @@ _END_WITHIN = 5.0
 #: Seconds for which a server may be away: it may be started again, and then reads its state from a disk.
 PATIENCE = 300.0
 
+#: Seconds after which a request that waits for a server says so in the log, once; a server that is just
+#: starting imports for 2 to 8 s.
+WARN_AFTER = 10.0
+
+_LOG = logging.getLogger("unisono")
 
 #: A variable: the number of its server, and its own number there.
 Key = tuple[int, int]
@@ -246,6 +252,7 @@ class _Attempts:
     def __init__(self, peer: RequestPeer, frame: Frame, patience: float) -> None:
         self._peer, self._frame, self._patience = peer, frame, patience
         self._began = time.monotonic()
+        self._has_warned = False
         self.answer: Future[Frame] = Future()
 
     def begin(self) -> None:
@@ -282,6 +289,16 @@ class _Attempts:
                 )
             )
             return
+        if away >= WARN_AFTER and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "%s at %s does not answer for %.1f s. The request %s is repeated for %g s.",
+                error.task,
+                error.address,
+                away,
+                self._frame.op.name,
+                self._patience,
+            )
         timer = threading.Timer(RETRY_EVERY, self.begin)
         timer.daemon = True
         timer.start()

@@ -81,6 +81,17 @@ def test_a_server_that_stays_away_is_named(monkeypatch):
         client.pull([(0, 0)]).result(10)
 
 
+def test_the_log_names_a_server_that_is_away_once_for_a_request(monkeypatch, caplog):
+    monkeypatch.setattr(_client, "RETRY_AFTER", 0.02)
+    monkeypatch.setattr(_client, "RETRY_EVERY", 0.001)
+    monkeypatch.setattr(_client, "WARN_AFTER", 0.05)
+    client = client_of([Server()], lambda frame, is_answer: 0, patience=0.3)
+    with pytest.raises(ClusterError, match="nothing from ps:0"):
+        client.read((0, 0))
+    (record,) = [r for r in caplog.records if "does not answer" in r.message]
+    assert "ps:0" in record.message
+
+
 def test_a_servers_error_is_raised_here():
     def handle(client, frame):
         return frame.answer(Op.ERROR, {"kind": "InvalidArgumentError", "text": "no such variable"})
