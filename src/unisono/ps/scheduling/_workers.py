@@ -6,8 +6,10 @@ Tests: tests/unit/ps/scheduling/test_workers.py.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,8 @@ from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
 from unisono.ps.scheduling._queue import ClosureQueue, NotReadyError, QueuedClosure, WorkerLostError
 from unisono.ps.worker._step_worker import StepPlan
 
+_LOG = logging.getLogger("unisono")
+
 #: Seconds for which all workers may be away.
 PATIENCE = 300.0
 
@@ -32,6 +36,9 @@ _ANSWER_WITHIN = 5.0
 
 #: Seconds for a worker that is away to come and learn that the job is over: else it would wait for a chief.
 _LATE_WITHIN = 20.0
+
+#: Seconds of this wait after which the log says for whom.
+_TELL_AFTER = 2.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -324,6 +331,12 @@ class WorkerPool:
         # Also those that have not come yet: they would wait for ever.
         waits = {i: _ANSWER_WITHIN if i in self._lives else _LATE_WITHIN for i in range(len(self._peers))}
         sent = [self._send(i, Op.END, {"code": code}, timeout=wait) for i, wait in waits.items()]
+        late = concurrent.futures.wait(sent, _TELL_AFTER).not_done
+        if away := [str(peer.task) for peer, each in zip(self._peers, sent, strict=True) if each in late]:
+            _LOG.warning(
+                "The job is over. The chief waits up to %g s for %s, which would serve on if it returned.",
+                _LATE_WITHIN, ", ".join(away),
+            )  # fmt: skip
         for each in sent:
             # One that has ended already does not answer.
             each.exception()
