@@ -22,12 +22,13 @@ def _working():
 
 def wait_for_threads(before, seconds=30.0):
     """The threads that are still there after a grace period: ends are not instantaneous."""
-    if _working() - before:
-        # A traceback of the test may hold, in a circle, what ends its threads when it is dropped.
-        gc.collect()
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.02
     while (left := _working() - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        # A traceback of the test may hold, in a circle, what ends its threads when it is dropped; a daemon
+        # thread may hold the traceback a little longer.
+        gc.collect()
+        time.sleep(pause)
+        pause = min(1.0, 2 * pause)
     return left
 
 

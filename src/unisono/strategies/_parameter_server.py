@@ -169,14 +169,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if self._job is None or not inspect.isroutine(arguments["x"]):
             yield arguments, ahead
             return
-        with own_data(self._job, arguments, dataset_function) as (changed, data):
+        made = own_data(self._job, arguments, dataset_function)
+        with made as (changed, data), self._job.streams.ahead():
             self.own_data = data
             try:
                 yield changed, False
                 self._job.pool.queue.join()
             finally:
                 self.own_data = None
-                self._job.streams.rest()
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""

@@ -450,7 +450,8 @@ def test_an_interrupt_ends_a_call(cluster):
     assert peer._pending.bytes_in_flight == 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# Python and JAX warn of forks where there are threads.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork:RuntimeWarning")
 def test_a_forked_process_has_no_peers(cluster):
     endpoint = cluster.endpoint()
     peer = cluster.peer(endpoint.address)

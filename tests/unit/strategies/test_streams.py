@@ -44,3 +44,18 @@ def test_while_the_variable_is_empty_the_state_is_that_of_the_loop():
     # A callback may have put another one there.
     streams.follow(one.variable, np.array([5, 5], np.uint32))
     assert streams.take([one])[0].tolist() == [5, 5]
+
+
+def test_calls_that_wait_at_the_end_of_an_epoch_do_not_get_older_states():
+    one = stream()
+    first = one.variable.value
+    streams = RandomStreams()
+    with streams.ahead():
+        store_value(one.variable, None)
+        streams.follow(one.variable, first)
+        taken = [streams.take([one])[0]]
+        # Keras' loop has ended, and two calls are sent later.
+        store_value(one.variable, first)
+        taken += [streams.take([one])[0] for _ in range(2)]
+    assert [(state - np.asarray(first)).tolist() for state in taken] == [[0, 0], [0, 3], [0, 6]]
+    assert (np.asarray(one.variable.value) - np.asarray(first)).tolist() == [0, 9]

@@ -83,7 +83,7 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
     Raises:
         ClusterError: when the secret is something else.
 
-    >>> keys_of("0f" * 32, Task("ps", 0), ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]}))
+    >>> keys_of("0f" * 32, Task("ps", 0), ClusterSpec({"ps": ["a:1"], "chief": ["b:1"]}))
     ClusterKeys(own=ps:0, 2 tasks)
     """
     if not re.fullmatch("[0-9a-fA-F]{64}", secret):

@@ -5,8 +5,9 @@ Tests: tests/unit/strategies/test_streams.py.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +26,24 @@ class RandomStreams:
         #: By `id` of a generator's variable: the variable, its next state, and the array that the variable
         #: holds.
         self._next: dict[int, tuple[keras.Variable, np.ndarray, Any]] = {}
+        self._is_ahead = False
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Advance states when calls are sent, until the block ends, whatever the variables hold.
+
+        Where workers take batches, calls are sent after Keras' loop has scheduled them. At the end of an
+        epoch the loop fills the variables with states that do not count the calls which still wait.
+        """
+        with self._lock:
+            self._next.clear()
+            self._is_ahead = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_ahead = False
+            self.rest()
 
     def follow(self, variable: keras.Variable, value: Any) -> None:
         """Note the state that Keras' loop carries, while the variable is empty.
@@ -71,6 +90,8 @@ class RandomStreams:
 
     def _advance(self, stream: Stream) -> np.ndarray:
         variable, held = stream.variable, stored_value(stream.variable)
+        if self._is_ahead and id(variable) in self._next:
+            held = None
         # While Keras' loop runs, the variable is empty. Else a program may have set another seed.
         state = np.asarray(held) if held is not None else self._next[id(variable)][1]
         following = stream.advanced(state)
