@@ -1,6 +1,6 @@
 """The suite of benchmarks: every claim of docs/performance.md, measured and judged in one run.
 
-    python benchmarks/run.py                            # all rows, about ten minutes on two cores
+    python benchmarks/run.py                            # all rows, about twelve minutes on two cores
     python benchmarks/run.py --quick                    # about two minutes
     python benchmarks/run.py cnn-2-processes 'mlp-*'    # rows by name
     python benchmarks/run.py --list
