@@ -5,12 +5,12 @@ import numpy as np
 
 from unisono.step._keras_internals import store_value
 from unisono.strategies.parameter_server._streams import RandomStreams
-from unisono.training.pushed._worker_program import Stream
+from unisono.training.pushed._worker_program import RandomStream
 
 
 def stream():
     generator = keras.random.SeedGenerator(7)
-    return Stream(generator.state, np.array([0, 3], np.uint32))
+    return RandomStream(generator.state, np.array([0, 3], np.uint32))
 
 
 def test_each_run_gets_the_next_state():

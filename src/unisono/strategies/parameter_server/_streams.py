@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.training.pushed._worker_program import Stream
+from unisono.training.pushed._worker_program import RandomStream
 
 
 class RandomStreams:
@@ -79,7 +79,7 @@ class RandomStreams:
         """
         return self._next[id(variable)][2]
 
-    def take(self, streams: Sequence[Stream]) -> list[np.ndarray]:
+    def take(self, streams: Sequence[RandomStream]) -> list[np.ndarray]:
         """Return the states for one run, and advance the generators.
 
         Args:
@@ -88,7 +88,7 @@ class RandomStreams:
         with self._lock:
             return [self._advance(stream) for stream in streams]
 
-    def _advance(self, stream: Stream) -> np.ndarray:
+    def _advance(self, stream: RandomStream) -> np.ndarray:
         variable, held = stream.variable, stored_value(stream.variable)
         if self._is_ahead and id(variable) in self._next:
             held = None

@@ -63,10 +63,6 @@ class RandomStream:
         return advanced
 
 
-#: The same; a shorter name.
-Stream = RandomStream
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class WorkerProgram:
     """A step as bytes, with what it takes and gives, in this order.
