@@ -17,15 +17,12 @@ SCRIPT = Path(__file__).parent / "programs" / "parameter_server.py"
 
 
 def check(output):
-    """The chief's output: no step is lost, and the model has learned (one device: 0.97).
-
-    Which updates a step lacks differs from run to run: 0.93 to 0.97 was seen.
-    """
+    """The chief's output: no step is lost, and the accuracy is that of one device (0.97)."""
     (steps,) = re.findall(r"steps (\d+)", output)
     (accuracy,) = re.findall(r"accuracy (0\.\d+)", output)
     (counted,) = re.findall(r"counted (\d+)", output)
     assert int(steps) == 8 * 30
-    assert float(accuracy) > 0.9
+    assert float(accuracy) > 0.94
     assert int(counted) == 200
 
 

@@ -249,8 +249,7 @@ class StepWorker:
                 return
             self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        is_pulled = task.pulled is not None and task.plan == name
-        pulled = task.pulled if is_pulled and task.pulled else self._servers.pull(plan.pulls)
+        pulled = (task.pulled if task.plan == name else None) or self._servers.pull(plan.pulls)
         given = arrays[: plan.states] + [arrays[plan.states + i] for i in plan.arrays]
         outputs = self._program(plan.digest)(*pulled.result(), *given)
         self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})

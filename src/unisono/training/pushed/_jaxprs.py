@@ -16,18 +16,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from unisono._errors import UnsupportedError
-
-#: Operations that run another traced function once, by the name of its parameter.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-}
+from unisono.training.replica._row_analysis import CALLS
 
 #: A set of arguments of a program: the n-th bit stands for the n-th argument.
 Mask = int
@@ -65,7 +54,7 @@ def _of_equation(eqn: jex.JaxprEqn, given: list[Mask]) -> list[Mask]:
         chosen, *operands = given
         of_branches = [_masks(branch.jaxpr, operands) for branch in eqn.params["branches"]]
         return [functools.reduce(operator.or_, row, chosen) for row in zip(*of_branches, strict=True)]
-    called = eqn.params.get(_CALLS.get(name, ""))
+    called = eqn.params.get(CALLS.get(name, ""))
     if called is not None:
         inner = called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called
         if len(inner.invars) == len(given) and len(inner.outvars) == len(eqn.outvars):

@@ -151,7 +151,7 @@ class _TraceReader:
 
     def _results(self, step: Step, operands: list[RowState]) -> list[RowState]:
         name, count = step.eqn.primitive.name, len(step.eqn.outvars)
-        if name in _CALLS:
+        if name in CALLS:
             return self._call(step, operands) or [MIXED] * count
         if name == "cond":
             return self._branches(step, operands) or [MIXED] * count
@@ -172,7 +172,7 @@ class _TraceReader:
         return [s if is_fill(s) else _unknown(s) for s in states]
 
     def _call(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
-        few, many = (e.params[_CALLS[e.primitive.name]] for e in (step.eqn, step.other))
+        few, many = (e.params[CALLS[e.primitive.name]] for e in (step.eqn, step.other))
         return (
             self.closed(few, many, operands)
             if isinstance(few, jex.ClosedJaxpr)
@@ -261,7 +261,7 @@ _SMALL = 16
 _ROUNDS = 4
 
 #: Operations that call a function, and under which name they hold it.
-_CALLS = {
+CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -269,6 +269,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "remat": "jaxpr",
+    "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
 

@@ -97,6 +97,22 @@ def test_values_are_pulled_before_the_closure_has_its_turn(chief):
     assert [chief.servers.pushes.get(timeout=10)[1] for _ in range(3)] == [0, 1, 2]
 
 
+def test_values_are_pulled_ahead_for_batches_taken_here_by_the_last_runs_plan(chief):
+    chief.ask(Op.DATASET, {"make": "d"}, [blob(cloudpickle.dumps(lambda context: np.zeros(9, "float32")))])
+    chief.ask(Op.DATASET, {"iterate": "i", "of": "d"})
+    call = {"plan": None, "function": "f", "takes": ["i"], "states": 0}
+    plan = StepPlan("add", ((0, 5),), 0, (0,), (), (1,))
+    chief.add_plan(plan, name="q", function="f", signature='{"t":[["float32",[]]]}')
+    pull, threads = chief.servers.pull, []
+    chief.servers.pull = lambda keys: threads.append(threading.get_ident()) or pull(keys)
+    for number in range(3):
+        chief.run(number, **call)
+        assert chief.answers.get(timeout=10).op is Op.RESULT
+    # One pull for each run; the first one's plan is known when its batch was taken, in the worker's thread.
+    own = threading.get_ident()
+    assert [thread == own for thread in threads] == [False, True, True]
+
+
 def test_a_failed_push_is_the_closures_error(chief):
     chief.add_plan()
     chief.run(0, arrays=[np.float32(0)] * 3)
