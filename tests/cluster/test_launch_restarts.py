@@ -32,6 +32,50 @@ def test_all_tasks_start_again_with_new_ports_and_another_number(tmp_path):
         assert (run.logs / "fence").read_text() == "1\n"
 
 
+def test_with_servers_a_task_that_fails_starts_again_alone(tmp_path):
+    """A worker is killed, a server raises, the chief is killed; the other worker runs through."""
+    script = """
+print("start", os.environ["TF_CONFIG"], generation, flush=True)
+here = os.path.dirname(os.environ["UNISONO_FENCE"])
+mark = os.path.join(here, me)
+first = not os.path.exists(mark)
+open(mark, "w").close()
+if first and me == "ps:0":
+    raise OSError("no disk")
+if first and me in ("worker:1", "chief:0"):
+    os.kill(os.getpid(), signal.SIGKILL)
+if me == "chief:0":
+    logs = [os.path.join(here, f"{name}.log") for name in ("worker-1", "ps-0")]
+    while not all(open(log).read().count("start {") == 2 for log in logs):
+        time.sleep(0.01)
+else:
+    time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "2", "--ps", "1", "--chief", "--grace", "0.2") as run:
+        assert run.end() == 0
+        starts = {
+            task: run.log(task).count("start {") for task in ("worker:0", "worker:1", "ps:0", "chief:0")
+        }
+        assert starts == {"worker:0": 1, "worker:1": 2, "ps:0": 2, "chief:0": 2}
+        # The same addresses and generation.
+        lines = [line for line in run.log("worker:1").splitlines() if line.startswith("start")]
+        assert len(set(lines)) == 1
+        assert {e["task"] for e in run.history("restart task")} == {"worker:1", "ps:0", "chief:0"}
+        assert re.search(
+            r"worker:1 was killed by SIGKILL .*; it starts again in \S+ s, the others go on", run.err
+        )
+        assert "worker:1 was started again" in run.err
+
+
+def test_with_servers_an_error_at_each_start_ends_the_launch_soon(tmp_path):
+    script = "if me == 'worker:1': import no_such_module\ntime.sleep(600)\n"
+    with launched(tmp_path, script, "-n", "2", "--ps", "1", "--chief", "--grace", "0.2") as run:
+        assert run.end() == 1
+        assert "worker:1 failed twice with the same error and is not started again" in run.err
+        assert run.err.rstrip().endswith("ModuleNotFoundError: No module named 'no_such_module'")
+        assert len(run.history("started", task="worker:1")) == 2
+
+
 def test_the_first_error_is_raised_when_restarts_are_used_up(tmp_path):
     script = "if me == 'worker:0': raise KeyError(f'in generation {generation}')\ntime.sleep(600)\n"
     with launched(tmp_path, script, "-n", "2", "--max-restarts", "2", "--spares", "0") as run:

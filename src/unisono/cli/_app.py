@@ -45,13 +45,16 @@ def launch(
     ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option(help="Restarts of all tasks that failures may cause within 10 minutes. [default: 0]"),
+        typer.Option(
+            help="Restarts that failures may cause within 10 minutes: of all tasks, with --ps of the one "
+            "that failed. [default: 0; with --ps or --elastic 10]"
+        ),
     ] = None,
     spares: Annotated[
         str,
         typer.Option(
             help="Number of standby processes with JAX and Keras imported; 'auto': one per task if restarts "
-            "are allowed."
+            "are allowed, with --ps and --max-restarts one."
         ),
     ] = "auto",
     elastic: Annotated[

@@ -26,6 +26,8 @@ _STACK_WAIT = 5.0
 #: faulthandler writes line by line, and gives no sign of its end: assume it once the log has not grown for so
 #: long.
 _STACK_PAUSE = 0.2
+#: Seconds for a process that has raised an exception to end, before its task is started again without it.
+_END_WITHIN = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +69,45 @@ class TaskGroup:
         #: consequence of the SIGTERM that the launcher sent.
         self._until = math.inf
         self._killed = False
+        self._starter = starter
+        #: The tasks that have failed and are started again, and when; in seconds of the monotonic clock.
+        self._restarts: dict[Task, float] = {}
         for task in plan.tasks:
             self._start(task, starter)
+
+    def restart_later(self, task: Task, at: float) -> None:
+        """Note that a task which has failed starts again; until then it does not count as failed.
+
+        Args:
+            task: the task.
+            at: when, in seconds of the monotonic clock; later where its process has not ended by then.
+        """
+        self._restarts[task] = at
+
+    def restart_due(self, now: float) -> list[Task]:
+        """Start the tasks again whose time has come, and return them.
+
+        Args:
+            now: in seconds of the monotonic clock.
+        """
+        due = []
+        for task, at in list(self._restarts.items()):
+            process = self._processes.get(task)
+            if process is not None and task not in self._codes:
+                # It has raised an exception, or is stopped: all it can still do is hang.
+                if now >= at + _END_WITHIN:
+                    process.kill()
+                continue
+            if now >= at:
+                del self._restarts[task]
+                self._failures.pop(task, None)
+                self._codes.pop(task, None)
+                self._raised.discard(task)
+                self._starts[task] = self._open_log(task)
+                self._monitor.begin_again(task)
+                self._start(task, self._starter)
+                due.append(task)
+        return due
 
     def _start(self, task: Task, starter: ProcessSource) -> None:
         for path in (self.plan.paths.error, self.plan.paths.progress):
@@ -112,7 +151,9 @@ class TaskGroup:
             if code is not None and task not in self._codes:
                 self._note_end(task, process, code)
         states = tuple(
-            decide.TaskState(t, self._codes.get(t), self._failures.get(t), t in self._raised)
+            decide.TaskState(t)
+            if t in self._restarts and self._ending is None
+            else decide.TaskState(t, self._codes.get(t), self._failures.get(t), t in self._raised)
             for t in self.plan.tasks
         )
         return decide.Generation(states, self._ending, signals, resize)

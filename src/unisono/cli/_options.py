@@ -11,9 +11,10 @@ import shlex
 
 from unisono._errors import InvalidArgumentError
 
-#: Restarts where `--elastic` is given and `--max-restarts` is not. Elastic launches run where machines are
-#: taken away as a matter of course; the limit is there to stop a program that fails at each start.
-_ELASTIC_RESTARTS = 10
+#: Restarts where `--elastic` or `--ps` is given and `--max-restarts` is not. Elastic launches run where
+#: machines are taken away as a matter of course, and with parameter servers the others go on while one task
+#: starts again; the limit is there to stop a program that fails at each start.
+_DEFAULT_RESTARTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +51,9 @@ class LaunchOptions:
         evaluator: whether there is an evaluator.
         devices_per_worker: the number of virtual CPU devices of each computing task; None leaves it to the
             program.
-        max_restarts: restarts after failures within `window`; None means 0, or 10 with `elastic`.
-        spares: the number of warm standby processes; None means one per task where restarts are allowed.
+        max_restarts: restarts after failures within `window`; None means 0, or 10 with `elastic` or `ps`.
+        spares: the number of warm standby processes; None means one per task where restarts are allowed, with
+            `ps` one in all where `max_restarts` is given.
         elastic: the fewest and the most workers; None means always `workers`.
         grace: seconds between SIGTERM and SIGKILL.
         stall_timeout: seconds without progress after which a task has failed; 0 disables the limit.
@@ -92,7 +94,12 @@ class LaunchOptions:
         """The number of restarts after failures that are allowed within the window."""
         if self.max_restarts is not None:
             return self.max_restarts
-        return _ELASTIC_RESTARTS if self.elastic else 0
+        return _DEFAULT_RESTARTS if self.elastic or self.ps else 0
+
+    @property
+    def restarts_tasks(self) -> bool:
+        """Whether a task that fails starts again while the others go on: with parameter servers."""
+        return self.ps > 0 and self.elastic is None and self.restarts > 0
 
     @property
     def worker_range(self) -> tuple[int, int]:
@@ -103,6 +110,8 @@ class LaunchOptions:
         """Return the number of warm standby processes while `tasks` tasks run."""
         if self.spares is not None:
             return self.spares
+        if self.restarts_tasks:
+            return 0 if self.max_restarts is None else 1
         return tasks if self.restarts else 0
 
 

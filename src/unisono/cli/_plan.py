@@ -319,6 +319,8 @@ def _policy_text(options: LaunchOptions, tasks: int) -> str:
     text = f"at most {restarts} in {options.window / 60:g} minutes"
     spares = options.spare_count(tasks)
     text += f", {spares} warm spare{'s' * (spares != 1)}"
+    if options.restarts_tasks:
+        text = f"a task that fails starts again, the others go on: {text}"
     if options.elastic:
         text += f", {options.elastic[0]} to {options.elastic[1]} workers"
     return text

@@ -254,11 +254,13 @@ class GenerationRecord:
             fault.
         restarts: the times of the restarts.
         capacity: the number of workers that there is room for, None where it is not limited.
+        errors: the exceptions of tasks that were started again alone: when, the task and the first line.
     """
 
     failures: tuple[tuple[float, Task], ...] = ()
     restarts: tuple[float, ...] = ()
     capacity: int | None = None
+    errors: tuple[tuple[float, Task, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +311,70 @@ def next_generation(
     return Restart(_delay(record, ending, options, now), workers)
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskRestart:
+    """Start one task again after `delay` seconds, the `count`th restart within the window."""
+
+    delay: float
+    count: int
+
+
+def to_restart(state: Generation, options: LaunchOptions) -> list[TaskState]:
+    """Return the failed tasks about which `task_restart` decides; none where a failure ends all tasks.
+
+    Args:
+        state: of the generation.
+        options: of the launch.
+    """
+    over = state.ending is not None or state.signals or _trained(state.tasks)
+    if over or not options.restarts_tasks:
+        return []
+    return [t for t in state.tasks if t.failure is not None]
+
+
+def task_restart(
+    record: GenerationRecord, failed: TaskState, options: LaunchOptions, now: float
+) -> TaskRestart | Quit:
+    """Decide whether a task is started again alone.
+
+    A program that raises the same exception twice would raise it at each start: then the launch ends.
+
+    Args:
+        record: the history of the launch, without this failure.
+        failed: the task, which has failed.
+        options: the options of the launch.
+        now: the time on the monotonic clock, in seconds.
+    """
+    failure = failed.failure
+    code, detail = (1, "") if failure is None else (failure.code, failure.detail)
+    known = [(task, text) for at, task, text in record.errors if now - at <= options.window]
+    if failed.raised and (failed.task, detail) in known:
+        return Quit(code, f"{failed.task} failed twice with the same error and is not started again")
+    count = len(_recent(record, options, now)) + 1
+    if count > options.restarts:
+        return Quit(code, _exhausted(options))
+    return TaskRestart(_backoff(sum(now - at <= options.window for at in record.restarts)), count)
+
+
+def with_failure(record: GenerationRecord, failed: TaskState, now: float) -> GenerationRecord:
+    """Return the history after a task was started again alone.
+
+    Args:
+        record: the history before.
+        failed: the task, which had failed.
+        now: the time on the monotonic clock, in seconds.
+    """
+    errors = record.errors
+    if failed.raised and failed.failure is not None:
+        errors = (*errors, (now, failed.task, failed.failure.detail))
+    return dataclasses.replace(
+        record,
+        failures=(*record.failures, (now, failed.task)),
+        restarts=(*record.restarts, now),
+        errors=errors,
+    )
+
+
 def _stopped_code(number: int, codes: tuple[int, ...]) -> int:
     # The tasks have saved their state: 42 asks the scheduler that preempted the launcher to start it again.
     # Ctrl-C comes from a user, and shells expect 130.
@@ -336,7 +402,10 @@ def _delay(record: GenerationRecord, ending: Ending, options: LaunchOptions, now
     """
     if ending.reason is FailureReason.RESIZE:
         return 0.0
-    count = sum(now - at <= options.window for at in record.restarts)
+    return _backoff(sum(now - at <= options.window for at in record.restarts))
+
+
+def _backoff(count: int) -> float:
     return 0.0 if count == 0 else min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(count - 1, 16))
 
 

@@ -105,6 +105,15 @@ class ProgressMonitor:
         self._marks: dict[Task, tuple[int, int]] = {}
         self._progress = {task: TaskProgress(task) for task in files}
 
+    def begin_again(self, task: Task) -> None:
+        """Forget the progress of a task whose process is replaced.
+
+        Args:
+            task: the task.
+        """
+        self._marks.pop(task, None)
+        self._progress[task] = TaskProgress(task)
+
     def poll(self, pids: dict[Task, int], now: float) -> tuple[TaskProgress, ...]:
         """Return the progress of the running tasks, `pids`."""
         for task, pid in pids.items():

@@ -110,6 +110,8 @@ class Supervisor:
         self._spares: SparePool
         self._ports: list[int] = []
         self._reported_stopped: set[int] = set()
+        #: Why no task starts again, once that is decided.
+        self._quit: decide.Quit | None = None
 
     def run(self) -> Outcome:
         """Run generations until one succeeds or none may follow; leave no process behind.
@@ -220,6 +222,8 @@ class Supervisor:
                 looked = now
                 resize = self._poll_slowly(tasks, started, now)
             state = tasks.observe(self._launch.stop_requests(), resize)
+            if self._quit is None and self._restart_failed(tasks, state, now):
+                state = tasks.observe(self._launch.stop_requests(), resize)
             action = decide.next_action(state, self._options, now)
             if isinstance(action, decide.Finished):
                 return action.ending
@@ -233,6 +237,27 @@ class Supervisor:
             self._wake.wait(_POLL)
             self._wake.clear()
             self._launch.screen.flush()
+
+    def _restart_failed(self, tasks: TaskGroup, state: decide.Generation, now: float) -> bool:
+        """Start single tasks again where the others go on; return whether a failure was dealt with."""
+        screen, plan = self._launch.screen, tasks.plan
+        for failed in (found := decide.to_restart(state, self._options)):
+            action = decide.task_restart(self._record, failed, self._options, now)
+            if isinstance(action, decide.Quit):
+                self._quit = action
+                return False
+            self._record = decide.with_failure(self._record, failed, now)
+            tasks.restart_later(failed.task, now + action.delay)
+            detail = "" if failed.failure is None else failed.failure.detail
+            self._history.write("restart task", failed.task, detail=f"in {action.delay:g} s")
+            screen.say(
+                f"unisono: {failed.task} {detail} (log: {plan.paths.log(failed.task)}); it starts again in "
+                f"{action.delay:g} s, the others go on (restart {action.count} of {self._options.restarts})"
+            )
+        if state.ending is None and not state.signals:
+            for task in tasks.restart_due(now):
+                screen.say(f"unisono: {task} was started again")
+        return bool(found)
 
     def _notify_evaluator(self, plan: LaunchPlan) -> None:
         finished = plan.paths.finished
@@ -295,7 +320,7 @@ class Supervisor:
         if first is not None:
             failures = (*self._record.failures, (now, first.task))
             self._record = dataclasses.replace(self._record, failures=failures)
-        action = decide.next_generation(self._record, ending, tasks.codes, self._options, now)
+        action = self._quit or decide.next_generation(self._record, ending, tasks.codes, self._options, now)
         if isinstance(action, decide.Quit):
             report = "" if first is None else tasks.report(first)
             return Outcome(action.code, tasks.plan, first, action.detail, report)

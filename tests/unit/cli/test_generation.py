@@ -145,3 +145,32 @@ def test_who_makes_no_steps_after_another_has_ended_well_is_at_its_end_too(launc
     launch.tasks.observe((), False)
     assert launch.tasks.check_progress((TaskProgress(W1, 5, 1.0),), 10.0, 20.0) is None
     assert launch.failures() == {}
+
+
+def test_a_task_starts_again_alone_when_its_process_has_ended(launch):
+    launch.raises(W1, "failed: ValueError")
+    assert set(launch.failures()) == {W1}
+    first = launch.processes[W1]
+    launch.tasks.restart_later(W1, 10.0)
+    # Meanwhile it counts as running, also when its process ends.
+    assert launch.failures() == {}
+    assert launch.tasks.restart_due(12.9) == []
+    assert first.code is None
+    # It has raised an exception and does not end.
+    assert launch.tasks.restart_due(13.0) == []
+    assert first.code == 137
+    assert [t.code for t in launch.tasks.observe((), False).tasks] == [None, None]
+    launch.processes[W1] = Process(102)
+    assert launch.tasks.restart_due(13.1) == [W1]
+    assert launch.tasks.pids() == {W0: 100, W1: 102}
+    assert launch.failures() == {}
+    launch.processes[W1].end(3)
+    assert launch.failures() == {W1: "failed with exit code 3"}
+
+
+def test_a_task_that_waits_for_its_restart_has_ended_when_all_are_ended(launch):
+    launch.processes[W1].end(137)
+    assert set(launch.failures()) == {W1}
+    launch.tasks.restart_later(W1, 10.0)
+    launch.tasks.terminate(decide.Ending(decide.FailureReason.STOPPED, 0.0, 3.0))
+    assert [t.code for t in launch.tasks.observe((), False).tasks] == [None, 137]

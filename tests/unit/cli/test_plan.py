@@ -146,5 +146,5 @@ def test_the_start_up_block_says_what_runs_where():
         "  worker:1  127.0.0.1:2223  2 virtual devices  worker-1.log\n"
         "  ps:0      127.0.0.1:2224                     ps-0.log\n"
         "  threads per task: 4; logs and history: /logs\n"
-        "  at most 3 restarts in 10 minutes, 3 warm spares"
+        "  a task that fails starts again, the others go on: at most 3 restarts in 10 minutes, 1 warm spare"
     )

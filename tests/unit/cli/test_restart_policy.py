@@ -17,14 +17,18 @@ from unisono.cli._restart_policy import (
     NoAction,
     Quit,
     Restart,
+    TaskRestart,
     TaskState,
     Terminate,
     exit_text,
     next_action,
     next_generation,
     root_cause,
+    task_restart,
+    to_restart,
     waits_for_evaluator,
     wants_resize,
+    with_failure,
     worker_target,
 )
 from unisono.cluster_resolver._spec import Task
@@ -302,3 +306,60 @@ def test_when_another_size_is_asked_for(failures, capacity, workers, started, wa
 def test_how_an_end_is_told():
     assert exit_text(128 + signal.SIGSEGV) == "was killed by SIGSEGV (exit code 139)"
     assert exit_text(255) == "failed with exit code 255"
+
+
+WITH_SERVERS = LaunchOptions(workers=1, ps=1, chief=True)
+
+
+def killed(task, code=137, detail="was killed", raised=False):
+    return TaskState(task, code, Failure(task, 5.0, code, detail), raised)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "codes", "alone"),
+    [
+        (WITH_SERVERS, {}, (None, 137, None), True),
+        (WITH_SERVERS, {}, (137, None, None), True),
+        # Without a limit, with --elastic, and after the end of training a failure ends all tasks.
+        (LaunchOptions(workers=1, ps=1, chief=True, max_restarts=0), {}, (None, 137, None), False),
+        (LaunchOptions(workers=1, ps=1, chief=True, elastic=(1, 1)), {}, (None, 137, None), False),
+        (LaunchOptions(workers=1, chief=True, max_restarts=5), {}, (None, 137, None), False),
+        (WITH_SERVERS, {}, (0, 137, None), False),
+        (WITH_SERVERS, {"signals": (15,)}, (None, 137, None), False),
+        (WITH_SERVERS, {"ending": ENDING}, (None, 137, None), False),
+    ],
+)
+def test_with_servers_one_task_starts_again(options, more, codes, alone):
+    failures = [Failure(t, 5.0, c, "was killed") for t, c in zip(PS, codes, strict=True) if c]
+    seen = state(*codes, jobs=PS, failures=failures, **more)
+    assert bool(to_restart(seen, options)) is alone
+
+
+def test_single_restarts_wait_longer_each_time_and_are_limited():
+    options = LaunchOptions(workers=1, ps=1, chief=True, max_restarts=3)
+    record, delays = GenerationRecord(), []
+    for at in (10.0, 11.0, 12.0):
+        action = task_restart(record, killed(PS[2]), options, at)
+        delays.append((action.delay, action.count))
+        record = with_failure(record, killed(PS[2]), at)
+    assert delays == [(0.0, 1), (0.5, 2), (1.0, 3)]
+    assert task_restart(record, killed(PS[1]), options, 13.0) == Quit(
+        137, "3 restarts in 10 minutes are used up"
+    )
+    # Old failures do not count.
+    assert task_restart(record, killed(PS[1]), options, 700.0) == TaskRestart(0.0, 1)
+
+
+def test_a_task_that_raises_the_same_error_again_is_not_started_a_third_time():
+    failed = killed(PS[1], 1, "failed: ImportError: no x", raised=True)
+    assert isinstance(task_restart(GenerationRecord(), failed, WITH_SERVERS, 10.0), TaskRestart)
+    record = with_failure(GenerationRecord(), failed, 10.0)
+    action = task_restart(record, failed, WITH_SERVERS, 20.0)
+    assert action == Quit(1, "worker:0 failed twice with the same error and is not started again")
+    for other in (
+        killed(PS[1]),
+        killed(PS[1], 1, "failed: OSError", raised=True),
+        killed(PS[2], 1, raised=True),
+    ):
+        assert isinstance(task_restart(record, other, WITH_SERVERS, 20.0), TaskRestart)
+    assert isinstance(task_restart(record, failed, WITH_SERVERS, 700.0), TaskRestart)
