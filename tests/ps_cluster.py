@@ -75,10 +75,10 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def local_strategy(workers=2, servers=1, max_staleness=None):
+def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None):
     """Give a strategy on servers and workers of this process."""
     cluster = LocalCluster(workers, servers)
-    strategy = ParameterServerStrategy.of_cluster(cluster.connections(), max_staleness)
+    strategy = ParameterServerStrategy.of_cluster(cluster.connections(), max_staleness, variable_partitioner)
     strategy.cluster = cluster
     try:
         yield strategy

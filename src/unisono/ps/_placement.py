@@ -1,8 +1,107 @@
-"""Which variable lies on which parameter server: a pure function of sizes in the order of creation."""
+"""Which rows of a variable lie on which parameter server, by sizes in the order of creation; pure."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
 from unisono._errors import InvalidArgumentError
+from unisono.ps._partition import shard_bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one server has of a variable.
+
+    Args:
+        server: its number.
+        rows: the first row, and one past the last; None for all of the variable.
+    """
+
+    server: int
+    rows: tuple[int, int] | None = None
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Return the part's shape.
+
+        Args:
+            whole: the shape of the variable.
+
+        >>> Part(1, (3, 5)).shape((8, 2))
+        (2, 2)
+        """
+        return tuple(whole) if self.rows is None else (self.rows[1] - self.rows[0], *whole[1:])
+
+    def of(self, value: Any) -> Any:
+        """Return the rows of this part.
+
+        Args:
+            value: an array of the variable's shape.
+        """
+        return value if self.rows is None else value[self.rows[0] : self.rows[1]]
+
+    def __str__(self) -> str:
+        return "" if self.rows is None else f"[{self.rows[0]}:{self.rows[1]}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Where a variable lies: whole on one server, a copy on each of several, or rows in parts.
+
+    Args:
+        parts: in the order of rows; a server may have several of them.
+
+    >>> Division((Part(0, (0, 3)), Part(1, (3, 5)))).servers
+    (0, 1)
+    """
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def copies(cls, servers: Sequence[int]) -> Division:
+        """Return the division of a variable that lies whole on each of some servers.
+
+        Args:
+            servers: at least one.
+        """
+        return cls(tuple(map(Part, servers)))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether no server has the whole."""
+        return self.parts[0].rows is not None
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The servers, each once."""
+        return tuple(dict.fromkeys(part.server for part in self.parts))
+
+    @property
+    def pulled(self) -> tuple[Part, ...]:
+        """The parts that make the whole: all, or one of the copies."""
+        return self.parts if self.is_divided else self.parts[:1]
+
+    def on(self, server: int) -> list[Part]:
+        """Return what a server has.
+
+        Args:
+            server: its number.
+        """
+        return [part for part in self.parts if part.server == server]
+
+    def joined(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Return the whole value.
+
+        Args:
+            values: of the parts in `pulled`.
+
+        >>> Division((Part(0, (0, 1)), Part(1, (1, 3)))).joined([np.ones(1), np.zeros(2)])
+        array([1., 0., 0.])
+        """
+        return np.concatenate(values) if self.is_divided else np.asarray(values[0])
 
 
 class Placement:
@@ -55,3 +154,20 @@ class Placement:
         # A variable without elements counts, so that many of them do not meet on one server.
         self._nbytes[server] += max(nbytes, 1)
         return server
+
+    def divide(self, shape: Sequence[int], nbytes: int, shards: int) -> Division:
+        """Place a variable, whole or in parts of equal numbers of rows, and return where it lies.
+
+        Args:
+            shape: of the variable.
+            nbytes: of its value.
+            shards: how many parts; the first ones have one row more where the rows do not divide.
+
+        >>> [(part.server, part.rows) for part in Placement(2).divide((5, 1), 20, 2).parts]
+        [(0, (0, 3)), (1, (3, 5))]
+        """
+        if shards == 1:
+            return Division.copies([self.place(nbytes)])
+        bounds = shard_bounds(shape[0], shards)
+        sizes = [(end - begin) * (nbytes // shape[0]) for begin, end in bounds]
+        return Division(tuple(Part(self.place(n), rows) for n, rows in zip(sizes, bounds, strict=True)))

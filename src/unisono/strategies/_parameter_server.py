@@ -51,7 +51,9 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     Args:
         cluster_resolver: describes the cluster; None reads the environment, such as TF_CONFIG.
-        variable_partitioner: accepted for None alone: variables are not divided yet.
+        variable_partitioner: divides variables over servers along their first axis, such as one of
+            `unisono.partitioners`; a function of `shape` and `dtype` that returns the number of parts along
+            each axis. None leaves each variable whole, as does a strategy without a cluster.
         max_staleness: how many other updates may be applied between a step's pull and its own update; None
             for no bound. With 0 the numbers are those of one device.
 
@@ -83,9 +85,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
             _check_first()
             cluster = None if roles.is_evaluator else connect(roles)
         self._resolver = resolver if spec else None
-        self._begin(cluster, rules)
+        self._begin(cluster, rules, variable_partitioner)
 
-    def _begin(self, cluster: Cluster | None, rules: Rules) -> None:
+    def _begin(
+        self,
+        cluster: Cluster | None,
+        rules: Rules,
+        partitioner: Callable[..., Any] | None = None,
+    ) -> None:
         """Set up the chief of a cluster, or the local form."""
         self._ops = CrossDeviceOps()
         self._job: Job | None = None
@@ -100,21 +107,27 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._homes = resolve_devices(["cpu:0"])
         super().__init__(ReplicaMesh(self._homes))
         self._state_layout = PushLayout(self._mesh)
-        self._job = Job(cluster, rules)
+        self._job = Job(cluster, rules, partitioner)
         _JOB.append(self._job)
         atexit.register(self._end)
 
     @classmethod
-    def of_cluster(cls, cluster: Cluster, max_staleness: int | None = None) -> ParameterServerStrategy:
+    def of_cluster(
+        cls,
+        cluster: Cluster,
+        max_staleness: int | None = None,
+        variable_partitioner: Callable[..., Any] | None = None,
+    ) -> ParameterServerStrategy:
         """Return the strategy of a chief that is connected already, such as one of a test.
 
         Args:
             cluster: the connections.
             max_staleness: as in the constructor.
+            variable_partitioner: likewise.
         """
         strategy = cls.__new__(cls)
         strategy._resolver = None
-        strategy._begin(cluster, Rules(max_staleness))
+        strategy._begin(cluster, Rules(max_staleness), variable_partitioner)
         return strategy
 
     @property
@@ -217,11 +230,10 @@ def _check(resolver: object, partitioner: object, max_staleness: object) -> None
             f"Received: cluster_resolver={resolver!r}. Leave it out to read TF_CONFIG, or write "
             "`unisono.cluster_resolver.SimpleClusterResolver(spec, task_type='chief', task_id=0)`."
         )
-    if partitioner is not None:
-        raise UnsupportedError(
-            "Variables are not divided over servers yet. "
-            f"Received: variable_partitioner={partitioner!r}. Leave it out: each variable lies whole on one "
-            "server."
+    if partitioner is not None and not callable(partitioner):
+        raise InvalidTypeError(
+            "`variable_partitioner` must be a function of `shape` and `dtype`. "
+            f"Received: {partitioner!r}. Write `unisono.partitioners.FixedShardsPartitioner(2)`."
         )
     is_count = isinstance(max_staleness, int) and not isinstance(max_staleness, bool)
     if max_staleness is not None and not is_count:

@@ -2,10 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.ps._placement import Placement
+from unisono.ps._placement import Division, Part, Placement
 
 
 def test_equal_sizes_go_round_robin():
@@ -25,6 +26,27 @@ def test_no_server_holds_more_than_the_average_and_the_largest_variable():
 def test_variables_without_elements_are_spread():
     placement = Placement(2)
     assert [placement.place(0) for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_parts_are_placed_one_by_one_and_make_the_whole():
+    placement = Placement(3)
+    assert placement.place(100) == 0
+    value = np.arange(14.0).reshape(7, 2)
+    division = placement.divide(value.shape, 56, 4)
+    assert [p.rows for p in division.parts] == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert [p.server for p in division.parts] == [1, 2, 1, 2]
+    assert placement.nbytes == (100, 32, 24)
+    assert [p.rows for p in division.on(2)] == [(2, 4), (6, 7)]
+    assert division.parts[3].shape((7, 2)) == (1, 2)
+    np.testing.assert_array_equal(division.joined([p.of(value) for p in division.pulled]), value)
+
+
+def test_a_whole_variable_may_lie_on_several_servers():
+    copies = Division.copies([2, 0])
+    assert (copies.is_divided, copies.servers, copies.pulled) == (False, (2, 0), (Part(2),))
+    whole = Placement(2).divide((4,), 16, 1)
+    assert whole == Division((Part(0),))
+    np.testing.assert_array_equal(whole.joined([np.arange(4)]), np.arange(4))
 
 
 def test_bad_arguments():

@@ -52,7 +52,7 @@ def test_without_a_cluster_variables_rest_on_the_cpu_and_all_devices_compute():
         ({"max_staleness": -1}, unisono.InvalidArgumentError, "must be 0 or more. Received: -1"),
         ({"max_staleness": 1.5}, unisono.InvalidTypeError, "whole number. Received: 1.5"),
         ({"cluster_resolver": "a:1"}, unisono.InvalidTypeError, "must be a `ClusterResolver`"),
-        ({"variable_partitioner": lambda shape, dtype: [2]}, unisono.UnsupportedError, "not divided"),
+        ({"variable_partitioner": 2}, unisono.InvalidTypeError, "function of `shape` and `dtype`"),
     ],
 )
 def test_arguments_that_cannot_be_used(arguments, error, message):
@@ -102,7 +102,7 @@ def test_reads_and_assignments_reach_the_servers():
         kernel.assign(np.ones(kernel.shape))
         assert repr(stored_value(kernel)).startswith("<on servers:")
         np.testing.assert_array_equal(kernel.numpy(), 1)
-        server, number = strategy.job.placed[kernel].key
+        ((server, number),) = strategy.job.placed[kernel].keys
         np.testing.assert_array_equal(strategy.cluster.servers[server].store.read(number), 1)
         model.optimizer.learning_rate = 0.25
         assert strategy.job.placed[model.optimizer.learning_rate].homes == (0, 1)

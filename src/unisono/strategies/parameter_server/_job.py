@@ -47,12 +47,13 @@ class Job:
     Args:
         cluster: the connections.
         rules: the limits of closures.
+        partitioner: says into how many parts a variable is divided; None for no division.
     """
 
-    def __init__(self, cluster: Cluster, rules: Rules) -> None:
+    def __init__(self, cluster: Cluster, rules: Rules, partitioner: Callable[..., Any] | None = None) -> None:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers, cluster.generation)
-        self.placed = PlacedVariables(self.client, self._settle)
+        self.placed = PlacedVariables(self.client, self._settle, partitioner)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.placed, self.client)
         self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation)
@@ -88,8 +89,8 @@ class Job:
             return self._names[key][1]
         name = str(len(self._names))
         arrays = program.arrays if of_batches else range(len(program.arrays))
-        plan = self._plans.plan(program, arrays)
-        self.pool.add_plan(name, plan, program.blob, function, form)
+        plan, blob = self._plans.plan(program, arrays)
+        self.pool.add_plan(name, plan, blob, function, form)
         self._names[key] = program, name
         return name
 

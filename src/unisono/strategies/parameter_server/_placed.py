@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 from unisono.ps._client import Key, ServerClient
-from unisono.ps._placement import Placement
+from unisono.ps._partition import shard_count
+from unisono.ps._placement import Division, Part, Placement
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._held import OnServers
@@ -28,23 +29,25 @@ class Placed:
 
     Args:
         variable: the chief's object.
-        numbers: by server, its number there; on several for what belongs to all variables of an optimizer.
+        division: which of its rows lie on which server.
+        numbers: of each part, on its server.
         held: what the variable holds.
     """
 
     variable: keras.Variable
-    numbers: dict[int, int]
+    division: Division
+    numbers: dict[Part, int]
     held: OnServers
 
     @property
     def homes(self) -> tuple[int, ...]:
         """The servers."""
-        return tuple(self.numbers)
+        return self.division.servers
 
     @property
-    def key(self) -> Key:
-        """From where it is pulled."""
-        return next(iter(self.numbers.items()))
+    def keys(self) -> list[Key]:
+        """From where it is pulled: the value is these, joined."""
+        return [(part.server, self.numbers[part]) for part in self.division.pulled]
 
 
 class PlacedVariables:
@@ -57,10 +60,16 @@ class PlacedVariables:
     Args:
         client: of the servers.
         before_read: is called before the chief reads or writes a value.
+        partitioner: says into how many parts a variable is divided; None for no division.
     """
 
-    def __init__(self, client: ServerClient, before_read: Callable[[], None]) -> None:
-        self._client, self._before_read = client, before_read
+    def __init__(
+        self,
+        client: ServerClient,
+        before_read: Callable[[], None],
+        partitioner: Callable[..., Any] | None = None,
+    ) -> None:
+        self._client, self._before_read, self._partitioner = client, before_read, partitioner
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
         self._placed: dict[int, Placed] = {}
@@ -70,13 +79,13 @@ class PlacedVariables:
     def __getitem__(self, variable: keras.Variable) -> Placed:
         return self._placed[id(variable)]
 
-    def updates_of(self, optimizer: keras.Optimizer) -> tuple[OptimizerUpdates, list[int]]:
-        """Return the updates of an optimizer, and the servers of the variables that it trains.
+    def updates_of(self, optimizer: keras.Optimizer) -> tuple[OptimizerUpdates, list[Division]]:
+        """Return the updates of an optimizer, and where the variables lie that it trains.
 
         Args:
             optimizer: whose variables are placed.
         """
-        return self._updates[id(optimizer)], [self[v].homes[0] for v in trained_variables(optimizer)]
+        return self._updates[id(optimizer)], [self[v].division for v in trained_variables(optimizer)]
 
     def place(
         self, variables: Sequence[tuple[keras.Variable, Any]], optimizers: Sequence[keras.Optimizer] = ()
@@ -96,44 +105,56 @@ class PlacedVariables:
                 self._add(new, variable, None)
         for optimizer in optimizers:
             self._place_slots(new, optimizer)
-        for server in range(self._client.num_servers):
-            own = [p for p in new if server in p.numbers]
-            # By place and path: two models may have variables of one path.
-            named = [
-                (f"{self._order[id(p.variable)]}:{p.variable.path}", _value(p.variable, values)) for p in own
-            ]
-            for placed, number in zip(own, self._client.create(server, named) if own else [], strict=True):
-                placed.numbers[server] = number
+        self._create(new, values)
         for placed in new:
             store_value(placed.variable, placed.held)
+
+    def _create(self, new: Sequence[Placed], values: Mapping[int, Any]) -> None:
+        """Bring variables to their servers, all of one server in one request."""
+        whole = {id(p): np.asarray(_value(p.variable, values)) for p in new}
+        for server in range(self._client.num_servers):
+            own = [(p, part) for p in new for part in p.division.on(server)]
+            # By place and path: two models may have variables of one path.
+            named = [
+                (f"{self._order[id(p.variable)]}:{p.variable.path}{part}", part.of(whole[id(p)]))
+                for p, part in own
+            ]
+            numbers = self._client.create(server, named) if own else []
+            for (placed, part), number in zip(own, numbers, strict=True):
+                placed.numbers[part] = number
 
     def _place_slots(self, new: list[Placed], optimizer: keras.Optimizer) -> None:
         updates = self._updates.get(id(optimizer))
         trained = tuple(trained_variables(optimizer))
         if updates is None or list(map(id, updates.trained)) != list(map(id, trained)):
             updates = self._updates[id(optimizer)] = OptimizerUpdates(optimizer)
-        homes = updates.homes([self[v].homes[0] for v in trained])
-        for slot, servers in zip(optimizer.variables, homes, strict=True):
-            self._add(new, slot, servers)
+        divisions = updates.divisions([self[v].division for v in trained])
+        for slot, division in zip(optimizer.variables, divisions, strict=True):
+            self._add(new, slot, division)
 
-    def _add(self, new: list[Placed], variable: keras.Variable, servers: Iterable[int] | None) -> None:
-        """Place a variable that is not placed yet: on servers that are given, or on the emptiest one."""
+    def _add(self, new: list[Placed], variable: keras.Variable, division: Division | None) -> None:
+        """Place a variable that is not placed yet: where it is said, or on the emptiest servers."""
         if id(variable) in self._placed:
             return
-        homes = [self._placement.place(_nbytes(variable))] if servers is None else sorted(servers)
+        shape, dtype = tuple(variable.shape), stored_dtype(variable)
+        if division is None:
+            shards = shard_count(self._partitioner, shape, dtype)
+            division = self._placement.divide(shape, _nbytes(variable), shards)
         held = OnServers(variable, self._read, self._write)
         self._order[id(variable)] = len(self._placed)
-        self._placed[id(variable)] = placed = Placed(variable, dict.fromkeys(homes, -1), held)
+        self._placed[id(variable)] = placed = Placed(variable, division, {}, held)
         new.append(placed)
 
     def _read(self, variable: keras.Variable) -> np.ndarray:
         self._before_read()
-        return self._client.read(self[variable].key)
+        placed = self[variable]
+        return placed.division.joined(self._client.pull(placed.keys).result())
 
     def _write(self, variable: keras.Variable, value: np.ndarray) -> None:
         self._before_read()
-        for key in self[variable].numbers.items():
-            self._client.write(key, value)
+        whole = np.asarray(value)
+        for part, number in self[variable].numbers.items():
+            self._client.write((part.server, number), part.of(whole))
 
 
 def _value(variable: keras.Variable, values: Mapping[int, Any]) -> Any:

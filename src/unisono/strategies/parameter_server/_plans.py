@@ -6,6 +6,7 @@ Tests: tests/virtual/strategies/test_parameter_server.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,31 +16,43 @@ import jax.numpy as jnp
 import keras
 
 from unisono.ps._client import ServerClient
+from unisono.ps._placement import Part
+from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_worker import PushPlan, StepPlan
-from unisono.step._keras_internals import stored_dtype
 from unisono.strategies.parameter_server._placed import PlacedVariables
-from unisono.training.pushed._server_update import ServerUpdate
+from unisono.training.pushed._jaxprs import exported
+from unisono.training.pushed._server_update import Piece, ServerUpdate
 from unisono.training.pushed._worker_program import WorkerProgram
+
+#: What an undivided array counts as: one part.
+_WHOLE = (Part(0),)
 
 
 @dataclasses.dataclass(eq=False)
 class _Outputs:
-    """The numbers of a program's outputs, by what they are."""
+    """The numbers of a program's outputs, by what they are; of divided variables one for each part."""
 
-    gradients: dict[tuple[int, int], int]
+    gradients: dict[tuple[int, int, Part], int]
     extras: dict[tuple[int, str], int]
-    adds: dict[int, int]
-    assigns: dict[int, int]
+    adds: dict[tuple[int, Part], int]
+    assigns: dict[tuple[int, Part], int]
     results: tuple[int, ...]
 
     @classmethod
-    def of(cls, program: WorkerProgram, count: int) -> _Outputs:
+    def of(cls, program: WorkerProgram, placed: PlacedVariables, count: int) -> _Outputs:
         numbers = iter(range(count))
+
+        def of_parts(variable: keras.Variable) -> dict[Part, int]:
+            division = placed[variable].division
+            if division.is_divided:
+                return {part: next(numbers) for part in division.parts}
+            return dict.fromkeys(division.parts, next(numbers))
+
         return cls(
-            {(id(o), id(v)): next(numbers) for o, v in program.gradients},
+            {(id(o), id(v), p): n for o, v in program.gradients for p, n in of_parts(v).items()},
             {(id(o), name): next(numbers) for o, name in program.extras},
-            {id(v): next(numbers) for v in program.adds},
-            {id(v): next(numbers) for v in program.assigns},
+            {(id(v), p): n for v in program.adds for p, n in of_parts(v).items()},
+            {(id(v), p): n for v in program.assigns for p, n in of_parts(v).items()},
             tuple(numbers),
         )
 
@@ -56,23 +69,25 @@ class PlanMaker:
         self._placed, self._client = placed, client
         self._updates: dict[tuple[int, int, tuple[bool, ...]], tuple[str, ServerUpdate]] = {}
 
-    def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> StepPlan:
-        """Return how workers run a program; the servers have their programs then.
+    def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> tuple[StepPlan, bytes]:
+        """Return how workers run a program, and what they run; the servers have their programs then.
 
         Args:
             program: of a step, whose variables are placed.
             arrays: which of a call's arrays the program takes.
         """
-        outputs = _Outputs.of(program, _num_outputs(program))
+        blob, count = in_parts(program, self._placed)
+        outputs = _Outputs.of(program, self._placed, count)
         pushes = [self._push(server, program, outputs) for server in range(self._client.num_servers)]
-        return StepPlan(
-            program.digest,
-            tuple(self._placed[v].key for v in program.reads),
+        plan = StepPlan(
+            digest_of(blob),
+            tuple(key for v in program.reads for key in self._placed[v].keys),
             len(program.streams),
             tuple(arrays),
             tuple(push for push in pushes if push.outputs or push.meta["updates"]),
             outputs.results,
         )
+        return plan, blob
 
     def _push(self, server: int, program: WorkerProgram, outputs: _Outputs) -> PushPlan:
         sent: list[int] = []
@@ -81,9 +96,9 @@ class PlanMaker:
             digest, update = self._update(server, optimizer, program.has_gradient(optimizer))
             if not update.writes:
                 continue
-            sent += [outputs.gradients[id(optimizer), id(v)] for v in update.gradients]
+            sent += [outputs.gradients[id(optimizer), *piece.key] for piece in update.gradients]
             sent += [outputs.extras[id(optimizer), name] for name in update.extras]
-            ids = [self._placed[v].numbers[server] for v in _touched(update)]
+            ids = [self._placed[piece.variable].numbers[piece.part] for piece in _touched(update)]
             count = len(update.gradients) + len(update.extras)
             updates.append(
                 {"program": digest, "values": ids, "slots": [], "gradients": count, "sparse": False}
@@ -93,9 +108,9 @@ class PlanMaker:
             ("adds", program.adds, outputs.adds),
             ("assigns", program.assigns, outputs.assigns),
         ):
-            own = [v for v in variables if server in self._placed[v].homes]
-            sent += [numbers[id(v)] for v in own]
-            meta[key] = [self._placed[v].numbers[server] for v in own]
+            own = [(v, part) for v in variables for part in self._placed[v].division.on(server)]
+            sent += [numbers[id(v), part] for v, part in own]
+            meta[key] = [self._placed[v].numbers[part] for v, part in own]
         return PushPlan(server, tuple(sent), meta)
 
     def _update(
@@ -103,20 +118,59 @@ class PlanMaker:
     ) -> tuple[str, ServerUpdate]:
         key = (server, id(optimizer), present)
         if key not in self._updates:
-            updates, servers = self._placed.updates_of(optimizer)
-            update = updates.program(server, servers, present)
+            updates, divisions = self._placed.updates_of(optimizer)
+            update = updates.program(server, divisions, present)
             digest = self._client.add_program(server, as_lists(update)) if update.writes else ""
             self._updates[key] = digest, update
         return self._updates[key]
 
 
-def _num_outputs(program: WorkerProgram) -> int:
-    return len(jax.export.deserialize(bytearray(program.blob)).out_avals)
+def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, int]:
+    """Return a program that takes and gives the parts of divided variables, and the number of its outputs.
+
+    Args:
+        program: takes and gives whole variables.
+        placed: where they lie.
+    """
+    inner = jax.export.deserialize(bytearray(program.blob))
+    reads = [placed[v].division for v in program.reads]
+    changed = [
+        [v for _, v in program.gradients],
+        [None for _ in program.extras],
+        program.adds,
+        program.assigns,
+    ]
+    given = [None if v is None else placed[v].division for group in changed for v in group]
+    if not any(division is not None and division.is_divided for division in (*reads, *given)):
+        return program.blob, len(inner.out_avals)
+    given += [None] * (len(inner.out_avals) - len(given))
+
+    def step(*arrays: jax.Array) -> list[jax.Array]:
+        left = iter(arrays)
+        whole = [
+            jnp.concatenate([next(left) for _ in division.parts]) if division.is_divided else next(left)
+            for division in reads
+        ]
+        found = inner.call(*whole, *left)
+        return [
+            part.of(value)
+            for value, division in zip(found, given, strict=True)
+            for part in (division.parts if division is not None and division.is_divided else _WHOLE)
+        ]
+
+    specs = [
+        jax.ShapeDtypeStruct(part.shape(spec.shape), spec.dtype)
+        for spec, division in itertools.zip_longest(program.specs, reads)
+        for part in (division.pulled if division is not None else _WHOLE)
+    ]
+    return exported(step, specs, inner.platforms), sum(
+        len(division.parts) if division is not None and division.is_divided else 1 for division in given
+    )
 
 
-def _touched(update: ServerUpdate) -> list[keras.Variable]:
+def _touched(update: ServerUpdate) -> list[Piece]:
     """Return what an update reads or writes, each once."""
-    return list({id(v): v for v in (*update.reads, *update.writes)}.values())
+    return list({piece.key: piece for piece in (*update.reads, *update.writes)}.values())
 
 
 def as_lists(update: ServerUpdate) -> bytes:
@@ -126,17 +180,17 @@ def as_lists(update: ServerUpdate) -> bytes:
         update: with one argument for each array.
     """
     inner = jax.export.deserialize(bytearray(update.blob))
-    touched = _touched(update)
-    at = {id(v): i for i, v in enumerate(touched)}
-    specs = {id(v): jax.ShapeDtypeStruct(tuple(v.shape), jnp.dtype(stored_dtype(v))) for v in touched}
+    touched = [piece.key for piece in _touched(update)]
+    at = {key: i for i, key in enumerate(touched)}
+    specs = {piece.key: piece.spec for piece in _touched(update)}
     of_gradients = list(update.specs[len(update.reads) :])
 
     def lists(values: list[Any], slots: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
-        new = inner.call(*(values[at[id(v)]] for v in update.reads), *gradients)
-        after = dict(zip(map(id, update.writes), new, strict=True))
-        return [after.get(id(v), value) for v, value in zip(touched, values, strict=True)], []
+        new = inner.call(*(values[at[piece.key]] for piece in update.reads), *gradients)
+        after = dict(zip([piece.key for piece in update.writes], new, strict=True))
+        return [after.get(key, value) for key, value in zip(touched, values, strict=True)], []
 
-    exported = jax.export.export(jax.jit(lists), platforms=inner.platforms)(
+    made = jax.export.export(jax.jit(lists), platforms=inner.platforms)(
         list(specs.values()), [], of_gradients
     )
-    return bytes(exported.serialize())
+    return bytes(made.serialize())

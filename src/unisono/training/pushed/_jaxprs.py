@@ -92,6 +92,28 @@ def is_argument(closed: jex.ClosedJaxpr, result: int, argument: int) -> bool:
     return closed.jaxpr.outvars[result] is closed.jaxpr.invars[argument]
 
 
+def operations(jaxpr: jex.Jaxpr) -> list[str]:
+    """Return the names of a program's operations, with those of the programs that it calls.
+
+    Args:
+        jaxpr: of the program.
+
+    >>> operations(jax.make_jaxpr(lambda x: jax.jit(lambda y: y + 1)(x) * 2)(1.0).jaxpr)
+    ['jit', 'add', 'mul']
+    """
+    names = []
+    for eqn in jaxpr.eqns:
+        names.append(eqn.primitive.name)
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
+            if _is_program(inner):
+                names += operations(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
+    return names
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr))
+
+
 def exported(
     function: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], platforms: Sequence[str]
 ) -> bytes:

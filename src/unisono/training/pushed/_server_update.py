@@ -4,6 +4,10 @@ The update of all variables is traced once. Each server gets the part of it that
 need. A slot lies beside the one weight whose update needs it; what belongs to no single weight, such as the
 count of iterations or the learning rate, is on every server, and changes there in the same way.
 
+Of a variable that is divided over servers each server updates its rows: the update is traced for as many rows
+as a part has. That is exact where the update of a row needs this row alone, which is read from the trace for
+the whole variable; any other update is refused.
+
 Tests: tests/virtual/training/pushed/test_server_update.py.
 """
 
@@ -12,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -20,9 +26,47 @@ import keras
 
 from unisono._context import entered
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono.step._keras_internals import stored_dtype, trained_variables
-from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
+from unisono.ps._placement import Division, Part
+from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
+from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
 from unisono.training.pushed._preparation import extras_of, of_prepared_gradients
+from unisono.training.replica._row_analysis import RowUse, uses_in_traces
+
+#: Shapes of weights and slots.
+Shapes = tuple[tuple[int, ...], ...]
+
+#: What kind of argument of a program, and which: the key of a piece, or a name.
+ArgumentKey = tuple[str, Any]
+
+_KINDS = _VALUE, _GRADIENT, _EXTRA = "value", "gradient", "extra"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """What one server has of a weight or slot.
+
+    Args:
+        variable: the weight or slot.
+        part: its rows, and the server.
+    """
+
+    variable: keras.Variable
+    part: Part
+
+    @property
+    def key(self) -> tuple[int, Part]:
+        """By what pieces are compared: Keras compares variables by their values."""
+        return id(self.variable), self.part
+
+    @property
+    def path(self) -> str:
+        """The variable's, with the rows."""
+        return f"{self.variable.path}{self.part}"
+
+    @property
+    def spec(self) -> jax.ShapeDtypeStruct:
+        """Shape and type."""
+        return _spec(self.variable, self.part.shape(self.variable.shape))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,11 +85,26 @@ class ServerUpdate:
     """
 
     blob: bytes
-    reads: tuple[keras.Variable, ...]
-    gradients: tuple[keras.Variable, ...]
+    reads: tuple[Piece, ...]
+    gradients: tuple[Piece, ...]
     extras: tuple[str, ...]
-    writes: tuple[keras.Variable, ...]
+    writes: tuple[Piece, ...]
     specs: tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PartsUpdate:
+    """The update of at most one part of each weight and slot.
+
+    Args:
+        closed: the program.
+        arguments: what it takes, with shape and type.
+        writes: what it gives.
+    """
+
+    closed: jex.ClosedJaxpr
+    arguments: dict[ArgumentKey, tuple[Any, jax.ShapeDtypeStruct]]
+    writes: list[Piece]
 
 
 class OptimizerUpdates:
@@ -66,60 +125,102 @@ class OptimizerUpdates:
         self.trained: tuple[keras.Variable, ...] = tuple(trained_variables(optimizer))
         self.slots: tuple[keras.Variable, ...] = tuple(optimizer.variables)
 
-    def homes(self, servers: Sequence[int]) -> list[frozenset[int]]:
-        """Return the servers of each slot.
+    def divisions(self, trained: Sequence[Division]) -> list[Division]:
+        """Return where each slot lies.
 
         Args:
-            servers: of each variable that the optimizer trains.
+            trained: where each variable lies that the optimizer trains.
 
         Raises:
-            UnsupportedError: for a slot that belongs to variables on several servers.
+            UnsupportedError: for a slot that belongs to variables on several servers, or an update that
+                mixes the rows of a divided variable.
         """
-        everywhere = frozenset(servers)
+        everywhere = Division.copies(sorted({s for division in trained for s in division.servers}))
+        has_rows = self._rows_of(tuple(division.is_divided for division in trained))[len(trained) :]
         found = []
-        for slot, owners in zip(self.slots, self._owners, strict=True):
-            homes = frozenset(servers[i] for i in owners)
-            if len(homes) > 1:
+        for slot, owners, is_divided in zip(self.slots, self._owners, has_rows, strict=True):
+            servers = sorted({s for i in owners for s in trained[i].servers})
+            if len(owners) > 1 and len(servers) > 1:
                 raise self._mixed(slot.path, [self.trained[i].path for i in owners])
-            found.append(homes or everywhere)
+            if is_divided:
+                found.append(trained[owners[0]])
+            else:
+                found.append(Division.copies(servers) if servers else everywhere)
         return found
 
     def program(
-        self, server: int, servers: Sequence[int], present: Sequence[bool] | None = None
+        self, server: int, trained: Sequence[Division], present: Sequence[bool] | None = None
     ) -> ServerUpdate:
         """Return the update of one server.
 
         Args:
             server: its number.
-            servers: of each variable that the optimizer trains.
+            trained: where each variable lies that the optimizer trains.
             present: for each of them, whether there is a gradient; all by default.
 
         Raises:
-            UnsupportedError: when the update needs what lies on another server.
+            UnsupportedError: when the update needs what lies on another server, or mixes the rows of a
+                divided variable.
         """
-        full = self._traced(tuple(present) if present is not None else (True,) * len(self.trained))
-        homes = [frozenset([s]) for s in servers] + self.homes(servers)
-        variables = [*self.trained, *self.slots]
-        writes = [
-            i for i in range(len(variables)) if server in homes[i] and not is_argument(full.closed, i, i)
-        ]
-        closed, used = pruned(full.closed, [i in set(writes) for i in range(len(variables))])
-        reads = [i for i in used if i < len(variables)]
-        gradients = [full.gradients[i - len(variables)] for i in used if full.is_gradient(i)]
-        extras = [full.extras[i - full.first_extra] for i in used if i >= full.first_extra]
-        foreign = [variables[i].path for i in reads if server not in homes[i]]
-        foreign += [self.trained[i].path for i in gradients if servers[i] != server]
-        if foreign:
-            raise self._mixed(variables[writes[0]].path, foreign)
-        specs = tuple(full.specs[i] for i in used)
+        given = tuple(present) if present is not None else (True,) * len(self.trained)
+        divisions = [*trained, *self.divisions(trained)]
+        # A server may have several parts of a variable: there is one update for the first part of each, one
+        # for the second, and so on. What is not divided changes in the first alone.
+        count = max(1, *(len(division.on(server)) for division in divisions))
+        updates = [self._of_parts(server, divisions, number, given) for number in range(count)]
+        arguments = {key: argument for update in updates for key, argument in update.arguments.items()}
+        keys = sorted(arguments, key=lambda key: _KINDS.index(key[0]))
+        kinds = {kind: [arguments[key][0] for key in keys if key[0] == kind] for kind in _KINDS}
+        specs = tuple(arguments[key][1] for key in keys)
+
+        def compute(*values: jax.Array) -> list[jax.Array]:
+            named = dict(zip(keys, values, strict=True))
+            return [
+                result
+                for update in updates
+                for result in jex.jaxpr_as_fun(update.closed)(*(named[key] for key in update.arguments))
+            ]
+
         return ServerUpdate(
-            exported(jex.jaxpr_as_fun(closed), specs, self._platforms),
-            tuple(variables[i] for i in reads),
-            tuple(self.trained[i] for i in gradients),
-            tuple(extras),
-            tuple(variables[i] for i in writes),
+            exported(compute, specs, self._platforms),
+            tuple(kinds[_VALUE]),
+            tuple(kinds[_GRADIENT]),
+            tuple(kinds[_EXTRA]),
+            tuple(piece for update in updates for piece in update.writes),
             specs,
         )
+
+    def _of_parts(
+        self, server: int, divisions: Sequence[Division], number: int, present: tuple[bool, ...]
+    ) -> _PartsUpdate:
+        """Return the update of a server's first, second, ... part of each weight and slot."""
+        own = [division.on(server)[number : number + 1] for division in divisions]
+        pieces = [
+            Piece(v, (parts or division.on(server) or division.parts)[0])
+            for v, parts, division in zip([*self.trained, *self.slots], own, divisions, strict=True)
+        ]
+        full = self._traced(present, tuple(piece.part.shape(piece.variable.shape) for piece in pieces))
+        self._check_operations(full, present, divisions)
+        writes = [i for i in range(len(pieces)) if own[i] and not is_argument(full.closed, i, i)]
+        closed, used = pruned(full.closed, [i in set(writes) for i in range(len(pieces))])
+        arguments = {}
+        for i in used:
+            kind, argument = full.argument(i, pieces)
+            if isinstance(argument, Piece) and argument.part.server != server:
+                raise self._mixed(pieces[writes[0]].path, [argument.path])
+            key = kind, argument.key if isinstance(argument, Piece) else argument
+            arguments[key] = argument, full.specs[i]
+        return _PartsUpdate(closed, arguments, [pieces[i] for i in writes])
+
+    def _check_operations(
+        self, full: _FullUpdate, present: tuple[bool, ...], divisions: Sequence[Division]
+    ) -> None:
+        """Raise an error where the update does something else for a part than for the whole."""
+        whole = self._traced(present)
+        if full is not whole and operations(full.closed.jaxpr) != operations(whole.closed.jaxpr):
+            raise self._mixes_rows(next(i for i, division in enumerate(divisions) if division.is_divided))
+
+    # --- what belongs to what --------------------------------------------------------------------
 
     @functools.cached_property
     def _owners(self) -> list[tuple[int, ...]]:
@@ -144,14 +245,79 @@ class OptimizerUpdates:
                 owners[slot] = 1 << readers[0]
         return [tuple(i for i in range(count) if mask >> i & 1) for mask in owners]
 
-    def _traced(self, present: tuple[bool, ...]) -> _FullUpdate:
-        if present not in self._full:
-            self._full[present] = _FullUpdate.of(self._optimizer, self.trained, self.slots, present)
-        return self._full[present]
+    @functools.cached_property
+    def _divided(self) -> dict[tuple[bool, ...], list[bool]]:
+        return {}
+
+    def _rows_of(self, divided: tuple[bool, ...]) -> list[bool]:
+        """Return for each weight and slot whether it is divided.
+
+        Args:
+            divided: for each weight, whether it is.
+
+        Raises:
+            UnsupportedError: when the update of a row needs other rows, or the number of rows.
+        """
+        if divided not in self._divided:
+            slots = [
+                len(owners) == 1
+                and divided[owners[0]]
+                and slot.shape[:1] == self.trained[owners[0]].shape[:1]
+                for slot, owners in zip(self.slots, self._owners, strict=True)
+            ]
+            rows = self._divided[divided] = [*divided, *slots]
+            if any(rows):
+                self._check_rows(rows)
+        return self._divided[divided]
+
+    def _check_rows(self, rows: Sequence[bool]) -> None:
+        """Raise an error unless each row of what is divided is updated by itself."""
+        present = (True,) * len(self.trained)
+        full = self._traced(present)
+        shapes = [tuple(v.shape) for v in (*self.trained, *self.slots)]
+        twice = [(2 * s[0], *s[1:]) if has else s for s, has in zip(shapes, rows, strict=True)]
+        counts = [*rows, *(rows[i] for i in full.gradients), *(False for _ in full.extras)]
+        uses = uses_in_traces(full.closed, self._traced(present, tuple(twice)).closed, Fraction(2), counts)
+        # Numbers that the update draws are others for other shapes.
+        draws = any(name.startswith(("random_", "threefry")) for name in operations(full.closed.jaxpr))
+        for i, (use, mask) in enumerate(zip(uses, dependencies(full.closed), strict=True)):
+            needed = {self._owner(a) for a, counted in enumerate(counts) if counted and mask >> a & 1}
+            apart = rows[i] and use is RowUse.APART and needed <= {self._owner(i)}
+            if draws or not (apart or use is RowUse.NONE or not (needed or rows[i])):
+                raise self._mixes_rows(rows.index(True) if draws else min(needed, default=i))
+
+    def _owner(self, argument: int) -> int:
+        """Return the number of the weight to which an argument of the whole update belongs; -1 for none."""
+        first_slot, first_gradient = len(self.trained), len(self.trained) + len(self.slots)
+        if argument < first_slot:
+            return argument
+        if argument < first_gradient:
+            return next(iter(self._owners[argument - first_slot]), -1)
+        return argument - first_gradient
+
+    def _traced(self, present: tuple[bool, ...], shapes: Shapes | None = None) -> _FullUpdate:
+        """Return the update of all variables, of the shapes that they have or others."""
+        own = tuple(tuple(v.shape) for v in (*self.trained, *self.slots))
+        key = present, shapes or own
+        if key not in self._full:
+            variables = zip((*self.trained, *self.slots), key[1], strict=True)
+            with of_shapes([(v, shape) for v, shape in variables if tuple(v.shape) != shape]):
+                self._full[key] = _FullUpdate.of(self._optimizer, self.trained, self.slots, present)
+        return self._full[key]
 
     @functools.cached_property
-    def _full(self) -> dict[tuple[bool, ...], _FullUpdate]:
+    def _full(self) -> dict[tuple[tuple[bool, ...], Shapes], _FullUpdate]:
         return {}
+
+    def _mixes_rows(self, number: int) -> UnsupportedError:
+        variable = (*self.trained, *self.slots)[number]
+        return UnsupportedError(
+            "An optimizer must update each row of a divided variable by this row's gradient. Received: "
+            f"{type(self._optimizer).__name__} ({self._optimizer.name!r}), whose update of {variable.path!r} "
+            f"(shape {tuple(variable.shape)}) needs several rows, by a norm, a mean, a product or a "
+            "constraint. Use an optimizer that treats elements alike, such as Adam, or a "
+            "`variable_partitioner` that returns 1 for this variable."
+        )
 
     def _mixed(self, path: str, others: Sequence[str]) -> UnsupportedError:
         name = type(self._optimizer).__name__
@@ -212,10 +378,20 @@ class _FullUpdate:
 
         return cls(jax.make_jaxpr(update)(*specs), specs, gradients, extras, first_extra)
 
-    def is_gradient(self, argument: int) -> bool:
-        """Return whether an argument is a gradient."""
-        return self.first_extra - len(self.gradients) <= argument < self.first_extra
+    def argument(self, number: int, pieces: Sequence[Piece]) -> tuple[str, Piece | str]:
+        """Return what an argument of the program is: its kind, and the piece or name.
+
+        Args:
+            number: of the argument.
+            pieces: of all weights and slots.
+        """
+        if number < len(pieces):
+            return _VALUE, pieces[number]
+        if number < self.first_extra:
+            return _GRADIENT, pieces[self.gradients[number - len(pieces)]]
+        return _EXTRA, self.extras[number - self.first_extra]
 
 
-def _spec(variable: keras.Variable) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(variable.shape), jnp.dtype(stored_dtype(variable)))
+def _spec(variable: keras.Variable, shape: tuple[int, ...] | None = None) -> jax.ShapeDtypeStruct:
+    shape = tuple(variable.shape) if shape is None else shape
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(stored_dtype(variable)))

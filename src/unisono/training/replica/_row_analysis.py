@@ -77,10 +77,25 @@ def row_uses(fn: Callable[..., PyTree], args: tuple[PyTree, ...], few: int, many
         )
 
     pair = traced(few), traced(many)
-    start: list[RowState] = [Apart(0) if x.ndim else Fixed() for x in leaves]
-    states = _TraceReader(Fraction(many, few)).closed(*pair, start)
+    uses = uses_in_traces(*pair, Fraction(many, few), [bool(x.ndim) for x in leaves])
+    return uses + [RowUse.MIXED] * (len(pair[1].jaxpr.outvars) - len(uses))
+
+
+def uses_in_traces(
+    few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, ratio: Fraction, counts_rows: Sequence[bool]
+) -> list[RowUse]:
+    """Return what each result of a program does with rows; see `row_uses`.
+
+    Args:
+        few: the program for some rows.
+        many: the same for more of them.
+        ratio: how many times as many.
+        counts_rows: for each argument, whether its first axis counts rows.
+    """
+    start: list[RowState] = [Apart(0) if counts else Fixed() for counts in counts_rows]
+    states = _TraceReader(ratio).closed(few, many, start)
     if states is None:
-        return [RowUse.MIXED] * max(len(j.jaxpr.outvars) for j in pair)
+        return [RowUse.MIXED] * len(few.jaxpr.outvars)
     return [_use_of(s) for s in states]
 
 

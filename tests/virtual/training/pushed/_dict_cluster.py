@@ -1,6 +1,7 @@
 """A cluster of dictionaries: servers and a worker that know bytes and arrays, in one process."""
 
 import functools
+import itertools
 
 import jax
 import jax.export
@@ -8,6 +9,8 @@ import numpy as np
 
 import unisono
 from unisono._lowering._compiler_options import compiler_options
+from unisono.ps._partition import shard_bounds
+from unisono.ps._placement import Division, Part
 from unisono.step._keras_internals import trained_variables
 from unisono.training.pushed._push_layout import PushLayout
 from unisono.training.pushed._server_update import OptimizerUpdates
@@ -37,31 +40,45 @@ class DictCluster:
         variables: of the model and its optimizers.
         optimizers: built.
         num_servers: over which the variables are spread in turn.
+        shards: into how many parts variables are divided, where they have as many rows.
     """
 
-    def __init__(self, variables, optimizers, num_servers):
+    def __init__(self, variables, optimizers, num_servers, shards=1):
         self.servers = [{} for _ in range(num_servers)]
-        self.homes, self.programs = {}, {}
+        self.divisions, self.programs = {}, {}
         self.updates = {id(o): OptimizerUpdates(o) for o in optimizers}
-        self.servers_of = {}
-        for optimizer in optimizers:
-            trained = trained_variables(optimizer)
-            self.servers_of[id(optimizer)] = [i % num_servers for i in range(len(trained))]
-            slots = self.updates[id(optimizer)].homes(self.servers_of[id(optimizer)])
-            homes = [*([s] for s in self.servers_of[id(optimizer)]), *map(sorted, slots)]
-            for variable, home in zip([*trained, *optimizer.variables], homes, strict=True):
-                self.create(variable, home)
-        for number, variable in enumerate(variables):
-            if id(variable) not in self.homes:
-                self.create(variable, [number % num_servers])
+        self.divisions_of = {}
+        placement = itertools.count()
 
-    def create(self, variable, homes):
-        self.homes[id(variable)] = list(homes)
-        for home in homes:
-            self.servers[home][id(variable)] = np.array(variable.value)
+        def division(shape):
+            count = min(shards, shape[0]) if shape else 1
+            if count == 1:
+                return Division.copies([next(placement) % num_servers])
+            bounds = shard_bounds(shape[0], count)
+            return Division(tuple(Part(next(placement) % num_servers, rows) for rows in bounds))
+
+        for optimizer in optimizers:
+            trained = [division(v.shape) for v in trained_variables(optimizer)]
+            self.divisions_of[id(optimizer)] = trained
+            slots = self.updates[id(optimizer)].divisions(trained)
+            every = [*trained_variables(optimizer), *optimizer.variables]
+            for variable, own in zip(every, [*trained, *slots], strict=True):
+                self.create(variable, own)
+        for variable in variables:
+            if id(variable) not in self.divisions:
+                self.create(variable, Division.copies([next(placement) % num_servers]))
+
+    def create(self, variable, division):
+        self.divisions[id(variable)] = division
+        self.write(variable, np.array(variable.value))
+
+    def write(self, variable, value):
+        for part in self.divisions[id(variable)].parts:
+            self.servers[part.server][id(variable), part] = part.of(value)
 
     def read(self, variable):
-        return self.servers[self.homes[id(variable)][0]][id(variable)]
+        division = self.divisions[id(variable)]
+        return division.joined([self.servers[p.server][id(variable), p] for p in division.pulled])
 
     def run(self, program, arrays):
         """Compute a step, push it, and return its result."""
@@ -70,7 +87,7 @@ class DictCluster:
     def compute(self, program, arrays):
         states = [self.read(s.variable) for s in program.streams]
         for stream, state in zip(program.streams, states, strict=True):
-            self.servers[self.homes[id(stream.variable)][0]][id(stream.variable)] = stream.advanced(state)
+            self.write(stream.variable, stream.advanced(state))
         given = [*map(self.read, program.reads), *states, *(arrays[i] for i in program.arrays)]
         return [np.asarray(x) for x in loaded(program.blob)(*given)]
 
@@ -82,11 +99,9 @@ class DictCluster:
         for optimizer in program.optimizers:
             self.update(optimizer, program.has_gradient(optimizer), pushed)
         for variable, delta in zip(program.adds, adds, strict=True):
-            for home in self.homes[id(variable)]:
-                self.servers[home][id(variable)] = self.servers[home][id(variable)] + delta
+            self.write(variable, self.read(variable) + delta)
         for variable, value in zip(program.assigns, assigns, strict=True):
-            for home in self.homes[id(variable)]:
-                self.servers[home][id(variable)] = value
+            self.write(variable, value)
         return program.result.rebuild(results)
 
     def update(self, optimizer, present, pushed):
@@ -97,17 +112,17 @@ class DictCluster:
     def _update(self, number, optimizer, present, pushed):
         update = self.update_program(number, optimizer, present)
         own = self.servers[number]
-        given = [own[id(v)] for v in update.reads]
-        given += [pushed[id(optimizer), id(v)] for v in update.gradients]
+        given = [own[piece.key] for piece in update.reads]
+        given += [p.part.of(pushed[id(optimizer), id(p.variable)]) for p in update.gradients]
         given += [pushed[id(optimizer), name] for name in update.extras]
-        for variable, value in zip(update.writes, loaded(update.blob)(*given), strict=True):
-            own[id(variable)] = np.asarray(value)
+        for piece, value in zip(update.writes, loaded(update.blob)(*given), strict=True):
+            own[piece.key] = np.asarray(value)
 
     def update_program(self, number, optimizer, present):
         key = number, id(optimizer), present
         if key not in self.programs:
-            servers = self.servers_of[id(optimizer)]
-            self.programs[key] = self.updates[id(optimizer)].program(number, servers, present)
+            divisions = self.divisions_of[id(optimizer)]
+            self.programs[key] = self.updates[id(optimizer)].program(number, divisions, present)
         return self.programs[key]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import unisono
 from tests.virtual.training.pushed._dict_cluster import DictCluster
+from unisono.ps._placement import Division, Part
 from unisono.training.pushed._preparation import prepare_gradients
 from unisono.training.pushed._server_update import OptimizerUpdates
 
@@ -62,11 +63,15 @@ def push(cluster, optimizer, grads):
     cluster.update(optimizer, present, pushed)
 
 
-# The first two are trained with in `test_worker_step`, as are others.
-@pytest.mark.parametrize("name", list(OPTIMIZERS)[2:])
-def test_servers_update_as_keras_does(name):
+# The first two are trained with in `test_worker_step`, as are others. With three shards on two servers each
+# has two of the table's.
+@pytest.mark.parametrize(
+    ("name", "shards"),
+    [(name, 1) for name in list(OPTIMIZERS)[2:]] + [(n, 3) for n in OPTIMIZERS if n != "accumulation"],
+)
+def test_servers_update_as_keras_does(name, shards):
     optimizer, variables = built(name)
-    cluster = DictCluster(variables, [optimizer], 2)
+    cluster = DictCluster(variables, [optimizer], 2, shards)
     values, trained = [v.value for v in optimizer.variables], [v.value for v in variables]
     update = jax.jit(optimizer.stateless_apply)
     for step in range(4):
@@ -75,17 +80,31 @@ def test_servers_update_as_keras_does(name):
         push(cluster, optimizer, grads)
         trained, values = update(values, grads, trained)
     for variable, value in zip([*variables, *optimizer.variables], [*trained, *values], strict=True):
-        for home in cluster.homes[id(variable)]:
+        for part in cluster.divisions[id(variable)].parts:
             np.testing.assert_allclose(
-                cluster.servers[home][id(variable)], value, **CLOSE, err_msg=variable.path
+                cluster.servers[part.server][id(variable), part],
+                part.of(np.asarray(value)),
+                **CLOSE,
+                err_msg=variable.path,
             )
+
+
+def on(*servers):
+    """Return where variables lie: each on one server, or in parts of its rows."""
+    return [s if isinstance(s, Division) else Division.copies([s]) for s in servers]
+
+
+def in_parts(*parts):
+    return Division(tuple(Part(server, (begin, end)) for server, begin, end in parts))
 
 
 def test_slots_lie_beside_their_variable_and_counters_everywhere():
     optimizer = K.Adam(0.01, amsgrad=True)
     optimizer.build(weights())
-    homes = OptimizerUpdates(optimizer).homes([0, 1, 2])
-    named = {v.path.rpartition("/")[2]: sorted(h) for v, h in zip(optimizer.variables, homes, strict=True)}
+    homes = OptimizerUpdates(optimizer).divisions(on(0, 1, 2))
+    named = {
+        v.path.rpartition("/")[2]: list(h.servers) for v, h in zip(optimizer.variables, homes, strict=True)
+    }
     assert named == {
         "iteration": [0, 1, 2],
         "learning_rate": [0, 1, 2],
@@ -97,11 +116,11 @@ def test_slots_lie_beside_their_variable_and_counters_everywhere():
 
 def test_a_server_takes_and_gives_only_its_own():
     optimizer, (kernel, bias, table) = built("AdamW")
-    update = OptimizerUpdates(optimizer).program(1, [0, 1, 1])
+    update = OptimizerUpdates(optimizer).program(1, on(0, 1, 1))
     assert [v.path for v in update.gradients] == [bias.path, table.path]
     assert kernel.path not in " ".join(v.path for v in (*update.reads, *update.writes))
     assert optimizer.iterations.path in [v.path for v in update.writes]
-    fixed = OptimizerUpdates(built("SGD")[0]).program(0, [0, 1, 1])
+    fixed = OptimizerUpdates(built("SGD")[0]).program(0, on(0, 1, 1))
     # The learning rate is read, and stays as it is.
     assert "learning_rate" in " ".join(v.path for v in fixed.reads)
     assert "learning_rate" not in " ".join(v.path for v in fixed.writes)
@@ -128,15 +147,15 @@ def test_variables_without_a_gradient_are_skipped_with_keras_warning():
 def test_no_gradient_at_all_is_keras_error():
     optimizer, _ = built("SGD")
     with pytest.raises(ValueError, match="No gradients provided"):
-        OptimizerUpdates(optimizer).program(0, [0, 0, 0], [False] * 3)
+        OptimizerUpdates(optimizer).program(0, on(0, 0, 0), [False] * 3)
 
 
 def test_norm_of_accumulated_gradients_needs_one_server():
     optimizer = K.SGD(0.1, gradient_accumulation_steps=2, global_clipnorm=0.1)
     optimizer.build(weights())
     with pytest.raises(unisono.UnsupportedError, match=r"SGD.*Use one parameter server"):
-        OptimizerUpdates(optimizer).program(0, [0, 1, 1])
-    assert len(OptimizerUpdates(optimizer).program(0, [0, 0, 0]).gradients) == 3
+        OptimizerUpdates(optimizer).program(0, on(0, 1, 1))
+    assert len(OptimizerUpdates(optimizer).program(0, on(0, 0, 0)).gradients) == 3
 
 
 def test_an_optimizer_that_mixes_variables_is_refused():
@@ -148,7 +167,67 @@ def test_an_optimizer_that_mixes_variables_is_refused():
     optimizer = Mean(0.1, momentum=0.9)
     optimizer.build(weights())
     with pytest.raises(unisono.UnsupportedError, match=r"several parameter servers.*Mean"):
-        OptimizerUpdates(optimizer).program(0, [0, 1, 1])
+        OptimizerUpdates(optimizer).program(0, on(0, 1, 1))
+
+
+def test_each_server_updates_its_rows_and_slots_are_divided_alike():
+    optimizer, (kernel, bias, table) = built("AdamW")
+    divisions = [in_parts((0, 0, 2), (1, 2, 4)), *on(1), in_parts((1, 0, 2), (0, 2, 4), (1, 4, 5))]
+    slots = OptimizerUpdates(optimizer).divisions(divisions)
+    named = {v.path.rpartition("/")[2]: d for v, d in zip(optimizer.variables, slots, strict=True)}
+    assert [d for name, d in named.items() if "kernel" in name] == [divisions[0]] * 2
+    assert [d for name, d in named.items() if "table" in name] == [divisions[2]] * 2
+    assert named["iteration"].servers == (0, 1)
+    update = OptimizerUpdates(optimizer).program(1, divisions)
+    found = [(p.variable, p.part.rows) for p in update.gradients]
+    assert [id(v) for v, _ in found] == [id(kernel), id(bias), id(table), id(table)]
+    assert [rows for _, rows in found] == [(2, 4), None, (0, 2), (4, 5)]
+    assert [p.path for p in update.writes].count(optimizer.iterations.path) == 1
+
+
+class Noisy(K.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        noise = keras.random.normal(variable.shape, seed=1)
+        super().update_step(gradient + noise, variable, learning_rate)
+
+
+class Centered(K.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient / variable.shape[0], variable, learning_rate)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: K.Adafactor(0.01),
+        lambda: K.Lamb(0.01),
+        lambda: K.Muon(0.01),
+        lambda: K.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.1),
+        lambda: Noisy(0.1),
+        lambda: Centered(0.1),
+    ],
+)
+def test_an_optimizer_that_mixes_rows_is_refused_for_what_is_divided(make):
+    optimizer, variables = make(), weights()
+    optimizer.build(variables)
+    updates = OptimizerUpdates(optimizer)
+    assert len(updates.divisions(on(0, 0, 0))) == len(optimizer.variables)
+    with pytest.raises(unisono.UnsupportedError, match=f"row's gradient.*{type(optimizer).__name__}.*'table"):
+        updates.program(0, [*on(0, 0), in_parts((0, 0, 3), (1, 3, 5))])
+
+
+def test_a_constraint_over_rows_is_refused_and_one_of_rows_is_not():
+    for axis in (0, 1):
+        variable = keras.Variable(np.ones((4, 3)), name="kernel")
+        variable.constraint = keras.constraints.MaxNorm(1, axis)
+        optimizer = K.SGD(0.1)
+        optimizer.build([variable])
+        divided = [in_parts((0, 0, 2), (1, 2, 4))]
+        if axis:
+            assert len(OptimizerUpdates(optimizer).program(0, divided).writes) == 2
+            continue
+        with pytest.raises(unisono.UnsupportedError, match=r"update of 'kernel'.*constraint"):
+            OptimizerUpdates(optimizer).program(0, divided)
 
 
 def test_an_unbuilt_optimizer_is_refused():
@@ -158,9 +237,9 @@ def test_an_unbuilt_optimizer_is_refused():
 
 def test_the_update_leaves_the_optimizer_as_it_was():
     optimizer, _ = built("loss_scale")
-    OptimizerUpdates(optimizer).program(0, [0, 0, 0])
+    OptimizerUpdates(optimizer).program(0, on(0, 0, 0))
     inner = optimizer.inner_optimizer
     assert not {"stateless_apply", "_clip_gradients", "check_finite"} & {*vars(inner), *vars(optimizer)}
     other = built("global_clipnorm")[0]
-    OptimizerUpdates(other).program(0, [0, 0, 0])
+    OptimizerUpdates(other).program(0, on(0, 0, 0))
     assert other.loss_scale_factor == 4.0
