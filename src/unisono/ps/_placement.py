@@ -13,7 +13,7 @@ from unisono.ps._partition import shard_bounds
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class VariablePart:
     """What one server has of a variable.
 
     Args:
@@ -30,7 +30,7 @@ class Part:
         Args:
             whole: the shape of the variable.
 
-        >>> Part(1, (3, 5)).shape((8, 2))
+        >>> VariablePart(1, (3, 5)).shape((8, 2))
         (2, 2)
         """
         return tuple(whole) if self.rows is None else (self.rows[1] - self.rows[0], *whole[1:])
@@ -54,11 +54,11 @@ class Division:
     Args:
         parts: in the order of rows; a server may have several of them.
 
-    >>> Division((Part(0, (0, 3)), Part(1, (3, 5)))).servers
+    >>> Division((VariablePart(0, (0, 3)), VariablePart(1, (3, 5)))).servers
     (0, 1)
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[VariablePart, ...]
 
     @classmethod
     def copies(cls, servers: Sequence[int]) -> Division:
@@ -67,7 +67,7 @@ class Division:
         Args:
             servers: at least one.
         """
-        return cls(tuple(map(Part, servers)))
+        return cls(tuple(map(VariablePart, servers)))
 
     @property
     def is_divided(self) -> bool:
@@ -80,11 +80,11 @@ class Division:
         return tuple(dict.fromkeys(part.server for part in self.parts))
 
     @property
-    def pulled(self) -> tuple[Part, ...]:
+    def pulled(self) -> tuple[VariablePart, ...]:
         """The parts that make the whole: all, or one of the copies."""
         return self.parts if self.is_divided else self.parts[:1]
 
-    def on(self, server: int) -> list[Part]:
+    def on(self, server: int) -> list[VariablePart]:
         """Return what a server has.
 
         Args:
@@ -98,7 +98,7 @@ class Division:
         Args:
             values: of the parts in `pulled`.
 
-        >>> Division((Part(0, (0, 1)), Part(1, (1, 3)))).joined([np.ones(1), np.zeros(2)])
+        >>> Division((VariablePart(0, (0, 1)), VariablePart(1, (1, 3)))).joined([np.ones(1), np.zeros(2)])
         array([1., 0., 0.])
         """
         return np.concatenate(values) if self.is_divided else np.asarray(values[0])
@@ -170,4 +170,6 @@ class Placement:
             return Division.copies([self.place(nbytes)])
         bounds = shard_bounds(shape[0], shards)
         sizes = [(end - begin) * (nbytes // shape[0]) for begin, end in bounds]
-        return Division(tuple(Part(self.place(n), rows) for n, rows in zip(sizes, bounds, strict=True)))
+        return Division(
+            tuple(VariablePart(self.place(n), rows) for n, rows in zip(sizes, bounds, strict=True))
+        )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.ps._placement import Division, Part, Placement
+from unisono.ps._placement import Division, Placement, VariablePart
 
 
 def test_equal_sizes_go_round_robin():
@@ -43,9 +43,9 @@ def test_parts_are_placed_one_by_one_and_make_the_whole():
 
 def test_a_whole_variable_may_lie_on_several_servers():
     copies = Division.copies([2, 0])
-    assert (copies.is_divided, copies.servers, copies.pulled) == (False, (2, 0), (Part(2),))
+    assert (copies.is_divided, copies.servers, copies.pulled) == (False, (2, 0), (VariablePart(2),))
     whole = Placement(2).divide((4,), 16, 1)
-    assert whole == Division((Part(0),))
+    assert whole == Division((VariablePart(0),))
     np.testing.assert_array_equal(whole.joined([np.arange(4)]), np.arange(4))
 
 

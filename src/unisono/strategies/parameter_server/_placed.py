@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.ps._client import Key, ServerClient
 from unisono.ps._partition import shard_count
-from unisono.ps._placement import Division, Part, Placement
+from unisono.ps._placement import Division, Placement, VariablePart
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._held import OnServers
@@ -36,7 +36,7 @@ class Placed:
 
     variable: keras.Variable
     division: Division
-    numbers: dict[Part, int]
+    numbers: dict[VariablePart, int]
     held: OnServers
 
     @property

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono.ps._client import ServerClient
-from unisono.ps._placement import Part
+from unisono.ps._placement import VariablePart
 from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_worker import PushPlan, StepPlan
 from unisono.strategies.parameter_server._placed import PlacedVariables
@@ -25,24 +25,24 @@ from unisono.training.pushed._server_update import Piece, ServerUpdate
 from unisono.training.pushed._worker_program import WorkerProgram
 
 #: What an undivided array counts as: one part.
-_WHOLE = (Part(0),)
+_WHOLE = (VariablePart(0),)
 
 
 @dataclasses.dataclass(eq=False)
 class _Outputs:
     """The numbers of a program's outputs, by what they are; of divided variables one for each part."""
 
-    gradients: dict[tuple[int, int, Part], int]
+    gradients: dict[tuple[int, int, VariablePart], int]
     extras: dict[tuple[int, str], int]
-    adds: dict[tuple[int, Part], int]
-    assigns: dict[tuple[int, Part], int]
+    adds: dict[tuple[int, VariablePart], int]
+    assigns: dict[tuple[int, VariablePart], int]
     results: tuple[int, ...]
 
     @classmethod
     def of(cls, program: WorkerProgram, placed: PlacedVariables, count: int) -> _Outputs:
         numbers = iter(range(count))
 
-        def of_parts(variable: keras.Variable) -> dict[Part, int]:
+        def of_parts(variable: keras.Variable) -> dict[VariablePart, int]:
             division = placed[variable].division
             if division.is_divided:
                 return {part: next(numbers) for part in division.parts}

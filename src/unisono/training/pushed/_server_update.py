@@ -26,7 +26,7 @@ import keras
 
 from unisono._context import entered
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono.ps._placement import Division, Part
+from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
 from unisono.training.pushed._preparation import extras_of, of_prepared_gradients
@@ -51,10 +51,10 @@ class Piece:
     """
 
     variable: keras.Variable
-    part: Part
+    part: VariablePart
 
     @property
-    def key(self) -> tuple[int, Part]:
+    def key(self) -> tuple[int, VariablePart]:
         """By what pieces are compared: Keras compares variables by their values."""
         return id(self.variable), self.part
 

@@ -10,7 +10,7 @@ import numpy as np
 import unisono
 from unisono._lowering._compiler_options import compiler_options
 from unisono.ps._partition import shard_bounds
-from unisono.ps._placement import Division, Part
+from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import trained_variables
 from unisono.training.pushed._push_layout import PushLayout
 from unisono.training.pushed._server_update import OptimizerUpdates
@@ -55,7 +55,7 @@ class DictCluster:
             if count == 1:
                 return Division.copies([next(placement) % num_servers])
             bounds = shard_bounds(shape[0], count)
-            return Division(tuple(Part(next(placement) % num_servers, rows) for rows in bounds))
+            return Division(tuple(VariablePart(next(placement) % num_servers, rows) for rows in bounds))
 
         for optimizer in optimizers:
             trained = [division(v.shape) for v in trained_variables(optimizer)]

@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from tests.virtual.training.pushed._dict_cluster import DictCluster
-from unisono.ps._placement import Division, Part
+from unisono.ps._placement import Division, VariablePart
 from unisono.training.pushed._preparation import prepare_gradients
 from unisono.training.pushed._server_update import OptimizerUpdates
 
@@ -95,7 +95,7 @@ def on(*servers):
 
 
 def in_parts(*parts):
-    return Division(tuple(Part(server, (begin, end)) for server, begin, end in parts))
+    return Division(tuple(VariablePart(server, (begin, end)) for server, begin, end in parts))
 
 
 def test_slots_lie_beside_their_variable_and_counters_everywhere():
