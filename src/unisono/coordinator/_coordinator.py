@@ -106,12 +106,16 @@ class ClusterCoordinator:
         )
 
     def join(self) -> None:
-        """Wait until every scheduled function has run.
+        """Wait until every scheduled function has run. Ctrl-C cancels those that no worker has begun.
 
         Raises:
             Exception: the first error of a function, once.
         """
-        self._job.pool.queue.join()
+        try:
+            self._job.pool.queue.join()
+        except KeyboardInterrupt:
+            self._job.pool.leave(0, drops=True)
+            raise
 
     def done(self) -> bool:
         """Return whether every scheduled function has run.

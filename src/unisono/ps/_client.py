@@ -69,6 +69,7 @@ class ServerClient:
         self._known: dict[Key, tuple[int, Any]] = {}
         #: By server: within which its versions can be compared.
         self._lineages: dict[int, str] = {}
+        self._is_closed = threading.Event()
 
     @property
     def num_servers(self) -> int:
@@ -92,7 +93,7 @@ class ServerClient:
             The answer, later; or the server's error.
         """
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
-        attempts = _Attempts(self._peers[server], frame, self._patience)
+        attempts = _Attempts(self._peers[server], frame, self._patience, self._is_closed)
         attempts.begin()
         return attempts.answer
 
@@ -210,15 +211,19 @@ class ServerClient:
         Args:
             code: their exit code.
         """
+        sent: list[Future[Frame]] = []
         for peer in self._peers:
             frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
-            # One that is away, or has ended already, does not answer.
             with contextlib.suppress(ClusterError):
-                peer.call(frame, timeout=_END_WITHIN)
+                sent.append(peer.send(frame, timeout=_END_WITHIN))
+        for each in sent:
+            # One that is away, or has ended already, does not answer.
+            each.exception()
         self.close()
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections; requests without an answer fail."""
+        self._is_closed.set()
         for peer in self._peers:
             peer.close()
 
@@ -247,10 +252,11 @@ class _Attempts:
         peer: of the server.
         frame: the request; its number is the same in each attempt.
         patience: seconds for which the server may be away.
+        is_closed: set when the client's connections end.
     """
 
-    def __init__(self, peer: RequestPeer, frame: Frame, patience: float) -> None:
-        self._peer, self._frame, self._patience = peer, frame, patience
+    def __init__(self, peer: RequestPeer, frame: Frame, patience: float, is_closed: threading.Event) -> None:
+        self._peer, self._frame, self._patience, self._is_closed = peer, frame, patience, is_closed
         self._began = time.monotonic()
         self._has_warned = False
         self.answer: Future[Frame] = Future()
@@ -280,6 +286,9 @@ class _Attempts:
 
     def _lost(self, error: PeerLostError) -> None:
         away = time.monotonic() - self._began
+        if self._is_closed.is_set():
+            self.answer.set_exception(error)
+            return
         if away >= self._patience:
             self.answer.set_exception(
                 ClusterError(

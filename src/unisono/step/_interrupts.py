@@ -90,6 +90,37 @@ class Interrupts:
         finally:
             self._held = held
 
+    @contextlib.contextmanager
+    def at_checks(self) -> Iterator[None]:
+        """Surround a section, perhaps a long one, in which the signal is delivered by `check` alone."""
+        if not _in_main_thread():
+            yield
+            return
+        is_outermost = self._install()
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if not self._held:
+                try:
+                    self.check()
+                finally:
+                    if is_outermost:
+                        self._uninstall()
+
+    def check(self) -> None:
+        """Deliver a signal that was put off, also in a section; nothing outside the main thread.
+
+        Where Keras would discard the exception, the signal waits on, and the next call delivers it.
+        """
+        if not self.pending or self._before is None or not _in_main_thread():
+            return
+        if _is_discarding(sys._getframe(1)) and self._before is signal.default_int_handler:
+            raise KeyboardInterrupt
+        self.pending = False
+        self._before(signal.SIGINT, None)
+
     def deliver(self) -> None:
         """Deliver a signal that was put off, unless a section still runs; nothing outside the main thread."""
         if self.pending and _in_main_thread() and not self._held and self._before is not None:
@@ -133,13 +164,20 @@ class Interrupts:
             self._hook(found)
 
     def _must_wait(self, frame: FrameType | None) -> bool:
+        if _is_discarding(frame):
+            return True
         held = self._held > 0
-        while frame is not None:
-            if frame.f_code.co_name == _DISCARDS:
-                return True
-            held = held and frame.f_code not in self._interruptible
+        while held and frame is not None:
+            held = frame.f_code not in self._interruptible
             frame = frame.f_back
         return held
+
+
+def _is_discarding(frame: FrameType | None) -> bool:
+    """Whether a function that discards every exception has called what runs in a frame."""
+    while frame is not None and frame.f_code.co_name != _DISCARDS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _in_main_thread() -> bool:

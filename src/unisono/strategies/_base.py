@@ -51,7 +51,7 @@ class Strategy(DeprecatedMethods):
     - `num_replicas_in_sync` and `worker_devices`, to report what computes,
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
-    It may override `around_fit`, `prepare_call`, `runs_ahead`, `gather_state`, `parameter_devices` and
+    It may override `around_fit`, `around_method`, `prepare_call`, `runs_ahead`, `gather_state`, `parameter_devices` and
     `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and
     `_values_from_function` that it supports; the others raise an `UnsupportedError`. It never overrides
     `scope`, `run`, `reduce`, `gather`, `local_results`, `distribute_dataset` and its sisters, `extended` and
@@ -109,6 +109,10 @@ class Strategy(DeprecatedMethods):
             A context manager that yields the arguments for this process, and whether steps may run ahead.
         """
         return contextlib.nullcontext((arguments, ahead))
+
+    def around_method(self) -> contextlib.AbstractContextManager[None]:
+        """Surround a call of `fit`, `evaluate`, `predict`, `train_on_batch` or one of its sisters."""
+        return contextlib.nullcontext()
 
     def prepare_call(
         self,

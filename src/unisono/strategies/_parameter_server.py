@@ -25,6 +25,7 @@ from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._dataset_function import dataset_function
 from unisono.strategies.parameter_server._fit import PushedFunction
+from unisono.strategies.parameter_server._failure import program_has_failed, watch_program
 from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._own_data import OwnData, own_data
 from unisono.strategies.parameter_server._roles import roles_of
@@ -109,6 +110,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._state_layout = PushLayout(self._mesh)
         self._job = Job(cluster, rules, partitioner)
         _JOB.append(self._job)
+        watch_program()
         atexit.register(self._end)
 
     @classmethod
@@ -174,6 +176,10 @@ class ParameterServerStrategy(ReplicatedStrategy):
             return super().make_trainer_function(model, task)
         return PushedFunction(model, self, task)
 
+    def around_method(self) -> contextlib.AbstractContextManager[None]:
+        """Surround a call of `fit` and the like: its steps are left where it raises."""
+        return contextlib.nullcontext() if self._job is None else self._job.around_call()
+
     @contextlib.contextmanager
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
@@ -198,10 +204,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def _end(self, code: int | None = None) -> None:
         if self._job is None:
             return
-        if code is None:
-            # Set by Python where an exception has ended the program.
-            code = 1 if getattr(sys, "last_value", None) is not None else 0
-        self._job.end(code)
+        self._job.end(int(program_has_failed()) if code is None else code)
         if self._job in _JOB:
             _JOB.remove(self._job)
         atexit.unregister(self._end)

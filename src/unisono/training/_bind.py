@@ -227,8 +227,8 @@ def _guarded(name: str) -> Wrapper:
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
-        apart = apart_from_outer_call(self, name)
-        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), apart, allowed:
+        apart, around = apart_from_outer_call(self, name), strategy.around_method()
+        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), around, apart, allowed:
             if name == "fit":
                 return _fit(original, self, args, kwargs)
             if name in ("evaluate", "predict"):

@@ -191,6 +191,18 @@ def fail(state: Closures, number: int) -> Closures:
     )
 
 
+def drop(state: Closures, first: int) -> Closures:
+    """Return the state without the closures that were never sent, from a number on.
+
+    Those that a lost worker had stay: it may have pushed a part of their changes.
+
+    Args:
+        state: of all closures.
+        first: the number.
+    """
+    return dataclasses.replace(state, scheduled=max(state.started, min(first, state.scheduled)))
+
+
 def put_back(state: Closures, number: int) -> Closures:
     """Return the state after a closure came back, to be run again before those that wait.
 

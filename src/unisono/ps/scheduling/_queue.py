@@ -5,12 +5,13 @@ Tests: tests/unit/ps/scheduling/test_queue.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from unisono._errors import CancelledError, ClusterError, UnisonoError
 from unisono.ps.scheduling import _closures as decide
@@ -18,6 +19,9 @@ from unisono.ps.scheduling._closures import Closures, Rules
 
 #: How often something is prepared for one closure: batches may have several forms.
 _ATTEMPTS = 100
+
+#: Seconds after which a thread that waits looks whether it was interrupted.
+_CHECK_EVERY = 0.2
 
 
 class WorkerLostError(ClusterError):
@@ -51,12 +55,55 @@ class QueuedClosure:
     result: Future[Any] = dataclasses.field(default_factory=Future)
     #: How often something was prepared for it.
     attempts: int = 0
+    #: Whether a worker that had it was lost, perhaps with a part of its changes pushed.
+    was_lost: bool = False
+    #: Whether its caller is gone: it ends as others do, and its error is not raised.
+    is_left: bool = False
+
+    def resolve(self, outcome: Any) -> None:
+        """Hand the result or the error to those that wait, unless they were told something before.
+
+        Args:
+            outcome: the result, or an exception.
+        """
+        if self.result.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.result.set_exception(outcome)
+        else:
+            self.result.set_result(outcome)
 
 
 #: Send a closure to a worker: gets the worker's number, the closure and the watermark below which every
 #: closure has ended. It must not block. The future fails with a `WorkerLostError` or `NotReadyError`, or with
 #: the closure's own error.
 Send = Callable[[int, QueuedClosure, int], "Future[Any]"]
+
+
+class Signals(Protocol):
+    """Where a thread that is interrupted stops; `step/_interrupts.Interrupts` has it."""
+
+    def at_checks(self) -> contextlib.AbstractContextManager[None]:
+        """Surround what only `check` may interrupt."""
+
+    def allowed(self) -> contextlib.AbstractContextManager[None]:
+        """Surround a part of that which may be interrupted anywhere."""
+
+    def check(self) -> None:
+        """Raise where an interrupt waits."""
+
+
+class _NoSignals:
+    """For queues whose callers are not interrupted."""
+
+    def at_checks(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def allowed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def check(self) -> None:
+        """Do nothing."""
 
 
 class ClosureQueue:
@@ -69,6 +116,7 @@ class ClosureQueue:
             thread that schedules or waits, never in one of the transport.
         on_loss: is told the number of a worker that was lost, and why.
         generation: how often this chief was started before.
+        signals: where Ctrl-C is obeyed: a closure that was sent must not be forgotten.
     """
 
     def __init__(
@@ -78,8 +126,10 @@ class ClosureQueue:
         prepare: Callable[[Any, Any], None],
         on_loss: Callable[[int, Exception], None],
         generation: int = 0,
+        signals: Signals | None = None,
     ) -> None:
         self._rules, self._send, self._prepare, self._on_loss = rules, send, prepare, on_loss
+        self._signals: Signals = signals or _NoSignals()
         self._state = Closures.of_generation(generation)
         self._changed = threading.Condition(threading.RLock())
         self._closures: dict[int, QueuedClosure] = {}
@@ -107,7 +157,7 @@ class ClosureQueue:
             Exception: the error of an earlier closure, once; or one that ended the cluster.
         """
         self._owner = threading.get_ident()
-        with self._changed:
+        with self._signals.at_checks(), self._changed:
             self._wait(lambda: decide.has_room(self._state, self._rules) or decide.can_raise(self._state))
             self._raise_error()
             self._state, number = decide.schedule(self._state)
@@ -125,7 +175,7 @@ class ClosureQueue:
             Exception: the error of an earlier closure, once.
         """
         self._owner = threading.get_ident()
-        with self._changed:
+        with self._signals.at_checks(), self._changed:
             self._wait(
                 lambda: (
                     (self._state.num_waiting < most and self._state.failed is None)
@@ -141,7 +191,7 @@ class ClosureQueue:
             Exception: the first error of a closure, once.
         """
         self._owner = threading.get_ident()
-        with self._changed:
+        with self._signals.at_checks(), self._changed:
             self._wait(lambda: decide.is_done(self._state))
             self._raise_error()
 
@@ -151,7 +201,7 @@ class ClosureQueue:
         Raises:
             Exception: the first error of a closure, once, when none runs any more.
         """
-        with self._changed:
+        with self._signals.at_checks(), self._changed:
             self._prepare_all()
             self._raise_error()
             return decide.is_done(self._state)
@@ -166,7 +216,9 @@ class ClosureQueue:
             Exception: the closure's own error.
             CancelledError: the closure was dropped because of another one's error.
         """
-        with self._changed:
+        if future.done():
+            return future.result()
+        with self._signals.at_checks(), self._changed:
             self._wait(future.done)
         return future.result()
 
@@ -174,6 +226,39 @@ class ClosureQueue:
     def num_workers(self) -> int:
         """How many workers are there now."""
         return len(self._state.workers)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the closure that is scheduled next."""
+        return self._state.scheduled
+
+    def leave(self, first: int, drops: bool) -> range:
+        """Let nothing wait any longer for the results of closures, from a number on: they raise `CancelledError`.
+
+        What a worker has runs to its end, so that no update is applied in part.
+
+        Args:
+            first: the number.
+            drops: whether those are dropped that no worker was sent, and errors of the others.
+
+        Returns:
+            The numbers of those that a worker may drop too, where it has not begun them.
+        """
+        with self._signals.at_checks(), self._changed:
+            if drops:
+                self._state = decide.drop(self._state, first)
+                for number in [n for n in self._unready if n >= first]:
+                    del self._unready[number]
+                    self._state = decide.finish(self._state, number)
+            left = {n: c for n, c in self._closures.items() if n >= first}
+            held = {*self._state.retries, *(r.number for r in self._state.running)}
+            for number, closure in left.items():
+                closure.is_left = closure.is_left or drops
+                closure.resolve(_cancelled())
+                if drops and number not in held:
+                    del self._closures[number]
+            self._start()
+            return range(first, self._state.scheduled)
 
     # --- what the cluster reports --------------------------------------------------------------
 
@@ -195,11 +280,12 @@ class ClosureQueue:
             error: why it is lost.
         """
         with self._changed:
-            if worker not in self._state.workers:
+            if self._fatal is not None or worker not in self._state.workers:
                 return
             for running in self._state.running:
                 if running.worker == worker:
                     self._unready.pop(running.number, None)
+                    self._closures[running.number].was_lost = True
             self._state = decide.lose(self._state, worker)
             self._drop_cancelled()
             self._start()
@@ -227,7 +313,7 @@ class ClosureQueue:
         with self._changed:
             self._fatal = self._fatal or error
             for closure in self._closures.values():
-                closure.result.set_exception(error)
+                closure.resolve(error)
             self._closures.clear()
             self._changed.notify_all()
 
@@ -258,14 +344,14 @@ class ClosureQueue:
             # A late reply of a worker that was given up: another one has the closure.
             if self._fatal is not None or self._state.worker_of(number) != worker:
                 return
-            if isinstance(error, NotReadyError):
+            if isinstance(error, NotReadyError) and not self._closures[number].is_left:
                 self._unready[number] = error.needs
                 self._changed.notify_all()
                 return
             closure = self._closures.pop(number)
-            if error is None:
+            if error is None or closure.is_left:
                 self._state = decide.finish(self._state, number)
-                closure.result.set_result(reply.result())
+                closure.resolve(error or reply.result())
             else:
                 self._fail(closure, error)
             self._start()
@@ -274,7 +360,7 @@ class ClosureQueue:
         if self._state.failed is None:
             self._error = error if isinstance(error, Exception) else ClusterError(str(error))
         self._state = decide.fail(self._state, closure.number)
-        closure.result.set_exception(error)
+        closure.resolve(error)
         # A worker that waits for something need not get it any more.
         for number in self._unready:
             self._state = decide.finish(self._state, number)
@@ -287,9 +373,7 @@ class ClosureQueue:
             return
         running = {r.number for r in self._state.running}
         for number in [n for n in self._closures if n not in running]:
-            self._closures.pop(number).result.set_exception(
-                CancelledError("The corresponding function is cancelled. Please reschedule the function.")
-            )
+            self._closures.pop(number).resolve(_cancelled())
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         """Wait for a condition, and prepare meanwhile what workers need."""
@@ -299,7 +383,8 @@ class ClosureQueue:
                 return
             if self._fatal is not None:
                 raise self._fatal
-            self._changed.wait()
+            self._signals.check()
+            self._changed.wait(_CHECK_EVERY)
 
     def _prepare_all(self) -> None:
         while self._unready and self._owner == threading.get_ident():
@@ -315,9 +400,13 @@ class ClosureQueue:
                     raise ClusterError(
                         f"A worker must be able to run what was prepared. Received: {needs!r}."
                     )
-                self._prepare(closure.payload, needs)
+                with self._signals.allowed():
+                    self._prepare(closure.payload, needs)
             except Exception as raised:
                 error = raised
+            except BaseException:
+                self._unready[number] = needs
+                raise
             finally:
                 self._changed.acquire()
             if number not in self._closures or self._state.worker_of(number) is None:
@@ -337,3 +426,7 @@ class ClosureQueue:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _cancelled() -> CancelledError:
+    return CancelledError("The corresponding function is cancelled. Please reschedule the function.")

@@ -22,7 +22,13 @@ from unisono.ps._client import error_of
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
-from unisono.ps.scheduling._queue import ClosureQueue, NotReadyError, QueuedClosure, WorkerLostError
+from unisono.ps.scheduling._queue import (
+    ClosureQueue,
+    NotReadyError,
+    QueuedClosure,
+    Signals,
+    WorkerLostError,
+)
 from unisono.ps.worker._step_worker import StepPlan
 
 _LOG = logging.getLogger("unisono")
@@ -116,6 +122,7 @@ class WorkerPool:
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
         patience: seconds for which all workers may be away.
+        signals: where a thread that waits for closures obeys Ctrl-C.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class WorkerPool:
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
         patience: float = PATIENCE,
+        signals: Signals | None = None,
     ) -> None:
         self._peers, self._generation, self._patience = list(peers), generation, patience
         self._numbers = RequestNumbers()
@@ -136,7 +144,7 @@ class WorkerPool:
         #: By worker and iterator: how many batches ended closures have used.
         self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self._closed = threading.Event()
-        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation)
+        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation, signals)
         self._watch = threading.Thread(target=self._look, name="unisono-workers", daemon=True)
 
     @property
@@ -227,6 +235,20 @@ class WorkerPool:
 
     # --- closures ------------------------------------------------------------------------------
 
+    def leave(self, first: int, drops: bool) -> None:
+        """Let nothing wait any longer for closures, from a number on; see `ClosureQueue.leave`.
+
+        Args:
+            first: the number.
+            drops: whether those are dropped that no worker has begun.
+        """
+        numbers = self.queue.leave(first, drops)
+        if not drops or not numbers:
+            return
+        with self._lock:
+            for worker in self._lives:
+                self._send(worker, Op.CANCEL, {"first": numbers.start, "below": numbers.stop})
+
     def _run(self, worker: int, closure: QueuedClosure, watermark: int) -> Future[Any]:
         request: RunRequest = closure.payload
         meta = {
@@ -234,6 +256,7 @@ class WorkerPool:
             "closure": closure.number,
             "watermark": watermark,
             "life": self._lives.get(worker),
+            "again": closure.was_lost,
         }
         answer: Future[Any] = Future()
         sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])

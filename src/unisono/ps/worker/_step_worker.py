@@ -140,7 +140,8 @@ class StepWorker:
         #: The plan of each such function's last run.
         self._last_of: dict[str, str] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
-        self._cancelled = -1
+        #: The numbers of closures that are not to be begun any more.
+        self._cancelled: list[range] = []
         #: Another one after a restart, so that the chief sends programs and datasets again.
         self._life = secrets.token_hex(8)
         self._thread = threading.Thread(target=self._run, name=f"unisono-worker-{index}", daemon=True)
@@ -184,7 +185,7 @@ class StepWorker:
                 self._tasks.put(_Received(client, frame))
                 return None
             case Op.CANCEL:
-                self._cancelled = max(self._cancelled, frame.meta["below"])
+                self._cancelled.append(range(frame.meta["first"], frame.meta["below"]))
             case Op.END:
                 self.exit_code = int(frame.meta.get("code", 0))
                 self.ended.set()
@@ -232,7 +233,8 @@ class StepWorker:
 
     def _closure(self, task: _Received) -> None:
         frame, meta = task.frame, task.frame.meta
-        if meta["closure"] < self._cancelled:
+        # One that a lost worker had is begun: it may have pushed to some of the servers.
+        if not meta.get("again") and any(meta["closure"] in numbers for numbers in self._cancelled):
             self._answer(task, frame.answer(Op.ERROR, {"kind": "CancelledError", "text": "cancelled"}))
             return
         taken = self._data.take(meta.get("takes", ()))

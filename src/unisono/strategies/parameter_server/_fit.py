@@ -24,6 +24,7 @@ from unisono._types import PyTree
 from unisono.data._batches import check_values
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Result
+from unisono.step._interrupts import INTERRUPTS
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training._model_state import hold_state
 from unisono.training.pushed._worker_step import WorkerStep
@@ -65,10 +66,12 @@ class PushedFunction:
         Raises:
             StopIteration: at the end of the data.
         """
-        if self._model.run_eagerly or not self._model.jit_compile:
+        if INTERRUPTS.pending:
+            INTERRUPTS.deliver()
+        if self._model.run_eagerly:
             raise UnsupportedError(
                 "Under a `ParameterServerStrategy` steps are compiled programs of the workers. Received: a "
-                "model compiled with `run_eagerly=True` or `jit_compile=False`. Leave both out of `compile`."
+                "model compiled with `run_eagerly=True`. Leave it out of `compile`."
             )
         results: list[PyTree] = []
         while len(results) < self._model.steps_per_execution:

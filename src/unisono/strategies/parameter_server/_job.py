@@ -5,9 +5,10 @@ Tests: tests/virtual/strategies/test_parameter_server.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,6 +19,7 @@ from unisono.ps._client import ServerClient
 from unisono.ps._ops import Op
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
+from unisono.step._interrupts import INTERRUPTS
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.strategies.parameter_server._plans import PlanMaker
 from unisono.strategies.parameter_server._streams import RandomStreams
@@ -56,7 +58,7 @@ class Job:
         self.placed = PlacedVariables(self.client, self._settle, partitioner)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.placed, self.client)
-        self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation)
+        self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation, signals=INTERRUPTS)
         self.pool.start()
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
         self._names: dict[tuple[int, str | None, str | None], tuple[WorkerProgram, str]] = {}
@@ -142,6 +144,21 @@ class Job:
         """Wait for what was scheduled, before the chief reads or writes a variable."""
         if not getattr(self._preparing, "now", False):
             self.pool.queue.join()
+
+    @contextlib.contextmanager
+    def around_call(self) -> Iterator[None]:
+        """Surround a call that schedules closures: where it is left by an error, nothing waits for them.
+
+        After an exception what was scheduled runs on, so that the variables are those after the last step that
+        began. An interrupt drops what no worker has begun. Keras reads logs in threads, which Python waits for
+        before a program ends.
+        """
+        first = self.pool.queue.next_number
+        try:
+            yield
+        except BaseException as error:
+            self.pool.leave(first, drops=not isinstance(error, Exception))
+            raise
 
     def end(self, code: int = 0) -> None:
         """Let all tasks of the cluster end.

@@ -169,3 +169,80 @@ def test_thousands_of_closures_that_end_at_once():
     queue.worker_came(0)
     queue.join()
     assert [f.result() for f in futures] == list(range(3000))
+
+
+def test_after_an_error_of_the_caller_nothing_waits_but_all_runs():
+    workers = Workers(Rules(per_worker=1))
+    workers.queue.worker_came(0)
+    outer = workers.queue.schedule("outer")
+    first = workers.queue.next_number
+    futures = [workers.queue.schedule(name) for name in "ab"]
+    workers.queue.leave(first, drops=False)
+    for future in futures:
+        with pytest.raises(CancelledError):
+            workers.queue.result(future)
+    for index in range(3):
+        workers.answer(index, index)
+    workers.queue.join()
+    assert workers.calls == [(0, 0), (0, 1), (0, 2)]
+    assert outer.result() == 0
+
+
+def test_an_interrupt_drops_what_no_worker_was_sent_and_forgets_errors_of_the_rest():
+    workers = Workers(Rules(per_worker=1))
+    workers.queue.worker_came(0)
+    futures = [workers.queue.schedule(name) for name in "abc"]
+    assert workers.queue.leave(0, drops=True) == range(1)
+    for future in futures:
+        with pytest.raises(CancelledError):
+            workers.queue.result(future)
+    # The next one runs behind what a worker still has; a dropped number is given again.
+    following = workers.queue.schedule("d")
+    assert workers.calls == [(0, 0)]
+    workers.answer(0, ValueError("of one that was left"))
+    workers.answer(1, "D")
+    workers.queue.join()
+    assert workers.calls == [(0, 0), (0, 1)]
+    assert workers.sent[1][2] == "d"
+    assert following.result() == "D"
+
+
+def test_one_that_was_left_and_whose_worker_is_lost_runs_again_whole():
+    workers = Workers(Rules(per_worker=1))
+    workers.queue.worker_came(0)
+    workers.queue.schedule("a")
+    workers.queue.leave(0, drops=True)
+    # Its worker may have pushed to one of two servers.
+    workers.answer(0, WorkerLostError("gone"))
+    workers.queue.worker_came(1)
+    assert workers.calls == [(0, 0), (1, 0)]
+    workers.answer(1, "A")
+    workers.queue.join()
+
+
+def test_one_that_was_left_while_it_waits_for_a_program_is_dropped():
+    workers = Workers()
+    workers.queue.worker_came(0)
+    workers.queue.schedule("a")
+    workers.answer(0, NotReadyError("form"))
+    workers.queue.leave(0, drops=True)
+    workers.queue.join()
+    assert workers.calls == [(0, 0)]
+
+
+def test_an_interrupt_while_something_is_prepared_leaves_a_queue_that_goes_on():
+    def prepare(payload, needs):
+        if not prepared:
+            prepared.append(1)
+            raise KeyboardInterrupt
+
+    prepared = []
+    workers = Workers(prepare=prepare)
+    workers.queue.worker_came(0)
+    workers.queue.schedule("a")
+    workers.answer(0, NotReadyError("form"))
+    with pytest.raises(KeyboardInterrupt):
+        workers.queue.join()
+    assert not workers.queue.done()
+    workers.answer(1, "A")
+    workers.queue.join()

@@ -151,7 +151,7 @@ def test_closures_of_an_earlier_life_are_refused(chief):
 
 def test_cancelled_closures_are_not_run(chief):
     chief.add_plan()
-    chief.ask(Op.CANCEL, {"below": 5})
+    chief.ask(Op.CANCEL, {"first": 0, "below": 5})
     chief.run(4, arrays=[np.float32(0)] * 3)
     assert chief.answers.get(timeout=10).meta["kind"] == "CancelledError"
     assert chief.servers.pushes.empty()
