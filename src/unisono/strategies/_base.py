@@ -51,9 +51,10 @@ class Strategy(DeprecatedMethods):
     - `num_replicas_in_sync` and `worker_devices`, to report what computes,
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
-    It may override `around_fit`, `around_method`, `prepare_call`, `runs_ahead`, `gather_state`, `parameter_devices` and
-    `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and
-    `_values_from_function` that it supports; the others raise an `UnsupportedError`. It never overrides
+    It may override `around_fit`, `around_method`, `prepare_call`, `runs_ahead`, `gather_state`,
+    `parameter_devices` and `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`,
+    `_split`, `_from_function` and `_values_from_function` that it supports; the others raise an
+    `UnsupportedError`. It never overrides
     `scope`, `run`, `reduce`, `gather`, `local_results`, `distribute_dataset` and its sisters, `extended` and
     the deprecated methods, whose aliases would call these here.
 

@@ -24,8 +24,8 @@ from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._dataset_function import dataset_function
-from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._failure import program_has_failed, watch_program
+from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._own_data import OwnData, own_data
 from unisono.strategies.parameter_server._roles import roles_of

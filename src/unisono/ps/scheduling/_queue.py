@@ -233,7 +233,7 @@ class ClosureQueue:
         return self._state.scheduled
 
     def leave(self, first: int, drops: bool) -> range:
-        """Let nothing wait any longer for the results of closures, from a number on: they raise `CancelledError`.
+        """Let nothing wait any longer for closures, from a number on: their results raise `CancelledError`.
 
         What a worker has runs to its end, so that no update is applied in part.
 

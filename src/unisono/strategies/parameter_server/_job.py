@@ -149,9 +149,9 @@ class Job:
     def around_call(self) -> Iterator[None]:
         """Surround a call that schedules closures: where it is left by an error, nothing waits for them.
 
-        After an exception what was scheduled runs on, so that the variables are those after the last step that
-        began. An interrupt drops what no worker has begun. Keras reads logs in threads, which Python waits for
-        before a program ends.
+        After an exception what was scheduled runs on, so that the variables are those after the last step
+        that began. An interrupt drops what no worker has begun. Keras reads logs in threads, which Python
+        waits for before a program ends.
         """
         first = self.pool.queue.next_number
         try:
