@@ -137,6 +137,26 @@ def test_a_datasets_function_may_ask_for_its_worker(coordinator):
         get_current_worker_index()
 
 
+def test_a_scheduled_function_may_ask_for_its_worker(strategy, coordinator):
+    @unisono.function
+    def own(factor):
+        return factor * keras.ops.cast(get_current_worker_index(), "float32")
+
+    @unisono.function
+    def with_batch(iterator, factor):
+        return next(iterator), factor * experimental_get_current_worker_index() + strategy.run(lambda: 1)
+
+    before = coordinator._steps.num_programs
+    values = [coordinator.schedule(own, args=(np.float32(10),)) for _ in range(20)]
+    assert set(coordinator.fetch(values)) == {0.0, 10.0}
+    dataset = coordinator.create_per_worker_dataset(lambda: [np.int32(get_current_worker_index())] * 50)
+    iterator = iter(dataset)
+    values = [coordinator.schedule(with_batch, args=(iterator, np.int32(10))) for _ in range(20)]
+    assert set(coordinator.fetch(values)) == {(0, 1), (1, 11)}
+    # One program for all workers.
+    assert coordinator._steps.num_programs == before + 2
+
+
 def test_the_first_error_is_raised_once(coordinator):
     iterator = iter(coordinator.create_per_worker_dataset(lambda: [np.ones(2, "float32")]))
     values = [coordinator.schedule(take, args=(iterator,)) for _ in range(12)]

@@ -95,12 +95,6 @@ class BatchCall:
 
     def _use(self, program: FunctionProgram, form: str) -> None:
         step = program.step
-        if program.worker is not None:
-            raise UnsupportedError(
-                "A scheduled function must be the same on all workers. Received: one that asks for the "
-                "index of its worker. Ask in the function that makes the dataset, and put the index into "
-                "the batches."
-            )
         streams = tuple(id(s.variable) for s in step.streams)
         if self._states not in (None, streams):
             raise UnsupportedError(

@@ -30,6 +30,9 @@ from unisono.ps.worker._worker_data import WorkerData
 #: From arrays to arrays: an exported program, compiled here.
 Program = Callable[..., Sequence[Any]]
 
+#: Stands in a plan for the worker's own number, among the arrays of a closure.
+OWN_INDEX = -1
+
 #: The number of the worker whose thread this is.
 _INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None)
 
@@ -69,7 +72,8 @@ class StepPlan:
         digest: of the exported program.
         pulls: the variables whose values are its first arguments: server, and number there.
         states: how many states of random generators follow, the first arrays of the closure.
-        arrays: which of the other arrays follow: those of the closure, then those of batches taken here.
+        arrays: which of the other arrays follow: those of the closure, then those of batches taken here; or
+            `OWN_INDEX`.
         pushes: what goes to which server.
         results: which outputs go to the chief.
     """
@@ -130,6 +134,7 @@ class StepWorker:
     ) -> None:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
         self._is_chief = is_chief
+        self._own_index = np.int32(index)
         self._data = WorkerData(index, num_workers)
         self._plans: dict[str, StepPlan] = {}
         self._programs: dict[str, Program] = {}
@@ -252,7 +257,10 @@ class StepWorker:
             self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
         pulled = (task.pulled if task.plan == name else None) or self._servers.pull(plan.pulls)
-        given = arrays[: plan.states] + [arrays[plan.states + i] for i in plan.arrays]
+        arrays.append(self._own_index)
+        given = arrays[: plan.states] + [
+            arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
+        ]
         outputs = self._program(plan.digest)(*pulled.result(), *given)
         self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})
 
@@ -312,6 +320,6 @@ def current_worker_index() -> int:
     if index is None:
         raise ContextError(
             "The index of a worker is known in functions that a worker executes. Received: a call outside of "
-            "them. Call it in a function given to `create_per_worker_dataset`."
+            "them. Call it in a function given to `create_per_worker_dataset` or `schedule`."
         )
     return index

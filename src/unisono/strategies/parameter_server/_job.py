@@ -19,6 +19,7 @@ from unisono.ps._client import ServerClient
 from unisono.ps._ops import Op
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
+from unisono.ps.worker._step_worker import OWN_INDEX
 from unisono.step._interrupts import INTERRUPTS
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.strategies.parameter_server._plans import PlanMaker
@@ -90,7 +91,10 @@ class Job:
         if key in self._names:
             return self._names[key][1]
         name = str(len(self._names))
-        arrays = program.arrays if of_batches else range(len(program.arrays))
+        arrays = [
+            OWN_INDEX if number == program.worker else number if of_batches else place
+            for place, number in enumerate(program.arrays)
+        ]
         plan, blob = self._plans.plan(program, arrays)
         self.pool.add_plan(name, plan, blob, function, form)
         self._names[key] = program, name
@@ -104,8 +108,11 @@ class Job:
             arrays: of the call, of which the program may take some alone.
         """
         name = self.use(program)
+        # The worker's number is the last one of the arrays.
         sent = [
-            _as_sent(arrays[i], spec) for i, spec in zip(program.arrays, _array_specs(program), strict=True)
+            _as_sent(arrays[i], spec)
+            for i, spec in zip(program.arrays, _array_specs(program), strict=True)
+            if i != program.worker
         ]
         return self.pool.queue.schedule(RunRequest(name, sent, states=self.streams.take(program.streams)))
 

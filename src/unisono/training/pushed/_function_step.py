@@ -82,7 +82,6 @@ class FunctionProgram:
         structures: for each batch, how its arrays lie in it.
         call_arrays: how many arrays of the call come before those of the batches.
         variables: all that the function has touched.
-        worker: the worker for which alone it was traced, where it asked for the number; else None.
     """
 
     step: WorkerProgram
@@ -90,23 +89,18 @@ class FunctionProgram:
     structures: tuple[jax.tree_util.PyTreeDef, ...]
     call_arrays: int
     variables: tuple[keras.Variable, ...]
-    worker: int | None
 
 
-def worker_index() -> int:
-    """Return the number of the worker that runs the function which is traced; it is traced once for each.
+def traced_worker_index() -> jax.Array | None:
+    """Return the number of the worker that will run the function which is traced; None where none is.
 
-    Raises:
-        ContextError: outside of a function that was scheduled.
+    It is an argument of the program, which is the same on all workers.
     """
     trace = _TRACED.get()
     if trace is None:
-        raise ContextError(
-            "`get_current_worker_index` must be called in a function that a worker runs. Received: a call "
-            "outside. Call it in the function that you give to `coordinator.schedule`."
-        )
-    trace.asked_worker = True
-    return trace.worker
+        return None
+    trace.asks_worker = True
+    return jnp.zeros((), _INDEX.dtype) if trace.worker is None else trace.worker
 
 
 class FunctionSteps:
@@ -120,7 +114,7 @@ class FunctionSteps:
     def __init__(self, strategy: ReplicatedStrategy, platforms: Sequence[str] = ("cpu",)) -> None:
         self._strategy, self._platforms = strategy, tuple(platforms)
         self._layout = push_layout_of(strategy)
-        #: By signature; and by signature and worker, for functions that ask for their worker.
+        #: By signature.
         self._programs: dict[Hashable, FunctionProgram] = {}
 
     @property
@@ -133,7 +127,6 @@ class FunctionSteps:
         fn: Callable[..., UserValue],
         args: Sequence[UserValue] = (),
         kwargs: Mapping[str, UserValue] | None = None,
-        worker: int = 0,
     ) -> FunctionProgram:
         """Return the program of a call.
 
@@ -142,19 +135,15 @@ class FunctionSteps:
             args: arrays, numbers, other objects, `WorkerIterator`s, and `jax.ShapeDtypeStruct` for arrays
                 that are not here.
             kwargs: likewise.
-            worker: the number of the worker.
 
         Raises:
             UnsupportedError: for a function that no worker can run by itself.
         """
         call = Call.parse(*jax.tree.map(_stand_in, (tuple(args), dict(kwargs or {}))))
         key = (identity_of(getattr(fn, "python_function", fn)), call.signature)
-        for known in (key, (*key, worker)):
-            if known in self._programs:
-                return self._programs[known]
-        made = self._make(_FunctionTrace(fn, call, self._strategy, worker))
-        self._programs[key if made.worker is None else (*key, worker)] = made
-        return made
+        if key not in self._programs:
+            self._programs[key] = self._make(_FunctionTrace(fn, call, self._strategy))
+        return self._programs[key]
 
     def arrays(self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue] | None = None) -> list[Any]:
         """Return the arrays of a call, as its program takes them before those of the batches.
@@ -173,6 +162,9 @@ class FunctionSteps:
         batches = trace.reader.batches
         leaves = [leaf for batch in batches for leaf in jax.tree.leaves(batch)]
         arrays = [*map(_spec_of, trace.call.arrays), *array_specs(leaves)]
+        index = len(arrays)
+        if trace.asks_worker:
+            arrays.append(_INDEX)
         step = make_program(
             lambda values, given: trace.body(variables, values, given),
             variables,
@@ -180,13 +172,14 @@ class FunctionSteps:
             arrays,
             self._platforms,
         )
+        if index in step.arrays:
+            step = dataclasses.replace(step, worker=index)
         return FunctionProgram(
             step,
             tuple(trace.reader.numbers),
             tuple(jax.tree.structure(batch) for batch in batches),
             len(trace.call.arrays),
             tuple(variables),
-            trace.worker if trace.asked_worker else None,
         )
 
 
@@ -197,14 +190,13 @@ class _FunctionTrace:
         fn: the function.
         call: its arguments.
         strategy: current while it runs.
-        worker: the number of the worker.
     """
 
-    def __init__(
-        self, fn: Callable[..., UserValue], call: Call, strategy: ReplicatedStrategy, worker: int
-    ) -> None:
-        self._fn, self.call, self._strategy, self.worker = fn, call, strategy, worker
-        self.asked_worker = False
+    def __init__(self, fn: Callable[..., UserValue], call: Call, strategy: ReplicatedStrategy) -> None:
+        self._fn, self.call, self._strategy = fn, call, strategy
+        #: Whether the function has asked for the number of its worker, which is then the last array.
+        self.asks_worker = False
+        self.worker: jax.Array | None = None
         #: What the function has touched when it was traced last.
         self.scope = StateScope()
         self.reader = _BatchReader()
@@ -218,6 +210,8 @@ class _FunctionTrace:
     ) -> tuple[UserValue, Mapping[int, Any]]:
         """Return the function's result and what it wrote; traced."""
         count = len(self.call.arrays)
+        if self.asks_worker:
+            self.worker = arrays[-1]
         leaves = iter(arrays[count:])
         self.reader.given = [jax.tree.map(lambda _: next(leaves), spec) for spec in self.reader.batches]
         result = self._run(list(zip(variables, values, strict=True)), arrays[:count])
@@ -291,6 +285,9 @@ class _BatchReader:
             )
         return self.given[number]
 
+
+#: The number of a worker, as its programs take it.
+_INDEX = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 
 _TRACED: ContextVar[_FunctionTrace | None] = ContextVar("unisono_function_trace", default=None)
 

@@ -81,6 +81,8 @@ class WorkerProgram:
         assigns: variables that are overwritten.
         result: puts the result together, of the arrays that the worker sends back.
         specs: shapes and types of all that the program takes.
+        worker: which of `arrays` is the number of the worker: no call has it, and each worker its own; None
+            where the program takes none.
     """
 
     blob: bytes
@@ -93,6 +95,7 @@ class WorkerProgram:
     assigns: tuple[keras.Variable, ...]
     result: Result
     specs: tuple[jax.ShapeDtypeStruct, ...]
+    worker: int | None = None
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from tests.virtual.training.pushed._dict_cluster import DictCluster, DictStrategy
-from unisono.training.pushed._function_step import FunctionSteps, WorkerIterator, worker_index
+from unisono.training.pushed._function_step import FunctionSteps, WorkerIterator, traced_worker_index
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 
@@ -75,7 +75,7 @@ def test_the_tutorials_step_is_that_of_one_device():
     # Not built before: the optimizer makes its variables in the first trace.
     made = steps.program(unisono.function(ours.worker_fn), (WorkerIterator(7, BATCH),))
     assert made.reads == (7,)
-    assert made.worker is None
+    assert made.step.worker is None
     assert ours.optimizer.built
     assert {id(v) for v in made.variables} == {id(v) for v in ours.variables}
     cluster = DictCluster(ours.variables, [ours.optimizer], 2)
@@ -124,20 +124,21 @@ def test_arguments_and_batches_of_two_datasets():
     assert steps.program(fn, (*args[:3], remote, 2)) is made
 
 
-def test_a_worker_that_asks_for_its_number_has_a_program_of_its_own():
+def test_the_number_of_the_worker_is_an_argument_of_the_program():
     strategy = DictStrategy()
     with strategy.scope():
         total = unisono.Variable(0.0, name="total")
 
-    def fn():
-        return total.assign_add(10.0 * (worker_index() + 1))
+    def fn(factor):
+        return total.assign_add(factor * (traced_worker_index() + 1))
 
     steps, cluster = FunctionSteps(strategy), DictCluster([total], [], 1)
-    first, second = (steps.program(fn, worker=i) for i in range(2))
-    assert (first.worker, second.worker, steps.num_programs) == (0, 1, 2)
-    assert steps.program(fn, worker=1) is second
-    assert float(run(cluster, second, [])) == 20
-    assert float(run(cluster, first, [])) == 30
+    made = steps.program(fn, [np.float32(10)])
+    assert (made.step.arrays, made.step.worker, made.call_arrays) == ((0, 1), 1, 1)
+    assert float(run(cluster, made, [np.float32(10), np.int32(1)])) == 20
+    assert float(run(cluster, made, [np.float32(10), np.int32(0)])) == 30
+    # One that does not use it is like any other.
+    assert steps.program(lambda: (traced_worker_index(), 1)[1]).step.worker is None
 
 
 def test_two_optimizers_of_one_step_outside_of_run():
@@ -212,5 +213,4 @@ def test_what_no_worker_can_do_is_refused(message):
 def test_what_belongs_to_workers_is_refused_on_the_coordinator():
     with pytest.raises(unisono.UnisonoError, match="on workers alone"):
         next(WorkerIterator(0, BATCH))
-    with pytest.raises(unisono.UnisonoError, match="function that a worker runs"):
-        worker_index()
+    assert traced_worker_index() is None
