@@ -134,7 +134,7 @@ class StepWorker:
     ) -> None:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
         self._is_chief = is_chief
-        self._own_index = np.int32(index)
+        self._own_index = np.asarray(index, np.int32)
         self._data = WorkerData(index, num_workers)
         self._plans: dict[str, StepPlan] = {}
         self._programs: dict[str, Program] = {}
