@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.ps_cluster import local_strategy
 
 L = keras.layers
 
@@ -40,6 +41,8 @@ STRATEGIES = {
     "central storage": lambda: unisono.CentralStorageStrategy(cpus(2)),
     "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
     "tpu": lambda: tpu(2),
+    "parameter servers, local": unisono.ParameterServerStrategy,
+    "parameter servers": lambda: local_strategy(workers=2, servers=2, max_staleness=0),
 }
 if "TF_CONFIG" in os.environ:
     STRATEGIES = {"multi-worker": unisono.MultiWorkerMirroredStrategy}
@@ -47,7 +50,12 @@ if "TF_CONFIG" in os.environ:
 
 @pytest.fixture(params=STRATEGIES, scope="module")
 def strategy(request):
-    return STRATEGIES[request.param]()
+    made = STRATEGIES[request.param]()
+    if isinstance(made, unisono.Strategy):
+        yield made
+    else:
+        with made as strategy:
+            yield strategy
 
 
 def ids(strategy):
