@@ -44,8 +44,12 @@ if "TF_CONFIG" in os.environ:
 else:
     cluster_resolver = create_in_process_cluster(num_workers=3, num_ps=2)
 
+variable_partitioner = unisono.partitioners.MinSizePartitioner(
+    min_shard_bytes=(256 << 10), max_shards=cluster_resolver.cluster_spec().num_tasks("ps")
+)
+
 # In workers and parameter servers the constructor serves the chief, and does not return.
-strategy = unisono.ParameterServerStrategy(cluster_resolver)
+strategy = unisono.ParameterServerStrategy(cluster_resolver, variable_partitioner=variable_partitioner)
 
 feature_vocab = ["avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman"]
 label_vocab = ["yes", "no"]
@@ -63,7 +67,8 @@ def feature_and_label_gen(num_examples=200):
 
 # changed: the lookup is NumPy's, because Keras' `StringLookup` needs TensorFlow
 def preprocess(examples):
-    features = np.array([[feature_vocab.index(f) for f in row] for row in examples["features"]], "int32")
+    # 0 stands for a word that is not in the vocabulary.
+    features = np.array([[1 + feature_vocab.index(f) for f in row] for row in examples["features"]], "int32")
     labels = np.array([[label_vocab.index(word) for word in row] for row in examples["label"]], "int32")
     return {"features": features}, labels
 
@@ -77,7 +82,8 @@ def dataset_fn(_):
 keras.utils.set_random_seed(0)
 with strategy.scope():
     model_input = keras.layers.Input(shape=(3,), dtype="int32", name="features")
-    emb_layer = keras.layers.Embedding(input_dim=len(feature_vocab), output_dim=16384)
+    # 512 KB: on two servers each has a half.
+    emb_layer = keras.layers.Embedding(input_dim=1 + len(feature_vocab), output_dim=16384)
     emb_output = keras.ops.mean(emb_layer(model_input), axis=1)
     # changed: logits, because of a probability near 0 or 1 Keras' gradient on JAX is 0
     dense_output = keras.layers.Dense(units=1)(emb_output)

@@ -26,8 +26,8 @@ class Rules:
     Args:
         max_staleness: how many other updates may be applied between a closure's pull and its own update;
             None for no bound, 0 for one closure at a time.
-        per_worker: how many closures a worker is sent at most: one that it runs, and one whose values it
-            pulls meanwhile.
+        per_worker: how many closures a worker is sent at most: one that it runs, and one that it has when
+            it is done.
         queue: how many closures may wait.
     """
 

@@ -1,8 +1,11 @@
 """A worker's side: run closures, one after the other, with the values that the servers hold now.
 
-A closure goes through three hands. Where it arrives, its pull is sent off at once, also while another closure
-is computed. The thread that computes takes batches, runs the program and sends the pushes off. When all
-servers have acknowledged them, the results go to the chief; meanwhile the next closure is computed.
+The thread that computes takes batches, pulls, runs the program and sends the pushes off. When all servers
+have acknowledged them, the results go to the chief; meanwhile the next closure is computed. Its pull follows
+the pushes on the same connection: it brings what this worker has changed. With pulls ahead of these pushes
+two workers trained on updates of which they missed 1.7 in the mean instead of 0.7, and three
+workers 2.6 instead of 1.5; their accuracy on digits was 0.960 and 0.904 instead of 0.968 and 0.956 (Adam at
+0.01, which gives 0.982 on one device; 2026-11-22).
 
 Tests: tests/unit/ps/worker/test_step_worker.py.
 """
@@ -107,8 +110,6 @@ class StepPlan:
 class _Received:
     client: ClientId
     frame: Frame
-    plan: str | None = None
-    pulled: Future[list[Any]] | None = None
 
 
 class StepWorker:
@@ -142,8 +143,6 @@ class StepWorker:
         self._exported: dict[str, bytes] = {}
         #: The plans of functions that take batches from datasets, by function and signature of the batches.
         self._of_batches: dict[tuple[str, str], str] = {}
-        #: The plan of each such function's last run.
-        self._last_of: dict[str, str] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
         #: The numbers of closures that are not to be begun any more.
         self._cancelled: list[range] = []
@@ -175,11 +174,7 @@ class StepWorker:
                 if frame.meta["life"] != self._life:
                     text = f"Worker {self._index} was started again."
                     return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
-                # Of a function that takes batches here, the plan is most likely that of its last run.
-                name = frame.meta.get("plan") or self._last_of.get(str(frame.meta.get("function")))
-                plan = self._plans.get(name) if name else None
-                pulled = None if plan is None else self._servers.pull(plan.pulls)
-                self._tasks.put(_Received(client, frame, name, pulled))
+                self._tasks.put(_Received(client, frame))
                 return None
             case Op.PROGRAM:
                 # Here and not in the thread: a closure that follows pulls by this plan.
@@ -254,9 +249,8 @@ class StepWorker:
                 taken.give_back()
                 self._answer(task, frame.answer(Op.RESULT, {"needs": signature}))
                 return
-            self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        pulled = (task.pulled if task.plan == name else None) or self._servers.pull(plan.pulls)
+        pulled = self._servers.pull(plan.pulls)
         arrays.append(self._own_index)
         given = arrays[: plan.states] + [
             arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
