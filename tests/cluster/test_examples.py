@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster._workers import Workers
+from tests.cluster.tasks_by_hand import TasksByHand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBER = r"\d+\.\d+"
@@ -84,9 +85,34 @@ def test_two_workers_by_hand(alone, tmp_path):
     assert "Workers: 2, replicas: 2" in workers.logs[1].read_text()
 
 
+def test_parameter_servers_by_the_launcher_with_an_evaluator(tmp_path):
+    """The form of `fit`: each update counts once, and the chief's numbers are those of its checkpoints."""
+    flags = ["-n", "2", "--ps", "1", "--chief", "--evaluator", "--log-dir", "logs"]
+    output = run(tmp_path, "-m", "unisono.cli", "launch", *flags, str(EXAMPLES / "parameter_server_fit.py"))
+    assert "Steps: 192" in output
+    (accuracy,) = re.findall(r"Evaluation accuracy: (0\.9[5-9]\d)", output)
+    evaluated = (tmp_path / "logs" / "evaluator-0.log").read_text()
+    (last,) = re.findall(r"checkpoint step 192: .* accuracy (0\.\d+)", evaluated)
+    assert float(last) == pytest.approx(float(accuracy), abs=6e-4)
+    for task in ("worker-0", "worker-1", "ps-0"):
+        assert (tmp_path / "logs" / f"{task}.log").read_text() == ""
+
+
+def test_parameter_servers_by_hand_without_a_chief(tmp_path):
+    """The tutorial's loop: worker 0 is the chief, and computes; two servers divide the table."""
+    with TasksByHand(tmp_path, EXAMPLES / "parameter_server_custom_loop.py") as tasks:
+        assert set(tasks.wait().values()) == {0}, tasks.text()
+    output = tasks.log("worker", 0).read_text()
+    assert len(re.findall(r"Finished epoch \d, accuracy is", output)) == 4
+    assert "Evaluation accuracy: 1.0" in output
+    assert tasks.log("worker", 1).read_text() == ""
+
+
 def test_the_first_lines_say_how_to_run_it():
     for name in CASES:
         assert f"unisono launch -n 2 examples/{name}" in (EXAMPLES / name).read_text()
+    for name in ("parameter_server_fit.py", "parameter_server_custom_loop.py"):
+        assert f"unisono launch -n 2 --ps 1 --chief examples/{name}" in (EXAMPLES / name).read_text()
 
 
 def test_the_program_of_the_readme(tmp_path):

@@ -34,6 +34,12 @@ CASES = {
         [],
         ["one seed are equal: True", "LossScaleOptimizer", r"Too late! .*dense.*kernel", "TPU devices: 2"],
     ),
+    # On the virtual devices of the tests, all of which compute.
+    "parameter_server_fit.py": ([], ["Batch size: 64", "Steps: 192", r"Evaluation accuracy: 0\.9[678]"]),
+    "parameter_server_custom_loop.py": (
+        [],
+        [r"(Finished epoch \d, accuracy is \d\.\d+\.\n){4}", "Final loss is 0", "Evaluation accuracy: 1.0"],
+    ),
     "pure_jax.py": ([], [r"Optax: loss 0\.0", r"Flax NNX: loss 0\.0"]),
 }  # fmt: skip
 

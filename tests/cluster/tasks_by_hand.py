@@ -1,0 +1,63 @@
+"""Tasks of a cluster with parameter servers, which a test starts one by one with a TF_CONFIG."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from tests.cluster.launch_support import LIMIT
+from unisono.ps._transport._local import free_port
+
+
+class TasksByHand:
+    """The same script in two workers and two parameter servers; worker 0 is the chief.
+
+    Args:
+        root: for the logs, and the directory in which the script runs.
+        script: the program.
+    """
+
+    def __init__(self, root, script):
+        self.root, self.script, self.processes = root, script, {}
+        self.cluster = {"worker": self._addresses(2), "ps": self._addresses(2)}
+
+    def _addresses(self, count):
+        return [f"localhost:{free_port()}" for _ in range(count)]
+
+    def __enter__(self):
+        for job, addresses in self.cluster.items():
+            for index in range(len(addresses)):
+                self.start(job, index)
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.kill()
+            process.wait(LIMIT)
+
+    def start(self, job, index):
+        """Start a task, or start it again."""
+        config = json.dumps({"cluster": self.cluster, "task": {"type": job, "index": index}})
+        with self.log(job, index).open("a") as log:
+            self.processes[job, index] = subprocess.Popen(
+                [sys.executable, self.script],
+                cwd=self.root, env={**os.environ, "TF_CONFIG": config}, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def log(self, job, index):
+        return self.root / f"{job}-{index}.log"
+
+    def wait(self):
+        """Return the exit code of each task."""
+        deadline = time.monotonic() + LIMIT
+        return {
+            task: process.wait(max(1.0, deadline - time.monotonic()))
+            for task, process in self.processes.items()
+        }
+
+    def text(self):
+        """What all tasks wrote."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-6000:]}" for path in sorted(self.root.glob("*.log"))
+        )
