@@ -129,10 +129,10 @@ for i in range(num_epochs):
         coordinator.schedule(step_fn, args=(per_worker_iterator,))
     # Wait at epoch boundaries.
     coordinator.join()
-    print("Finished epoch %d, accuracy is %f." % (i, accuracy.result()))
+    print(f"Finished epoch {i}, accuracy is {accuracy.result():f}.")
 
 loss = coordinator.schedule(step_fn, args=(per_worker_iterator,))
-print("Final loss is %f" % loss.fetch())
+print(f"Final loss is {loss.fetch():f}")
 
 # Evaluation on the chief.
 eval_accuracy = keras.metrics.Accuracy()
@@ -141,4 +141,4 @@ for batch_data, labels in eval_dataset:
     pred = model(batch_data, training=False)
     actual_pred = keras.ops.cast(keras.ops.greater(pred, 0.0), "int32")
     eval_accuracy.update_state(labels, actual_pred)
-print("Evaluation accuracy: %f" % eval_accuracy.result())
+print(f"Evaluation accuracy: {eval_accuracy.result():f}")

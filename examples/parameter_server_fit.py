@@ -1,7 +1,7 @@
 """Parameter servers with `fit`: one script for all tasks, as in TensorFlow's overview of strategies.
 
 unisono launch -n 2 --ps 1 --chief examples/parameter_server_fit.py
-unisono launch -n 2 --ps 1 --chief --evaluator examples/parameter_server_fit.py    # evaluates each epoch beside
+unisono launch -n 2 --ps 1 --chief --evaluator examples/parameter_server_fit.py    # evaluation beside
 
 By hand, one shell for each task, with its type and index; without a job "chief" worker 0 is the chief:
 
