@@ -47,6 +47,10 @@ class PeerRejectedError(ClusterError):
     """Two tasks have different keys: a repetition cannot help."""
 
 
+class StaleValuesError(ClusterError):
+    """What is pushed was computed from values that a server has lost: it is to be computed again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientId:
     """Who sent a request, as far as it is proved.

@@ -10,12 +10,13 @@ Tests: tests/unit/ps/test_client.py.
 from __future__ import annotations
 
 import builtins
+import concurrent.futures
 import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from unisono import _errors
 from unisono._errors import ClusterError
-from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer
+from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 
@@ -45,6 +46,19 @@ _LOG = logging.getLogger("unisono")
 
 #: A variable: the number of its server, and its own number there.
 Key = tuple[int, int]
+
+
+class PulledValues(list[Any]):
+    """The values of a pull, and where they come from.
+
+    Args:
+        values: in the order of the keys.
+        lineages: by server, within which changes these values are.
+    """
+
+    def __init__(self, values: Iterable[Any], lineages: Mapping[int, str]) -> None:
+        super().__init__(values)
+        self.lineages = lineages
 
 
 class ServerClient:
@@ -75,6 +89,19 @@ class ServerClient:
     def num_servers(self) -> int:
         """How many servers the cluster has."""
         return len(self._peers)
+
+    def begin_job(self, least: int) -> int:
+        """Drop the variables of earlier jobs on all servers; return the generation of this job.
+
+        It is higher than that of any job before: what workers compute for an earlier chief is refused.
+
+        Args:
+            least: the lowest generation.
+        """
+        known = [int(answer.meta["generation"]) for answer in self.on_all(Op.STATUS)]
+        self._generation = max(least, 1 + max(known, default=0))
+        self.on_all(Op.HELLO, {"reset": True})
+        return self._generation
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -121,10 +148,14 @@ class ServerClient:
             keys: of variables on any servers.
         """
         pulled: Future[list[Any]] = Future()
+        self._pull(pulled, keys)
+        return pulled
+
+    def _pull(self, pulled: Future[list[Any]], keys: Sequence[Key]) -> None:
         parts = _by_server(keys)
         if not parts:
-            pulled.set_result([])
-            return pulled
+            pulled.set_result(PulledValues([], {}))
+            return
         left = _PullAnswers(len(parts), lambda error: self._finish_pull(pulled, keys, error))
         for server, own in parts.items():
             with self._lock:
@@ -133,7 +164,6 @@ class ServerClient:
             meta = {"ids": [number for _, number in own], "versions": versions, "lineage": lineage}
             sent = self.send(server, Op.PULL, meta)
             sent.add_done_callback(left.part(functools.partial(self._note, own)))
-        return pulled
 
     def _finish_pull(
         self, pulled: Future[list[Any]], keys: Sequence[Key], error: BaseException | None
@@ -142,7 +172,13 @@ class ServerClient:
             pulled.set_exception(error)
             return
         with self._lock:
-            pulled.set_result([self._known[key][1] for key in keys])
+            found = [self._known.get(key) for key in keys]
+            lineages = {server: self._lineages[server] for server, _ in keys}
+        if None in found:
+            # A server was started again, and the answer to another pull has dropped what it had before.
+            self._pull(pulled, keys)
+            return
+        pulled.set_result(PulledValues([known[1] for known in found if known is not None], lineages))
 
     def _note(self, keys: Sequence[Key], answer: Frame) -> None:
         lineage = answer.meta["lineage"]
@@ -158,7 +194,13 @@ class ServerClient:
                     self._known[keys[i]] = version, array
 
     def push(
-        self, server: int, closure: int, watermark: int, meta: Mapping[str, Any], arrays: Sequence[Any]
+        self,
+        server: int,
+        closure: int,
+        watermark: int,
+        meta: Mapping[str, Any],
+        arrays: Sequence[Any],
+        lineage: str | None = None,
     ) -> Future[Frame]:
         """Send what a closure changes on a server, which applies it once.
 
@@ -168,8 +210,11 @@ class ServerClient:
             watermark: below which every closure has ended.
             meta: what the server is told about the arrays.
             arrays: gradients and the like.
+            lineage: that of the values which the closure has pulled from this server; None for none.
         """
-        return self.send(server, Op.PUSH, {**meta, "closure": closure, "watermark": watermark}, arrays)
+        of_values = {} if lineage is None else {"lineage": lineage}
+        numbers = {"closure": closure, "watermark": watermark}
+        return self.send(server, Op.PUSH, {**meta, **numbers, **of_values}, arrays)
 
     def read(self, key: Key) -> np.ndarray[Any, Any]:
         """Return the value of a variable.
@@ -205,21 +250,25 @@ class ServerClient:
         numbers: list[int] = self.call(server, Op.CREATE, {"variables": specs}, arrays).meta["ids"]
         return numbers
 
-    def end(self, code: int) -> None:
+    def end(self, code: int) -> list[str]:
         """Let all servers end; this ends the connections, too.
 
         Args:
             code: their exit code.
+
+        Returns:
+            The addresses of those that did not answer.
         """
         sent: list[Future[Frame]] = []
         for peer in self._peers:
             frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
             with contextlib.suppress(ClusterError):
                 sent.append(peer.send(frame, timeout=_END_WITHIN))
-        for each in sent:
-            # One that is away, or has ended already, does not answer.
-            each.exception()
+        # One that is away, or has ended already, does not answer.
+        done = concurrent.futures.wait(sent, _END_WITHIN).done
         self.close()
+        answered = [each in done and each.exception() is None for each in sent]
+        return [peer.address for peer, has in zip(self._peers, answered, strict=False) if not has]
 
     def close(self) -> None:
         """End the connections; requests without an answer fail."""
@@ -356,6 +405,8 @@ def error_of(answer: Frame) -> Exception:
     KeyError("'w'")
     """
     name, text = str(answer.meta.get("kind")), str(answer.meta.get("text"))
+    if name == StaleValuesError.__name__:
+        return StaleValuesError(text)
     for module in (_errors, builtins):
         kind = getattr(module, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):

@@ -32,12 +32,13 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
 from unisono._types import Json
-from unisono.ps._calls import ClientId, error_answer
+from unisono.ps._calls import ClientId, StaleValuesError, error_answer
 from unisono.ps._durable import DurableStore
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
@@ -83,6 +84,8 @@ class VariableServer:
         self.exit_code = 0
         #: Requests by name, bytes of arrays received and sent, and errors.
         self.counts: collections.Counter[str] = collections.Counter()
+        #: When the chief has last sent something, in seconds of the monotonic clock.
+        self.heard_at = time.monotonic()
         self._handlers: dict[Op, Callable[[Frame], Frame]] = {
             Op.HELLO: self._hello,
             Op.CREATE: self._create,
@@ -148,17 +151,28 @@ class VariableServer:
                 f"A parameter server answers {', '.join(op.name for op in self._handlers)}. Received: "
                 f"{frame.op.name}."
             )
+        if frame.op is Op.BEAT and frame.generation == self.store.generation:
+            self.heard_at = time.monotonic()
         if frame.op not in _OF_CHIEF:
             return
         if self._is_chief is not None and not self._is_chief(client):
             raise ContextError(f"{frame.op.name} is for the chief alone. Received: one of {client.task}.")
-        if frame.generation < self.store.generation or (
-            frame.generation > self.store.generation and frame.op is not Op.HELLO
-        ):
+        if frame.op is not Op.HELLO and frame.generation > self.store.generation:
+            raise self._lost_state(f"{frame.op.name} of generation {frame.generation}")
+        if frame.generation < self.store.generation:
             raise ContextError(
                 f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
                 f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
             )
+        self.heard_at = time.monotonic()
+
+    def _lost_state(self, what: str) -> ContextError:
+        kept = "has another job's" if self.store.generation else "was started again without its"
+        return ContextError(
+            f"A parameter server must have the variables of the job. Received: {what}, and this server "
+            f"{kept} state (generation {self.store.generation}). Start the chief again, which restores its "
+            "checkpoint, and keep servers' state with UNISONO_PS_DIRECTORY."
+        )
 
     # the chief's
 
@@ -222,7 +236,9 @@ class VariableServer:
         push = Push.decode(meta, frame.arrays)
         with self.store.lock:
             generation = push.closure >> COUNTER_BITS
-            if generation != self.store.generation:
+            if generation > self.store.generation:
+                raise self._lost_state(f"a closure of generation {generation}")
+            if generation < self.store.generation:
                 raise ContextError(
                     f"The chief of generation {self.store.generation} leads the job. Received: a closure of "
                     f"generation {generation}. A newer chief sends HELLO first."
@@ -234,7 +250,7 @@ class VariableServer:
                     f"watermark {push.watermark}."
                 )
             if meta.get("lineage", self.store.lineage) != self.store.lineage:
-                raise ContextError("The server begins another job, or has lost changes: pull again.")
+                raise StaleValuesError("The server begins another job, or has lost changes: pull again.")
             applied = self.store.push(push)
             return frame.answer(Op.OK, {"applied": applied, "count": self.store.applied_count})
 

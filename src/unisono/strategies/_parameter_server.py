@@ -24,7 +24,8 @@ from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._dataset_function import dataset_function
-from unisono.strategies.parameter_server._failure import program_has_failed, watch_program
+from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits
+from unisono.strategies.parameter_server._failure import watch_program
 from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._own_data import OwnData, own_data
@@ -84,7 +85,9 @@ class ParameterServerStrategy(ReplicatedStrategy):
             if not roles.is_chief and not roles.is_evaluator:
                 sys.exit(serve(roles))
             _check_first()
-            cluster = None if roles.is_evaluator else connect(roles)
+            if not roles.is_evaluator:
+                note_exits()
+                cluster = connect(roles)
         self._resolver = resolver if spec else None
         self._begin(cluster, rules, variable_partitioner)
 
@@ -204,7 +207,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def _end(self, code: int | None = None) -> None:
         if self._job is None:
             return
-        self._job.end(int(program_has_failed()) if code is None else code)
+        self._job.end(expected_exit_code() if code is None else code)
         if self._job in _JOB:
             _JOB.remove(self._job)
         atexit.unregister(self._end)

@@ -1,6 +1,7 @@
 """A client with servers that the test plays, over a network that loses and repeats messages."""
 
 import collections
+import time
 
 import numpy as np
 import pytest
@@ -19,12 +20,15 @@ class Server:
 
     def __init__(self):
         self.values = collections.defaultdict(lambda: (0, np.zeros(2, np.float32)))
-        self.requests, self.sent, self.lineage = [], [], "a"
+        self.requests, self.sent, self.lineage, self.generation = [], [], "a", 0
 
     def handle(self, client, frame):
         self.requests.append((frame.op, frame.request))
+        if frame.op is Op.HELLO:
+            self.generation = frame.generation
         if frame.op is not Op.PULL:
-            return frame.answer(Op.OK, {"ids": [3], "digest": "d"})
+            self.pushed = dict(frame.meta)
+            return frame.answer(Op.OK, {"ids": [3], "digest": "d", "generation": self.generation})
         known = frame.meta["versions"] if frame.meta["lineage"] == self.lineage else [-1] * 99
         found = [self.values[i] for i in frame.meta["ids"]]
         changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
@@ -117,3 +121,58 @@ def test_errors_by_name(kind, expected):
     error = error_of(Frame(Op.ERROR, meta={"kind": kind, "text": "why"}))
     assert type(error) is expected
     assert "why" in str(error)
+
+
+def test_each_job_has_a_generation_of_its_own():
+    servers = [Server(), Server()]
+    servers[1].generation = 4
+    # The launcher says which generation it is at least.
+    assert [client_of(servers).begin_job(least) for least in (0, 0, 9, 3)] == [5, 6, 9, 10]
+    assert [s.generation for s in servers] == [10, 10]
+
+
+def test_a_push_names_the_lineage_of_what_was_pulled():
+    servers = [Server(), Server()]
+    client = client_of(servers)
+    pulled = client.pull([(0, 7), (1, 4)]).result(10)
+    servers[0].lineage = "b"
+    # Another closure's pull: that of the first one stays what it was.
+    assert client.pull([(0, 7)]).result(10).lineages == {0: "b"}
+    assert pulled.lineages == {0: "a", 1: "a"}
+    client.push(0, 5, 0, {}, [], pulled.lineages[0]).result(10)
+    assert servers[0].pushed == {"closure": 5, "watermark": 0, "lineage": "a"}
+    client.push(0, 5, 0, {}, []).result(10)
+    assert "lineage" not in servers[0].pushed
+
+
+def test_a_pull_whose_values_another_answer_has_dropped_pulls_again(monkeypatch):
+    servers = [Server(), Server()]
+    client = client_of(servers)
+    client.pull([(0, 7)]).result(10)
+    note = client._note
+
+    def restarted(keys, answer):
+        note(keys, answer)
+        if servers[0].lineage == "a":
+            # The server is started again before this pull is complete.
+            servers[0].lineage = "b"
+            client.pull([(0, 8)]).result(10)
+
+    monkeypatch.setattr(client, "_note", restarted)
+    pulled = client.pull([(1, 4), (0, 7)]).result(10)
+    assert [x.tolist() for x in pulled] == [[0, 0], [0, 0]]
+    assert pulled.lineages == {0: "b", 1: "a"}
+
+
+def test_the_end_does_not_wait_for_one_server_after_the_other(monkeypatch):
+    monkeypatch.setattr(_client, "_END_WITHIN", 0.3)
+    servers = [Server() for _ in range(5)]
+    away = {Op.END}
+    client = client_of(servers, lambda frame, is_answer: frame.op not in away)
+    began = time.monotonic()
+    assert client.end(0) == [str(i) for i in range(5)]
+    assert time.monotonic() - began < 5 * 0.3
+
+
+def test_servers_that_have_ended_are_told_apart():
+    assert client_of([Server(), Server()]).end(0) == []

@@ -189,10 +189,10 @@ def test_an_older_chief_is_rejected(asked):
         assert "generation 2 leads the job" in asked.error(op, *arrays, generation=1, **meta)
     # So are closures that it made, and a newer one that has not said HELLO.
     assert "a closure of generation 1" in asked.push(push_of(asked, 1 << COUNTER_BITS)).meta["text"]
-    assert "sends HELLO first" in asked.error(Op.WRITE, value, generation=3, ids=[0])
+    assert "must have the variables of the job" in asked.error(Op.WRITE, value, generation=3, ids=[0])
     assert_same(state_of(asked), before)
     assert not asked.server.ended.is_set()
-    assert "sends HELLO first" in asked.push(push_of(asked, 3 << COUNTER_BITS)).meta["text"]
+    assert "must have the variables" in asked.push(push_of(asked, 3 << COUNTER_BITS)).meta["text"]
     assert asked.push(push_of(asked, 2 << COUNTER_BITS)).op is Op.OK
 
 

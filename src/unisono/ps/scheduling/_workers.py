@@ -10,9 +10,10 @@ import concurrent.futures
 import dataclasses
 import functools
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -40,8 +41,10 @@ PATIENCE = 300.0
 _LOOK_EVERY = 0.1
 _ANSWER_WITHIN = 5.0
 
-#: Seconds for a worker that is away to come and learn that the job is over: else it would wait for a chief.
+#: Seconds for a worker that has not come yet to learn that the job is over: else it would wait for a chief.
 _LATE_WITHIN = 20.0
+#: The same where it learns that otherwise.
+_TOLD_WITHIN = 0.2
 
 #: Seconds of this wait after which the log says for whom.
 _TELL_AFTER = 2.0
@@ -139,6 +142,8 @@ class WorkerPool:
         self._lock = threading.RLock()
         self._setups: list[Setup] = []
         self._iterators: dict[str, Setup] = {}
+        #: Says to workers whether they serve this chief already: one that is started again is another.
+        self._name = secrets.token_hex(8)
         self._lives: dict[int, str] = {}
         self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._peers))}
         #: By worker and iterator: how many batches ended closures have used.
@@ -315,7 +320,8 @@ class WorkerPool:
                 self.queue.abort(self._nobody(gone))
                 return
             for absence in asked:
-                sent = self._send(absence.worker, Op.HELLO, {}, timeout=_ANSWER_WITHIN)
+                hello = {"chief": self._name}
+                sent = self._send(absence.worker, Op.HELLO, hello, timeout=_ANSWER_WITHIN)
                 sent.add_done_callback(functools.partial(self._greeted, absence.worker))
 
     def _greeted(self, worker: int, sent: Future[Frame]) -> None:
@@ -334,6 +340,10 @@ class WorkerPool:
             self._lives[worker] = sent.result().meta["life"]
             for setup in self._setups:
                 self._tell(worker, setup)
+            # Never answered: it fails when the connection ends, also while the worker has nothing to run.
+            self._send(worker, Op.BEAT, {"hold": True}).add_done_callback(
+                functools.partial(self._told, worker)
+            )
         self.queue.worker_came(worker)
 
     def _nobody(self, workers: Sequence[int]) -> ClusterError:
@@ -345,15 +355,25 @@ class WorkerPool:
 
     # --- the end -------------------------------------------------------------------------------
 
-    def end(self, code: int) -> None:
+    @property
+    def away(self) -> list[str]:
+        """The addresses of the workers that are not there."""
+        with self._lock:
+            return [peer.address for i, peer in enumerate(self._peers) if i not in self._lives]
+
+    def end(self, code: int, told: Collection[str] = ()) -> None:
         """Let all workers end.
 
         Args:
             code: their exit code.
+            told: addresses of workers that are away and learn otherwise that the job is over. For others the
+                chief waits: they would wait for a chief.
         """
-        # Also those that have not come yet: they would wait for ever.
-        waits = {i: _ANSWER_WITHIN if i in self._lives else _LATE_WITHIN for i in range(len(self._peers))}
-        sent = [self._send(i, Op.END, {"code": code}, timeout=wait) for i, wait in waits.items()]
+        waits = [
+            _ANSWER_WITHIN if i in self._lives else _TOLD_WITHIN if peer.address in told else _LATE_WITHIN
+            for i, peer in enumerate(self._peers)
+        ]
+        sent = [self._send(i, Op.END, {"code": code}, timeout=wait) for i, wait in enumerate(waits)]
         late = concurrent.futures.wait(sent, _TELL_AFTER).not_done
         if away := [str(peer.task) for peer, each in zip(self._peers, sent, strict=True) if each in late]:
             _LOG.warning(

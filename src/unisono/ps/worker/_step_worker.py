@@ -16,7 +16,8 @@ import dataclasses
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from unisono._errors import ContextError, UnisonoError
-from unisono.ps._calls import ClientId, error_answer
+from unisono.ps._calls import ClientId, StaleValuesError, error_answer
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps.worker._batch_spec import describe
@@ -47,7 +48,7 @@ class Servers(Protocol):
         """Return the values of variables, later."""
 
     def push(
-        self, server: int, closure: int, watermark: int, meta: Any, arrays: Sequence[Any]
+        self, server: int, closure: int, watermark: int, meta: Any, arrays: Sequence[Any], lineage: str | None
     ) -> Future[Any]:
         """Send what a closure changes on a server; done when the server has acknowledged it."""
 
@@ -110,6 +111,8 @@ class StepPlan:
 class _Received:
     client: ClientId
     frame: Frame
+    #: Of the worker when it arrived.
+    life: str
 
 
 class StepWorker:
@@ -134,23 +137,31 @@ class StepWorker:
         is_chief: Callable[[ClientId], bool],
     ) -> None:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
-        self._is_chief = is_chief
+        self._is_chief, self._num_workers = is_chief, num_workers
         self._own_index = np.asarray(index, np.int32)
-        self._data = WorkerData(index, num_workers)
-        self._plans: dict[str, StepPlan] = {}
         self._programs: dict[str, Program] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
-        #: The plans of functions that take batches from datasets, by function and signature of the batches.
-        self._of_batches: dict[tuple[str, str], str] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
-        #: The numbers of closures that are not to be begun any more.
-        self._cancelled: list[range] = []
-        #: Another one after a restart, so that the chief sends programs and datasets again.
-        self._life = secrets.token_hex(8)
+        #: The names of the chiefs that have led here; the last one leads. One that starts again has another.
+        self._chiefs: list[str | None] = []
+        #: When the chief has last sent something, in seconds of the monotonic clock.
+        self.heard_at = time.monotonic()
+        self._begin_life(0)
         self._thread = threading.Thread(target=self._run, name=f"unisono-worker-{index}", daemon=True)
         self.ended = threading.Event()
         self.exit_code = 0
+
+    def _begin_life(self, generation: int) -> None:
+        """Forget what a chief has sent: it sends programs and datasets to each new life of a worker."""
+        self._generation = generation
+        self._data = WorkerData(self._index, self._num_workers)
+        self._plans: dict[str, StepPlan] = {}
+        #: The plans of functions that take batches from datasets, by function and signature of the batches.
+        self._of_batches: dict[tuple[str, str], str] = {}
+        #: The numbers of closures that are not to be begun any more.
+        self._cancelled: list[range] = []
+        self._life = secrets.token_hex(8)
 
     def start(self) -> None:
         """Begin to run closures."""
@@ -169,31 +180,53 @@ class StepWorker:
         """
         if not self._is_chief(client):
             return error_answer(frame, ContextError("A worker takes requests of its chief alone."))
+        if frame.op is Op.HELLO and not self._greet(frame):
+            return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
+        if frame.generation < self._generation:
+            # Also what an earlier chief has sent before its end, and arrives now.
+            return self._of_another_life(frame)
+        self.heard_at = time.monotonic()
         match frame.op:
             case Op.RUN:
                 if frame.meta["life"] != self._life:
-                    text = f"Worker {self._index} was started again."
-                    return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
-                self._tasks.put(_Received(client, frame))
+                    return self._of_another_life(frame)
+                self._tasks.put(_Received(client, frame, self._life))
                 return None
             case Op.PROGRAM:
                 # Here and not in the thread: a closure that follows pulls by this plan.
                 self._note_plan(frame)
-                self._tasks.put(_Received(client, frame))
+                self._tasks.put(_Received(client, frame, self._life))
                 return None
             case Op.DATASET:
-                self._tasks.put(_Received(client, frame))
+                self._tasks.put(_Received(client, frame, self._life))
                 return None
             case Op.CANCEL:
                 self._cancelled.append(range(frame.meta["first"], frame.meta["below"]))
             case Op.END:
                 self.exit_code = int(frame.meta.get("code", 0))
                 self.ended.set()
+            case Op.BEAT if frame.meta.get("hold"):
+                # No answer: the chief waits for the end of the connection.
+                return None
             case Op.HELLO | Op.BEAT:
                 pass
             case _:
                 return error_answer(frame, UnisonoError(f"A worker does not know {frame.op.name}."))
         return frame.answer(Op.OK, {"life": self._life, "index": self._index})
+
+    def _greet(self, frame: Frame) -> bool:
+        """Follow the chief that says hello; return False for one that another has followed."""
+        chief = frame.meta.get("chief")
+        if chief in self._chiefs:
+            return chief == self._chiefs[-1]
+        self._chiefs.append(chief)
+        # What waits of an earlier chief is left.
+        self._begin_life(frame.generation)
+        return True
+
+    def _of_another_life(self, frame: Frame) -> Frame:
+        text = f"Worker {self._index} was started again, or serves another chief."
+        return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
 
     def _note_plan(self, frame: Frame) -> None:
         plan = StepPlan.from_meta(frame.meta["plan"])
@@ -215,6 +248,9 @@ class StepWorker:
 
     def _execute(self, task: _Received) -> None:
         frame = task.frame
+        if task.life != self._life:
+            self._answer(task, self._of_another_life(frame))
+            return
         if frame.op is Op.RUN:
             self._closure(task)
             return
@@ -255,27 +291,44 @@ class StepWorker:
         given = arrays[: plan.states] + [
             arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
         ]
-        outputs = self._program(plan.digest)(*pulled.result(), *given)
-        self._push(task, plan, outputs, {"plan": name, "taken": self._data.counts(taken)})
+        values = pulled.result()
+        outputs = self._program(plan.digest)(*values, *given)
+        meta = {"plan": name, "taken": self._data.counts(taken)}
+        self._push(task, plan, outputs, meta, getattr(values, "lineages", {}))
 
-    def _push(self, task: _Received, plan: StepPlan, outputs: Sequence[Any], meta: dict[str, Any]) -> None:
+    def _push(
+        self,
+        task: _Received,
+        plan: StepPlan,
+        outputs: Sequence[Any],
+        meta: dict[str, Any],
+        lineages: Mapping[int, str],
+    ) -> None:
         frame = task.frame
         numbers = frame.meta["closure"], frame.meta["watermark"]
         results = [np.asarray(outputs[i]) for i in plan.results]
-        pushes = [
-            self._servers.push(p.server, *numbers, p.meta, [np.asarray(outputs[i]) for i in p.outputs])
-            for p in plan.pushes
-        ]
+        pushes = []
+        for p in plan.pushes:
+            arrays = [np.asarray(outputs[i]) for i in p.outputs]
+            pushes.append(self._servers.push(p.server, *numbers, p.meta, arrays, lineages.get(p.server)))
         answer = frame.answer(Op.RESULT, meta, results)
         if not pushes:
             self._answer(task, answer)
             return
         left = _Countdown(
             len(pushes),
-            lambda error: self._answer(task, answer if error is None else error_answer(frame, error)),
+            lambda error: self._answer(task, answer if error is None else self._failed(frame, error)),
         )
         for push in pushes:
             push.add_done_callback(left.one_done)
+
+    def _failed(self, frame: Frame, error: BaseException) -> Frame:
+        # A server has lost changes: the closure runs again, with what is there now.
+        return (
+            self._of_another_life(frame)
+            if isinstance(error, StaleValuesError)
+            else error_answer(frame, error)
+        )
 
     def _answer(self, task: _Received, answer: Frame) -> None:
         self._reply(task.client, task.frame.request, answer)

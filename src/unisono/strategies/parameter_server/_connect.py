@@ -28,7 +28,8 @@ def connect(roles: Roles) -> Cluster:
     keys = read_keys(process_environ(), roles.task, roles.spec)
     servers = peers_of(roles.servers, roles, keys)
     if not roles.computes:
-        return Cluster(servers, peers_of(roles.workers, roles, keys), _generation())
+        workers = peers_of(roles.workers, roles, keys)
+        return Cluster(servers, workers, _generation(), is_supervised=_is_supervised())
     # Worker 0 is the chief: it gets closures without a socket.
     network = LoopbackNetwork()
     own = OwnWorker(roles, network, peers_of(roles.servers, roles, keys))
@@ -36,7 +37,7 @@ def connect(roles: Roles) -> Cluster:
         network.peer(task, str(task), roles.task) if task == roles.task else _peer(task, roles, keys)
         for task in roles.workers
     ]
-    return Cluster(servers, workers, _generation(), own.close)
+    return Cluster(servers, workers, _generation(), own.close, _is_supervised())
 
 
 def peers_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestPeer]:
@@ -57,3 +58,8 @@ def _peer(task: Task, roles: Roles, keys: ClusterKeys | None) -> RequestPeer:
 def _generation() -> int:
     """Return how often this job was started before; `unisono launch` says it."""
     return int(process_environ().get("UNISONO_GENERATION", "0"))
+
+
+def _is_supervised() -> bool:
+    """Return whether `unisono launch` has started this process."""
+    return "UNISONO_LAUNCH" in process_environ()

@@ -45,5 +45,9 @@ def program_has_failed() -> bool:
 
     At a prompt, where the hook is called for each line that fails, it is the user who ends the program.
     """
-    is_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    return not is_prompt and any(hook.was_called for hook in _HOOKS)
+    return not is_at_prompt() and any(hook.was_called for hook in _HOOKS)
+
+
+def is_at_prompt() -> bool:
+    """Return whether the program is typed line by line."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)

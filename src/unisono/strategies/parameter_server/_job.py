@@ -16,11 +16,12 @@ import numpy as np
 
 from unisono.ps._calls import RequestPeer
 from unisono.ps._client import ServerClient
-from unisono.ps._ops import Op
+from unisono.ps.scheduling._beats import ChiefBeats
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
 from unisono.ps.worker._step_worker import OWN_INDEX
 from unisono.step._interrupts import INTERRUPTS
+from unisono.strategies.parameter_server._last_word import leave_word
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.strategies.parameter_server._plans import PlanMaker
 from unisono.strategies.parameter_server._streams import RandomStreams
@@ -34,14 +35,16 @@ class Cluster:
     Args:
         servers: peers of the parameter servers, in the order of their indices.
         workers: peers of the workers, likewise.
-        generation: how often the chief was started before.
+        generation: how often the job was started before, at least.
         close: ends what this process serves itself.
+        is_supervised: whether a launcher ends the tasks when the chief has ended.
     """
 
     servers: Sequence[RequestPeer]
     workers: Sequence[RequestPeer]
     generation: int = 0
     close: Callable[[], None] = lambda: None
+    is_supervised: bool = False
 
 
 class Job:
@@ -55,12 +58,14 @@ class Job:
 
     def __init__(self, cluster: Cluster, rules: Rules, partitioner: Callable[..., Any] | None = None) -> None:
         self._cluster = cluster
-        self.client = ServerClient(cluster.servers, cluster.generation)
+        self.client = ServerClient(cluster.servers)
+        generation = self.client.begin_job(cluster.generation)
         self.placed = PlacedVariables(self.client, self._settle, partitioner)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.placed, self.client)
-        self.pool = WorkerPool(cluster.workers, rules, self._prepare, cluster.generation, signals=INTERRUPTS)
+        self.pool = WorkerPool(cluster.workers, rules, self._prepare, generation, signals=INTERRUPTS)
         self.pool.start()
+        self._beats = ChiefBeats([*cluster.servers, *cluster.workers], generation)
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
         self._names: dict[tuple[int, str | None, str | None], tuple[WorkerProgram, str]] = {}
         self._preparing = threading.local()
@@ -69,7 +74,6 @@ class Job:
         #: By name of a function with batches of workers: makes the program for batches of a form.
         self._traces: dict[str, Callable[[str], None]] = {}
         self._is_ended = False
-        self.client.on_all(Op.HELLO, {"reset": True})
 
     @property
     def num_workers(self) -> int:
@@ -170,14 +174,23 @@ class Job:
     def end(self, code: int = 0) -> None:
         """Let all tasks of the cluster end.
 
+        Where a launcher watches over a chief that fails they go on: it starts the chief again, or ends them.
+
         Args:
             code: their exit code.
         """
         if self._is_ended:
             return
         self._is_ended = True
-        self.pool.end(code)
-        self.client.end(code)
+        self._beats.close()
+        if code and self._cluster.is_supervised:
+            self.pool.close()
+            self.client.close()
+        else:
+            away = self.pool.away
+            # A launcher ends those that come later.
+            self.pool.end(code, away if self._cluster.is_supervised else leave_word(away, code))
+            leave_word(self.client.end(code), code)
         self._cluster.close()
 
 

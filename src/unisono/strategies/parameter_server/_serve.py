@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import abc
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._base import process_environ
 from unisono.ps._calls import ClientId, Handler, RequestEndpoint, RequestPeer
 from unisono.ps._client import ServerClient
@@ -24,10 +27,18 @@ from unisono.ps._transport._endpoint import Endpoint
 from unisono.ps._transport._keys import read_keys
 from unisono.ps._transport._peer import Peer
 from unisono.ps.worker._step_worker import StepWorker
+from unisono.strategies.parameter_server._last_word import started_at, word_left
 from unisono.strategies.parameter_server._roles import Roles
 
 #: The variable with the directory in which parameter servers keep their state; without it, in memory alone.
 DIRECTORY_VARIABLE = "UNISONO_PS_DIRECTORY"
+
+#: The variable with the seconds for which a task waits without a sign of its chief; 0 for no limit.
+CHIEF_VARIABLE = "UNISONO_CHIEF_TIMEOUT"
+#: The default: a chief that is started again by hand finds its cluster, and a forgotten one ends by itself.
+CHIEF_SECONDS = 600.0
+#: The most seconds between two looks at the time of the last sign.
+_LOOK_EVERY = 2.0
 
 _LOG = logging.getLogger("unisono")
 
@@ -42,6 +53,25 @@ def load_program(digest: str, data: bytes) -> ExportedProgram:
     return ExportedProgram(data)
 
 
+def chief_seconds() -> float:
+    """Return for how long a task waits without a sign of its chief, from the environment; 0 for no limit.
+
+    Raises:
+        InvalidArgumentError: the variable is no number of seconds.
+    """
+    text = process_environ().get(CHIEF_VARIABLE, str(CHIEF_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgumentError(
+            f"{CHIEF_VARIABLE} must be a number of seconds, 0 for no limit. Received: {text!r}. Write "
+            f"`export {CHIEF_VARIABLE}=600`."
+        )
+    return seconds
+
+
 def serve(roles: Roles) -> int:
     """Serve the chief of a cluster until it ends the job; return the exit code.
 
@@ -49,7 +79,7 @@ def serve(roles: Roles) -> int:
         roles: of the cluster; this task is a worker or a parameter server.
 
     Raises:
-        ClusterError: when the task cannot listen at its address.
+        ClusterError: when the task cannot listen at its address, or the chief has vanished.
     """
     return service_of(roles).join()
 
@@ -77,13 +107,52 @@ class Service(abc.ABC):
     #: Set when the chief has ended the job.
     ended: threading.Event
 
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+        self._patience = chief_seconds()
+
     def join(self) -> int:
-        """Wait for the end of the job; return the exit code."""
+        """Wait for the end of the job; return the exit code.
+
+        Raises:
+            ClusterError: the chief has vanished.
+        """
         try:
-            self.ended.wait()
+            word = self._wait()
         finally:
             self.close()
-        return self.exit_code
+        return self.exit_code if word is None else word
+
+    def _wait(self) -> int | None:
+        """Wait for the end of the job; return the exit code that a chief has left which has ended before."""
+        heard_at, silence = self.heard_at, 0.0
+        address, began = self._roles.addresses[self._roles.task], started_at()
+        while True:
+            if (word := word_left(address, began)) is not None:
+                return word
+            before = time.monotonic()
+            if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._patience / 10))):
+                return None
+            # While this process is stopped, or the machine sleeps, no sign can arrive.
+            silence += min(time.monotonic() - before, 2 * _LOOK_EVERY)
+            if self.heard_at != heard_at:
+                heard_at, silence = self.heard_at, 0.0
+            if self._patience and silence >= self._patience:
+                raise self._alone()
+
+    def _alone(self) -> ClusterError:
+        chief = self._roles.chief
+        where = f" at {self._roles.addresses[chief]}" if chief in self._roles.addresses else ""
+        return ClusterError(
+            f"A task serves a chief that is there. Received: no sign of {chief}{where} for "
+            f"{self._patience:g} s; {self._roles.task} ends. Start all tasks again. {CHIEF_VARIABLE} sets "
+            "another limit in seconds, 0 none."
+        )
+
+    @property
+    @abc.abstractmethod
+    def heard_at(self) -> float:
+        """When the chief has last sent something."""
 
     @property
     @abc.abstractmethod
@@ -103,6 +172,7 @@ class _VariableService(Service):
     """
 
     def __init__(self, roles: Roles) -> None:
+        super().__init__(roles)
         keys = read_keys(process_environ(), roles.task, roles.spec)
         directory = process_environ().get(DIRECTORY_VARIABLE)
         self._durable = DurableStore(Path(directory) / f"ps-{roles.task.index}") if directory else None
@@ -123,6 +193,11 @@ class _VariableService(Service):
     def exit_code(self) -> int:
         """What the chief has said."""
         return self._server.exit_code
+
+    @property
+    def heard_at(self) -> float:
+        """When the chief has last sent something."""
+        return self._server.heard_at
 
     def close(self) -> None:
         """End all connections; what was kept on the disk is removed where the job has ended well."""
@@ -146,6 +221,7 @@ class WorkerService(Service):
         servers: Sequence[RequestPeer],
         make_endpoint: Callable[[Handler], RequestEndpoint],
     ) -> None:
+        super().__init__(roles)
         self._client = ServerClient(servers)
         self._worker = StepWorker(
             roles.workers.index(roles.task),
@@ -167,6 +243,11 @@ class WorkerService(Service):
     def exit_code(self) -> int:
         """What the chief has said."""
         return self._worker.exit_code
+
+    @property
+    def heard_at(self) -> float:
+        """When the chief has last sent something."""
+        return self._worker.heard_at
 
     def close(self) -> None:
         """End all connections."""

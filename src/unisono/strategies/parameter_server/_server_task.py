@@ -67,7 +67,7 @@ class Server:
         """Serve until the chief ends the job.
 
         Raises:
-            ClusterError: the chief's program has failed, or the server was not started.
+            ClusterError: the chief's program has failed or vanished, or the server was not started.
         """
         if self._service is None:
             raise ClusterError("A server must be started. Received: `join` before `start`.")

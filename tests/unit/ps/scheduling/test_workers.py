@@ -10,6 +10,7 @@ from unisono._errors import ClusterError, OutOfRangeError
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._loopback import LoopbackNetwork
 from unisono.ps._ops import Op
+from unisono.ps.scheduling import _workers
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, WorkerPool
 from unisono.ps.worker._step_worker import StepPlan
@@ -27,6 +28,8 @@ class Worker:
         return frame.answer(Op.RESULT, {"plan": "p", "taken": {"i": 4}}, frame.arrays)
 
     def handle(self, client, frame):
+        if frame.op is Op.BEAT:
+            return None
         self.told.append((frame.op, dict(frame.meta)))
         if frame.op is Op.RUN and frame.meta["life"] != self.life:
             return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": "started again"})
@@ -162,3 +165,25 @@ def test_a_worker_that_missed_a_program_is_told_all_again():
     pool.queue.result(pool.queue.schedule(RunRequest("p")))
     assert [op for op, _ in again.told if op is not Op.HELLO] == [Op.PROGRAM, Op.RUN]
     pool.close()
+
+
+def test_a_worker_that_ends_with_nothing_to_run_is_missed():
+    network = LoopbackNetwork()
+    pool = pool_of(network, workers=2)
+    workers = [Worker(network, str(i)) for i in range(2)]
+    until(lambda: pool.queue.num_workers == 2)
+    assert pool.away == []
+    workers[0].endpoint.close()
+    until(lambda: pool.queue.num_workers == 1)
+    assert pool.away == ["0"]
+    pool.close()
+
+
+@pytest.mark.parametrize(("told", "least", "most"), [((), 0.5, 99.0), (("0",), 0.0, 0.5)])
+def test_the_end_of_a_job_waits_for_a_worker_that_may_just_be_starting(monkeypatch, told, least, most):
+    monkeypatch.setattr(_workers, "_TOLD_WITHIN", 0.05)
+    monkeypatch.setattr(_workers, "_LATE_WITHIN", 0.5)
+    pool = pool_of(LoopbackNetwork())
+    began = time.monotonic()
+    pool.end(0, told)
+    assert least <= time.monotonic() - began < most

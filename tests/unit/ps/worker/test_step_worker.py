@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from concurrent.futures import Future
 
 import cloudpickle
@@ -10,7 +11,7 @@ import pytest
 
 from unisono._errors import ContextError
 from unisono.cluster_resolver._spec import Task
-from unisono.ps._calls import ClientId
+from unisono.ps._calls import ClientId, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps.worker._step_worker import PushPlan, StepPlan, StepWorker, current_worker_index
@@ -34,7 +35,7 @@ class Servers:
         done.set_result([np.float32(100)] * len(keys))
         return done
 
-    def push(self, server, closure, watermark, meta, arrays):
+    def push(self, server, closure, watermark, meta, arrays, lineage=None):
         done = Future()
         self.pushes.put((server, closure, watermark, meta, [float(x) for x in arrays], done))
         return done
@@ -56,8 +57,8 @@ class Chief:
         self.worker.start()
         self.life = self.ask(Op.HELLO).meta["life"]
 
-    def ask(self, op, meta=None, arrays=(), client=CHIEF):
-        answer = self.worker.handle(client, Frame(op, 1, 0, meta or {}, list(arrays)))
+    def ask(self, op, meta=None, arrays=(), client=CHIEF, generation=0):
+        answer = self.worker.handle(client, Frame(op, 1, generation, meta or {}, list(arrays)))
         return self.answers.get(timeout=10) if answer is None else answer
 
     def run(self, number, plan="p", arrays=(), **meta):
@@ -185,3 +186,49 @@ class Slow:
 
     def __iter__(self):
         yield READY.wait(10) and np.float32(9)
+
+
+def test_a_chief_that_starts_again_begins_anew_and_the_one_before_is_refused(chief):
+    chief.add_plan()
+    assert chief.ask(Op.HELLO).meta["life"] == chief.life
+    hello = {"chief": "second"}
+    life = chief.ask(Op.HELLO, hello, generation=3).meta["life"]
+    assert life != chief.life
+    assert chief.ask(Op.HELLO, hello, generation=3).meta["life"] == life
+    # What the first one has sent, and arrives now; and the first one itself.
+    chief.run(7)
+    assert (
+        chief.worker.handle(CHIEF, Frame(Op.PROGRAM, 1, 2, {"name": "p"})).meta["kind"] == "WorkerLostError"
+    )
+    answer = chief.ask(Op.HELLO)
+    assert (answer.op, "another one has taken over" in answer.meta["text"]) == (Op.ERROR, True)
+    answer = chief.ask(Op.END, {"code": 1}, generation=2)
+    assert (answer.op, chief.worker.ended.is_set()) == (Op.ERROR, False)
+    assert chief.servers.pushes.empty()
+    # Its programs are not known any more.
+    call = {"closure": 0, "watermark": 0, "life": life, "states": 0, "plan": "p"}
+    assert chief.ask(Op.RUN, call, generation=3).meta["kind"] == "KeyError"
+
+
+def test_what_waits_of_an_earlier_chief_is_not_run(chief):
+    chief.add_plan()
+    never = Future()
+    chief.servers.pull = lambda keys: never
+    chief.run(0, arrays=[np.float32(0)] * 3)
+    chief.run(1, arrays=[np.float32(0)] * 3)
+    deadline = time.monotonic() + 10
+    while chief.worker._tasks.qsize() > 1:
+        assert time.monotonic() < deadline
+    chief.ask(Op.HELLO, {"chief": "second"}, generation=3)
+    never.set_result([np.float32(0)])
+    # The first one was under way; its push is refused by the servers, whose chief is the second one, too.
+    assert chief.servers.pushes.get(timeout=10)[1] == 0
+    assert chief.answers.get(timeout=10).meta["kind"] == "WorkerLostError"
+    assert chief.servers.pushes.empty()
+
+
+def test_a_closure_whose_values_a_server_has_lost_is_to_run_again(chief):
+    chief.add_plan()
+    chief.run(0, arrays=[np.float32(0)] * 3)
+    chief.servers.pushes.get(timeout=10)[-1].set_exception(StaleValuesError("pull again"))
+    assert chief.answers.get(timeout=10).meta["kind"] == "WorkerLostError"

@@ -1,0 +1,83 @@
+"""The end of a job, for a task of this machine that is away when its chief ends: it may just be starting.
+
+The chief leaves a file beside the task's socket. A process that was started before the file was written
+belongs to the job that has ended; a later one belongs to the next. So the chief need not wait for tasks that
+may never come.
+
+Tests: tests/unit/strategies/test_last_word.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from unisono._errors import ClusterError
+from unisono.ps._transport._local import is_loopback, socket_directory, socket_path, split_address
+
+#: Seconds after which a word that was never read is removed.
+_KEPT = 3600.0
+
+
+def leave_word(addresses: Iterable[str], code: int) -> set[str]:
+    """Leave word that a job has ended; return the addresses for which that was possible.
+
+    Args:
+        addresses: of tasks that are away.
+        code: the exit code for them.
+    """
+    left = set()
+    for address in addresses:
+        with contextlib.suppress(ClusterError, OSError):
+            if (path := _path(address)) is not None:
+                aside = path.with_suffix(f".{os.getpid()}")
+                aside.write_text(f"{code & 0xFF}\n")
+                aside.replace(path)
+                left.add(address)
+                _sweep(path.parent)
+    return left
+
+
+def word_left(address: str, since: float) -> int | None:
+    """Return the exit code that was left for a task, None without a word.
+
+    Args:
+        address: of the task.
+        since: when its process was started, in seconds since the epoch: an older word is of another job.
+    """
+    try:
+        path = _path(address)
+        if path is None or path.stat().st_mtime < since:
+            return None
+        text = path.read_text().strip()
+        path.unlink(missing_ok=True)
+    except (ClusterError, OSError):
+        return None
+    return int(text) if text.isdigit() else 1
+
+
+def started_at() -> float:
+    """Return when this process was started, in seconds since the epoch; now, where that is not known."""
+    if sys.platform != "linux":
+        return time.time()
+    # The 22nd field, in ticks since the system was started. The second one may hold spaces.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks)
+
+
+def _path(address: str) -> Path | None:
+    if not is_loopback(split_address(address)[0]):
+        return None
+    path = socket_path(address, socket_directory())
+    return path.with_name(f"{path.name}.ended")
+
+
+def _sweep(directory: Path) -> None:
+    for path in directory.glob("*.ended"):
+        if path.stat().st_mtime < time.time() - _KEPT:
+            path.unlink(missing_ok=True)

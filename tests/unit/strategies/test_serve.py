@@ -1,0 +1,65 @@
+"""What a worker or a parameter server does until its chief ends the job."""
+
+import threading
+import time
+
+import pytest
+
+from unisono._errors import ClusterError, InvalidArgumentError
+from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.strategies.parameter_server._last_word import leave_word
+from unisono.strategies.parameter_server._roles import roles_of
+from unisono.strategies.parameter_server._serve import CHIEF_VARIABLE, Service, chief_seconds
+
+SPEC = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
+
+
+class Served(Service):
+    """Serves nothing."""
+
+    exit_code, heard_at = 0, 0.0
+
+    def __init__(self):
+        super().__init__(roles_of(SPEC, Task("ps", 0)))
+        self.ended, self.is_closed = threading.Event(), False
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_task_whose_chief_has_vanished_ends_and_names_it(monkeypatch):
+    monkeypatch.setenv(CHIEF_VARIABLE, "0.2")
+    served = Served()
+    with pytest.raises(ClusterError, match=r"no sign of chief:0 at a:1 for 0\.2 s; ps:0 ends"):
+        served.join()
+    assert served.is_closed
+
+
+@pytest.mark.parametrize("limit", ["0.5", "0"])
+def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, limit):
+    monkeypatch.setenv(CHIEF_VARIABLE, limit)
+    served = Served()
+    joined = threading.Thread(target=served.join)
+    joined.start()
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        served.heard_at += limit != "0"
+        time.sleep(0.02)
+    assert joined.is_alive()
+    served.ended.set()
+    joined.join(10)
+    assert served.is_closed
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
+def test_the_limit_must_be_a_number_of_seconds(monkeypatch, text):
+    monkeypatch.setenv(CHIEF_VARIABLE, text)
+    with pytest.raises(InvalidArgumentError, match="must be a number of seconds"):
+        chief_seconds()
+
+
+def test_a_task_that_comes_after_the_end_of_its_job_ends_with_its_code():
+    served = Served()
+    leave_word(["localhost:1"], 7)
+    assert served.join() == 7
+    assert served.is_closed
