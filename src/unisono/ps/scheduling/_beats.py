@@ -38,7 +38,7 @@ class ChiefBeats:
         while not self._closed.wait(self._every):
             for peer in self._peers:
                 frame = Frame(Op.BEAT, self._numbers.next(), self._generation)
-                # One that is away gets a later one; whoever waits for it says so.
+                # A task that is away gets a later one; requests that wait for it report it.
                 with contextlib.suppress(ClusterError):
                     peer.send(frame, timeout=self._every)
 
