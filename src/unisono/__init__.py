@@ -41,6 +41,7 @@ _HOMES = {
     "data._iterator": ["DistributedIterator"],
     "data._sharding": ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext"],
     "step.variables._variable": ["Variable"],
+    "step.variables._sharded_variable": ["ShardedVariable"],
     "step.functions._function": ["function"],
     "step._tape": ["GradientTape", "value_and_grad"],
     "step.variables._merge_rules": ["VariableAggregation", "VariableSynchronization"],

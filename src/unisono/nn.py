@@ -1,8 +1,10 @@
-"""Scale a replica's losses so that their sum over the replicas is the mean over all examples.
+"""Losses of a replica that add up to the mean over all examples, and rows of divided variables.
 
-Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
+Sources: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss,
+https://www.tensorflow.org/api_docs/python/tf/nn/embedding_lookup
 
-Tests: tests/virtual/models/test_losses_and_metrics.py, tests/virtual/training/test_user_losses.py.
+Tests: tests/virtual/models/test_losses_and_metrics.py, tests/virtual/training/test_user_losses.py,
+tests/virtual/strategies/test_sharded_variable.py.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._context import ReplicaContext, get_replica_context
-from unisono._errors import ContextError
+from unisono._errors import ContextError, InvalidArgumentError
 from unisono._types import ArrayLike
+from unisono.step.variables._sharded_variable import held_in_rows
 from unisono.training.replica._losses import mark_local
 
 Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")
@@ -91,6 +95,65 @@ def local_rows(loss: Loss) -> Loss:
     """
     mark_local(loss)
     return loss
+
+
+def embedding_lookup(
+    params: ArrayLike, ids: ArrayLike, max_norm: float | None = None, name: str | None = None
+) -> jax.Array:
+    """Return rows of a table, as TensorFlow's function of this name.
+
+    Outside of a step, of a table on parameter servers only these rows travel.
+
+    Args:
+        params: a variable or array of at least one axis; or a list of parts of one, in the order of rows,
+            such as `ShardedVariable.variables`.
+        ids: whole numbers of any shape.
+        max_norm: the largest norm of a returned row; larger ones are scaled down. None for any.
+        name: accepted for TensorFlow's signature.
+
+    Returns:
+        An array of shape `ids.shape + params.shape[1:]`.
+
+    Raises:
+        InvalidArgumentError: an id is no row, where the ids are known; or they are no whole numbers.
+
+    >>> embedding_lookup(np.eye(3), [[2, 0]]).tolist()
+    [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]
+    """
+    if isinstance(params, (list, tuple)):
+        params = jnp.concatenate([jnp.asarray(part) for part in params])
+    table = params if isinstance(params, keras.Variable) else jnp.asarray(params)
+    chosen = jnp.asarray(ids)
+    _check_ids(chosen, tuple(table.shape))
+    held = held_in_rows(table) if isinstance(table, keras.Variable) else None
+    if held is None or isinstance(chosen, jax.core.Tracer):
+        rows = keras.ops.take(table, chosen, axis=0)
+    else:
+        indices = np.asarray(chosen)
+        found = held.take(indices.reshape(-1))
+        rows = jnp.asarray(found.reshape(*indices.shape, *found.shape[1:]))
+    if max_norm is None:
+        return rows
+    axes = tuple(range(chosen.ndim, rows.ndim))
+    norms = jnp.sqrt(jnp.sum(jnp.square(rows), axes, keepdims=True))
+    clipped: jax.Array = rows * max_norm / jnp.maximum(norms, max_norm)
+    return clipped
+
+
+def _check_ids(ids: jax.Array, shape: tuple[int, ...]) -> None:
+    if not shape or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise InvalidArgumentError(
+            "Rows are looked up in a table with at least one axis, by whole numbers. Received: a table of "
+            f"shape {shape} and ids of dtype {ids.dtype}."
+        )
+    if isinstance(ids, jax.core.Tracer) or not ids.size:
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= shape[0]:
+        raise InvalidArgumentError(
+            f"Ids must be rows of the table, from 0 to {shape[0] - 1}. Received: ids from {lowest} to "
+            f"{highest}."
+        )
 
 
 def _replica(what: str) -> ReplicaContext:

@@ -160,37 +160,44 @@ def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def shard_count(partitioner: Any, shape: Sequence[int], dtype: Any) -> int:
-    """Return how many shards a partitioner, which may be a user's function, wants along the first axis.
+def shard_count(partitioner: Any, shape: Sequence[int], dtype: Any, path: str = "variable") -> int:
+    """Return into how many shards a partitioner, which may be a user's function, cuts the first axis.
+
+    As in TensorFlow, a scalar stays whole, and there are no more shards than rows.
 
     Args:
-        partitioner: called with `shape=` and `dtype=`; None does not cut.
+        partitioner: called with `shape=` and `dtype=`.
         shape: of the variable.
         dtype: of the variable.
+        path: of the variable, for messages.
 
     Raises:
-        InvalidArgumentError: the answer has not one number per axis, cuts another axis than the first, or
-            makes more shards than there are rows.
+        InvalidArgumentError: the answer is no list of numbers, is empty, cuts another axis than the first, or
+            makes no shard.
 
     >>> shard_count(FixedShardsPartitioner(2), (10, 3), "float32")
     2
-    >>> shard_count(lambda shape, dtype: [1, 3], (10, 3), "float32")
+    >>> shard_count(lambda shape, dtype: [16, 1], (10, 3), "float32")
+    10
+    >>> shard_count(lambda shape, dtype: [1, 3], (10, 3), "float32", "dense/kernel")
     Traceback (most recent call last):
     ...
-    unisono.InvalidArgumentError: A partitioner must cut the first axis alone, into 1 to 10 parts. Received:
-    [1, 3] for shape (10, 3).
+    unisono.InvalidArgumentError: A `variable_partitioner` must return a list with the number of parts along
+    each axis, which is 1 for all axes but the first. Received: [1, 3] for 'dense/kernel' of shape (10, 3).
     """
-    if partitioner is None or not len(shape):
+    if not len(shape):
         return 1
-    parts = [operator.index(p) for p in partitioner(shape=tuple(shape), dtype=dtype)]
-    if not parts:
-        return 1
-    if len(parts) != len(shape) or any(p != 1 for p in parts[1:]) or not 1 <= parts[0] <= max(1, shape[0]):
+    answer = partitioner(shape=tuple(shape), dtype=dtype)
+    try:
+        parts = [operator.index(p) for p in answer]
+    except TypeError:
+        parts = [0]
+    if not parts or parts[0] < 1 or any(p != 1 for p in parts[1:]):
         raise InvalidArgumentError(
-            f"A partitioner must cut the first axis alone, into 1 to {max(1, shape[0])} parts. Received: "
-            f"{parts} for shape {tuple(shape)}."
+            "A `variable_partitioner` must return a list with the number of parts along each axis, which is "
+            f"1 for all axes but the first. Received: {answer!r} for {path!r} of shape {tuple(shape)}."
         )
-    return parts[0]
+    return max(1, min(parts[0], shape[0]))
 
 
 def _parts(shape: Sequence[int], axis: int, shards: int) -> list[int]:

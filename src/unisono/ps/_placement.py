@@ -92,6 +92,43 @@ class Division:
         """
         return [part for part in self.parts if part.server == server]
 
+    def spans(self, begin: int, end: int) -> list[tuple[VariablePart, int, int]]:
+        """Return the parts that have some of these rows, and which of their own rows these are.
+
+        Args:
+            begin: the first row.
+            end: one past the last.
+
+        >>> division = Division((VariablePart(0, (0, 3)), VariablePart(1, (3, 5))))
+        >>> [(part.server, *own) for part, *own in division.spans(2, 4)]
+        [(0, 2, 3), (1, 0, 1)]
+        """
+        found = []
+        for part in self.pulled:
+            first, last = part.rows or (begin, end)
+            if max(begin, first) < min(end, last):
+                offset = first if part.rows else 0
+                found.append((part, max(begin, first) - offset, min(end, last) - offset))
+        return found
+
+    def located(self, rows: np.ndarray[Any, Any]) -> list[tuple[VariablePart, Any, np.ndarray[Any, Any]]]:
+        """Return the parts that have some of these rows: the places in `rows`, and the rows' numbers there.
+
+        Args:
+            rows: whole numbers, in any order.
+
+        >>> division = Division((VariablePart(0, (0, 3)), VariablePart(1, (3, 5))))
+        >>> [(at.tolist(), own.tolist()) for _, at, own in division.located(np.array([4, 1, 3]))]
+        [([1], [1]), ([0, 2], [1, 0])]
+        """
+        found = []
+        for part in self.pulled:
+            begin, end = part.rows or (0, np.inf)
+            at = np.flatnonzero((rows >= begin) & (rows < end))
+            if at.size:
+                found.append((part, at, rows[at] - begin))
+        return found
+
     def joined(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the whole value.
 

@@ -48,3 +48,33 @@ class HeldValue(abc.ABC):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)
+
+
+class HeldInRows(HeldValue):
+    """Stands for an array of which single rows can be read and written."""
+
+    @abc.abstractmethod
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Return some rows that follow each other.
+
+        Args:
+            begin: the first.
+            end: one past the last.
+        """
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return some rows.
+
+        Args:
+            indices: their numbers, in any order.
+        """
+
+    @abc.abstractmethod
+    def write_rows(self, begin: int, value: jax.Array) -> None:
+        """Replace some rows that follow each other.
+
+        Args:
+            begin: the first.
+            value: of the array's type.
+        """

@@ -217,6 +217,13 @@ class Strategy(DeprecatedMethods):
         """Less common operations, under tf.distribute's name for them."""
         return self._extended
 
+    def variable_created(self, variable: keras.Variable) -> None:
+        """Take note of a variable that was made in the scope.
+
+        Args:
+            variable: just made.
+        """
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Make this strategy current: variables, models and metrics made inside belong to it.

@@ -17,8 +17,12 @@ from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.ps._partition import shard_bounds, shard_count
 from unisono.ps.scheduling._closures import Rules
+from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout
+from unisono.step.variables._merge_rules import kind_of
+from unisono.step.variables._sharded_variable import divide
 from unisono.strategies._base import Arguments
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
@@ -100,6 +104,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Set up the chief of a cluster, or the local form."""
         self._ops = CrossDeviceOps()
         self._job: Job | None = None
+        self._partitioner = partitioner
         #: What workers make themselves during a call of `fit`.
         self.own_data: OwnData | None = None
         if cluster is None:
@@ -111,7 +116,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._homes = resolve_devices(["cpu:0"])
         super().__init__(ReplicaMesh(self._homes))
         self._state_layout = PushLayout(self._mesh)
-        self._job = Job(cluster, rules, partitioner)
+        self._job = Job(cluster, rules)
         _JOB.append(self._job)
         watch_program()
         atexit.register(self._end)
@@ -154,6 +159,16 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def has_cluster(self) -> bool:
         """Whether variables live on parameter servers, and not in this process."""
         return self._job is not None
+
+    def variable_created(self, variable: keras.Variable) -> None:
+        """Divide a variable that was made in the scope, where the partitioner wants it."""
+        # What belongs to a random generator stays on the chief.
+        if self._partitioner is None or self._job is None or kind_of(variable).is_seed:
+            return
+        shape = tuple(variable.shape)
+        shards = shard_count(self._partitioner, shape, stored_dtype(variable), variable.path)
+        if shards > 1:
+            divide(variable, shard_bounds(shape[0], shards))
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

@@ -142,6 +142,8 @@ def _marked(
     """Create a variable, marked with the current strategy."""
     mark_creation(self)
     original(self, *args, **kwargs)
+    if (strategy := current_strategy()) is not None:
+        strategy.variable_created(self)
 
 
 def _assign(

@@ -61,12 +61,15 @@ def test_arguments_must_be_positive(make, named):
 
 
 def test_a_users_function_is_checked():
-    assert shard_count(None, (4, 4), "float32") == 1
-    assert shard_count(lambda shape, dtype: [], (4, 4), "float32") == 1
     assert shard_count(lambda shape, dtype: (shape[0] // 2, 1), (4, 4), "float32") == 2
-    for answer in ([2], [1, 2], [0, 1], [5, 1]):
-        with pytest.raises(InvalidArgumentError, match="cut the first axis alone, into 1 to 4 parts"):
-            shard_count(lambda shape, dtype, answer=answer: answer, (4, 4), "float32")
+    # As in TensorFlow: no more shards than rows, scalars are whole, and trailing ones may be left out.
+    assert shard_count(lambda shape, dtype: [5, 1], (4, 4), "float32") == 4
+    assert shard_count(lambda shape, dtype: [3], (4, 4), "float32") == 3
+    assert shard_count(lambda shape, dtype: [3], (), "float32") == 1
+    assert shard_count(lambda shape, dtype: [3, 1], (0, 4), "float32") == 1
+    for answer in ([], [1, 2], [0, 1], [-2, 1], 2, ["2", 1]):
+        with pytest.raises(InvalidArgumentError, match=r"1 for all axes but the first.*'dense/kernel'"):
+            shard_count(lambda shape, dtype, answer=answer: answer, (4, 4), "float32", "dense/kernel")
     with pytest.raises(InvalidArgumentError, match="axis=2 for shape"):
         partitioners.FixedShardsPartitioner(2)((4, 4), "float32", axis=2)
 

@@ -53,14 +53,13 @@ class Job:
     Args:
         cluster: the connections.
         rules: the limits of closures.
-        partitioner: says into how many parts a variable is divided; None for no division.
     """
 
-    def __init__(self, cluster: Cluster, rules: Rules, partitioner: Callable[..., Any] | None = None) -> None:
+    def __init__(self, cluster: Cluster, rules: Rules) -> None:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers)
         generation = self.client.begin_job(cluster.generation)
-        self.placed = PlacedVariables(self.client, self._settle, partitioner)
+        self.placed = PlacedVariables(self.client, self._settle)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.placed, self.client)
         self.pool = WorkerPool(cluster.workers, rules, self._prepare, generation, signals=INTERRUPTS)

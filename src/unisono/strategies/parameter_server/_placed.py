@@ -15,10 +15,11 @@ import keras
 import numpy as np
 
 from unisono.ps._client import Key, ServerClient
-from unisono.ps._partition import shard_count
+from unisono.ps._ops import Op
 from unisono.ps._placement import Division, Placement, VariablePart
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
 from unisono.step.variables._merge_rules import kind_of
+from unisono.step.variables._sharded_variable import bounds_of
 from unisono.training.pushed._held import OnServers
 from unisono.training.pushed._server_update import OptimizerUpdates
 
@@ -60,16 +61,10 @@ class PlacedVariables:
     Args:
         client: of the servers.
         before_read: is called before the chief reads or writes a value.
-        partitioner: says into how many parts a variable is divided; None for no division.
     """
 
-    def __init__(
-        self,
-        client: ServerClient,
-        before_read: Callable[[], None],
-        partitioner: Callable[..., Any] | None = None,
-    ) -> None:
-        self._client, self._before_read, self._partitioner = client, before_read, partitioner
+    def __init__(self, client: ServerClient, before_read: Callable[[], None]) -> None:
+        self._client, self._before_read = client, before_read
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
         self._placed: dict[int, Placed] = {}
@@ -136,25 +131,89 @@ class PlacedVariables:
         """Place a variable that is not placed yet: where it is said, or on the emptiest servers."""
         if id(variable) in self._placed:
             return
-        shape, dtype = tuple(variable.shape), stored_dtype(variable)
+        shape = tuple(variable.shape)
         if division is None:
-            shards = shard_count(self._partitioner, shape, dtype)
-            division = self._placement.divide(shape, _nbytes(variable), shards)
-        held = OnServers(variable, self._read, self._write)
+            division = self._placement.divide(shape, _nbytes(variable), len(bounds_of(variable)) or 1)
+        held = OnServers(variable, self)
         self._order[id(variable)] = len(self._placed)
         self._placed[id(variable)] = placed = Placed(variable, division, {}, held)
         new.append(placed)
 
-    def _read(self, variable: keras.Variable) -> np.ndarray:
+    # --- what the chief reads and writes ---------------------------------------------------------
+
+    def read(self, variable: keras.Variable) -> np.ndarray:
+        """Return the value of a variable, when nothing runs any more; likewise below.
+
+        Args:
+            variable: placed.
+        """
         self._before_read()
         placed = self[variable]
         return placed.division.joined(self._client.pull(placed.keys).result())
 
-    def _write(self, variable: keras.Variable, value: np.ndarray) -> None:
+    def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:
+        """Return rows that follow each other, from the servers that hold them.
+
+        Args:
+            variable: placed.
+            begin: the first row.
+            end: one past the last.
+        """
+        self._before_read()
+        placed = self[variable]
+        asked = [
+            self._client.send(part.server, Op.READ, {"id": placed.numbers[part], "begin": first, "end": last})
+            for part, first, last in placed.division.spans(begin, end)
+        ]
+        nothing = np.empty((0, *variable.shape[1:]), stored_dtype(variable))
+        return np.concatenate([nothing, *(answer.result().arrays[0] for answer in asked)])
+
+    def take(self, variable: keras.Variable, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of these numbers, from the servers that hold them.
+
+        Args:
+            variable: placed.
+            indices: in any order.
+        """
+        self._before_read()
+        placed = self[variable]
+        rows = np.empty((len(indices), *variable.shape[1:]), stored_dtype(variable))
+        asked = [
+            (at, self._client.send(part.server, Op.ROWS, {"ids": [placed.numbers[part]]}, [own]))
+            for part, at, own in placed.division.located(indices)
+        ]
+        for at, answer in asked:
+            rows[at] = answer.result().arrays[0]
+        return rows
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Replace the value of a variable on all its servers.
+
+        Args:
+            variable: placed.
+            value: an array of its shape and type.
+        """
         self._before_read()
         whole = np.asarray(value)
         for part, number in self[variable].numbers.items():
             self._client.write((part.server, number), part.of(whole))
+
+    def write_rows(self, variable: keras.Variable, begin: int, value: Any) -> None:
+        """Replace rows that follow each other.
+
+        Args:
+            variable: placed, not as copies.
+            begin: the first row.
+            value: an array of the variable's type.
+        """
+        self._before_read()
+        placed, rows = self[variable], np.asarray(value)
+        written = 0
+        for part, first, last in placed.division.spans(begin, begin + len(rows)):
+            own = rows[written : written + last - first]
+            meta = {"ids": [placed.numbers[part]], "begin": first}
+            self._client.call(part.server, Op.WRITE, meta, [own])
+            written += last - first
 
 
 def _value(variable: keras.Variable, values: Mapping[int, Any]) -> Any:

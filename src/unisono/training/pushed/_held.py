@@ -5,41 +5,53 @@ Tests: tests/virtual/training/pushed/test_held.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
-from unisono.step._held_value import HeldValue
+from unisono.step._held_value import HeldInRows
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value
 
-#: Returns the value that the servers hold of a variable.
-Read = Callable[[keras.Variable], Any]
 
-#: Replaces the value that the servers hold of a variable.
-Write = Callable[[keras.Variable, Any], None]
+class ServerValues(Protocol):
+    """The values that servers hold, as the chief reads and writes them."""
+
+    def read(self, variable: keras.Variable) -> np.ndarray:
+        """Return the value of a variable."""
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Replace the value of a variable by an array of its shape and type."""
+
+    def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:
+        """Return rows that follow each other."""
+
+    def take(self, variable: keras.Variable, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of these numbers."""
+
+    def write_rows(self, variable: keras.Variable, begin: int, value: Any) -> None:
+        """Replace rows that follow each other."""
 
 
-class OnServers(HeldValue):
+class OnServers(HeldInRows):
     """Stands for a variable's array that lies on servers.
 
     Each read asks the servers, each assignment goes to them: no copy here can be out of date.
 
     Args:
         variable: whose value.
-        read: gets the variable, and returns an array of its shape.
-        write: gets the variable, and an array of its shape and type.
+        servers: read and write it.
     """
 
-    def __init__(self, variable: keras.Variable, read: Read, write: Write) -> None:
+    def __init__(self, variable: keras.Variable, servers: ServerValues) -> None:
         super().__init__(tuple(variable.shape), jnp.dtype(stored_dtype(variable)))
-        self._variable, self._read, self._write = variable, read, write
+        self._variable, self._servers = variable, servers
 
     def whole(self) -> jax.Array:
         """Return the value that the servers hold now."""
-        return jnp.asarray(self._read(self._variable), self.dtype)
+        return jnp.asarray(self._servers.read(self._variable), self.dtype)
 
     def is_deleted(self) -> bool:
         """Return False: no step is given the servers' arrays."""
@@ -47,8 +59,20 @@ class OnServers(HeldValue):
 
     def assigned(self, value: jax.Array) -> OnServers:
         """Send a value to the servers; the variable holds what it held."""
-        self._write(self._variable, value)
+        self._servers.write(self._variable, value)
         return self
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Return rows from the servers that hold them."""
+        return self._servers.read_rows(self._variable, begin, end)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows from the servers that hold them."""
+        return self._servers.take(self._variable, indices)
+
+    def write_rows(self, begin: int, value: jax.Array) -> None:
+        """Send rows to the servers that hold them."""
+        self._servers.write_rows(self._variable, begin, value)
 
     def __deepcopy__(self, memo: dict[int, object]) -> jax.Array:
         # A copied variable is another one, which no server knows.
@@ -58,16 +82,15 @@ class OnServers(HeldValue):
         return f"<on servers: {self._variable.path!r} {self.dtype}{list(self.shape)}>"
 
 
-def hold_on_servers(variable: keras.Variable, read: Read, write: Write) -> Any:
+def hold_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
     """Let a variable's value lie on servers; return the array that it has held here.
 
     Args:
         variable: with a value.
-        read: as for `OnServers`.
-        write: likewise.
+        servers: read and write it.
     """
     value = stored_value(variable)
-    store_value(variable, OnServers(variable, read, write))
+    store_value(variable, OnServers(variable, servers))
     return value
 
 

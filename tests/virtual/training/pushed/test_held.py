@@ -26,10 +26,19 @@ class Server:
         self.written_paths.append(variable.path)
         self.values[id(variable)] = np.asarray(value)
 
-    def take(self, variables):
+    def read_rows(self, variable, begin, end):
+        return self.values[id(variable)][begin:end]
+
+    def take(self, variable, indices):
+        return self.values[id(variable)][indices]
+
+    def write_rows(self, variable, begin, value):
+        self.values[id(variable)][begin : begin + len(value)] = value
+
+    def hold(self, variables):
         for variable in variables:
-            value = hold_on_servers(variable, self.read, self.write)
-            self.values[id(variable)] = np.asarray(value)
+            value = hold_on_servers(variable, self)
+            self.values[id(variable)] = np.array(value)
 
 
 @pytest.fixture
@@ -46,7 +55,7 @@ def model():
 def test_reads_and_writes_go_to_the_servers(model):
     before = model.get_weights()
     server = Server()
-    server.take(model.variables)
+    server.hold(model.variables)
     for got, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(got, value)
     kernel = model.trainable_variables[0]
@@ -61,9 +70,22 @@ def test_reads_and_writes_go_to_the_servers(model):
     assert not kernel.numpy().any()
 
 
+def test_single_rows_are_read_and_written(model):
+    server = Server()
+    server.hold(model.variables)
+    kernel = model.trainable_variables[0]
+    held = stored_value(kernel)
+    before = kernel.numpy()
+    np.testing.assert_array_equal(held.rows(1, 3), before[1:])
+    np.testing.assert_array_equal(held.take(np.array([2, 0, 2])), before[[2, 0, 2]])
+    held.write_rows(1, np.zeros((1, 2)))
+    before[1] = 0
+    np.testing.assert_array_equal(kernel, before)
+
+
 def test_what_needs_no_value_asks_no_server(model):
     server = Server()
-    server.take(model.variables)
+    server.hold(model.variables)
     held = stored_value(model.trainable_variables[0])
     assert isinstance(held, HeldValue)
     assert not held.is_deleted()
@@ -75,7 +97,7 @@ def test_what_needs_no_value_asks_no_server(model):
 
 def test_a_wrong_assignment_changes_nothing(model):
     server = Server()
-    server.take(model.variables)
+    server.hold(model.variables)
     kernel = model.trainable_variables[0]
     with pytest.raises(ValueError, match="shape"):
         kernel.assign(np.zeros((2, 2)))
@@ -94,7 +116,7 @@ def test_a_wrong_assignment_changes_nothing(model):
 
 def test_a_model_is_saved_and_copied_with_the_servers_values(model, tmp_path):
     server = Server()
-    server.take([*model.variables, *model.optimizer.variables])
+    server.hold([*model.variables, *model.optimizer.variables])
     kernel = model.trainable_variables[0]
     server.values[id(kernel)] = np.full((3, 2), 7, "float32")
     model.save(tmp_path / "model.keras")
@@ -114,7 +136,7 @@ def test_a_metric_gives_the_servers_result():
     with unisono.OneDeviceStrategy("cpu:0").scope():
         mean = keras.metrics.Mean()
     server = Server()
-    server.take(mean.variables)
+    server.hold(mean.variables)
     server.values.update({id(v): np.float32(x) for v, x in zip(mean.variables, (6, 4), strict=True)})
     assert float(mean.result()) == 1.5
     mean.reset_state()
