@@ -127,7 +127,7 @@ def embedding_lookup(
     _check_ids(chosen, tuple(table.shape))
     held = held_in_rows(table) if isinstance(table, keras.Variable) else None
     if held is None or isinstance(chosen, jax.core.Tracer):
-        rows = keras.ops.take(table, chosen, axis=0)
+        rows: jax.Array = keras.ops.take(table, chosen, axis=0)
     else:
         indices = np.asarray(chosen)
         found = held.take(indices.reshape(-1))
