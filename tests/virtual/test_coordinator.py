@@ -231,7 +231,7 @@ def test_iterators_that_are_dropped_are_forgotten(strategy, coordinator):
     del iterator
     gc.collect()
     coordinator.schedule(add, args=(1.0, 2.0)).fetch()
-    assert not strategy.job.pool._iterators
+    assert not [name for name in strategy.job.pool._of_data if name.startswith("iterator")]
 
 
 def test_datasets_go_on_where_a_lost_workers_finished_work_ended():

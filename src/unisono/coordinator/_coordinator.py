@@ -19,7 +19,7 @@ from unisono.coordinator._batch_call import BatchCall
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.step.functions._function import Function
 from unisono.strategies._parameter_server import ParameterServerStrategy
-from unisono.strategies.parameter_server._dataset_function import dataset_function
+from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
 from unisono.training.pushed._function_step import FunctionSteps
 
 _NUMBERS = itertools.count()
@@ -146,7 +146,7 @@ class ClusterCoordinator:
             InvalidTypeError: it is neither, or cannot be sent.
         """
         name = f"dataset {next(_NUMBERS)}"
-        self._job.pool.make_dataset(name, dataset_function(dataset_fn))
+        self._job.pool.make_dataset(name, pickled(dataset_maker(dataset_fn)))
         return PerWorkerValues(self._job.pool, name)
 
 

@@ -16,7 +16,7 @@ _HOMES = {
     "_keras_input": ["as_keras_input"],
     "_options": ["Options"],
     "_readers": ["ArrayRecordDataset", "TFRecordDataset", "TextLineDataset"],
-    "_sharding": ["AutoShardPolicy"],
+    "_sharding": ["AutoShardPolicy", "DatasetCreator"],
     "_pipeline._structure": ["DatasetSpec", "TensorSpec"],
 }
 

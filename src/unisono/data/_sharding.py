@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
+from typing import Any
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 
 
 def balanced_sizes(total: int, parts: int) -> tuple[int, ...]:
@@ -124,6 +126,49 @@ class InputOptions:
                 "A buffer must hold 0 batches or more. Received: experimental_per_replica_buffer_size="
                 f"{self.experimental_per_replica_buffer_size}. Use 1."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetCreator:
+    """A function that makes the data of `fit` on each worker of a parameter-server strategy.
+
+    As `tf.keras.utils.experimental.DatasetCreator`. Under other strategies it makes the input as
+    `strategy.distribute_datasets_from_function` does.
+
+    Args:
+        dataset_fn: gets an `InputContext`, and returns a dataset of batches. Workers get it by `cloudpickle`.
+        input_options: how the input is distributed.
+
+    Raises:
+        InvalidTypeError: `dataset_fn` cannot be called, or `input_options` are no `InputOptions`.
+
+    >>> DatasetCreator(lambda context: [1, 2])(InputContext())
+    [1, 2]
+    """
+
+    dataset_fn: Callable[..., Any]
+    input_options: InputOptions | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.dataset_fn):
+            raise InvalidTypeError(
+                "`dataset_fn` of a `DatasetCreator` must be a function. Received: "
+                f"{type(self.dataset_fn).__name__}. Write `DatasetCreator(lambda context: dataset)`."
+            )
+        if self.input_options is not None and not isinstance(self.input_options, InputOptions):
+            raise InvalidTypeError(
+                "`input_options` of a `DatasetCreator` must be `InputOptions`. Received: "
+                f"{self.input_options!r}. Leave them out."
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a dataset.
+
+        Args:
+            *args: for `dataset_fn`.
+            **kwargs: likewise.
+        """
+        return self.dataset_fn(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,10 +51,10 @@ class Strategy(DeprecatedMethods):
     - `num_replicas_in_sync` and `worker_devices`, to report what computes,
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
-    It may override `around_fit`, `around_method`, `prepare_call`, `runs_ahead`, `gather_state`,
-    `parameter_devices` and `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`,
-    `_split`, `_from_function` and `_values_from_function` that it supports; the others raise an
-    `UnsupportedError`. It never overrides
+    It may override `around_fit`, `around_test`, `around_method`, `prepare_call`, `runs_ahead`,
+    `workers_make_data`, `gather_state`, `parameter_devices` and `cluster_resolver`, and those of `_run`,
+    `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and `_values_from_function` that it
+    supports; the others raise an `UnsupportedError`. It never overrides
     `scope`, `run`, `reduce`, `gather`, `local_results`, `distribute_dataset` and its sisters, `extended` and
     the deprecated methods, whose aliases would call these here.
 
@@ -96,6 +96,11 @@ class Strategy(DeprecatedMethods):
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
     runs_ahead = True
 
+    @property
+    def workers_make_data(self) -> bool:
+        """Whether a function as data of `fit` is called on other processes, and not here."""
+        return False
+
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
@@ -114,6 +119,18 @@ class Strategy(DeprecatedMethods):
     def around_method(self) -> contextlib.AbstractContextManager[None]:
         """Surround a call of `fit`, `evaluate`, `predict`, `train_on_batch` or one of its sisters."""
         return contextlib.nullcontext()
+
+    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
+        """Surround a call of `evaluate` or `predict` on this process.
+
+        Args:
+            name: of the method.
+            arguments: that were given, by name.
+
+        Returns:
+            A context manager that yields the arguments for this process.
+        """
+        return contextlib.nullcontext(arguments)
 
     def prepare_call(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,12 +26,11 @@ from unisono.strategies._base import Arguments
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
-from unisono.strategies.parameter_server._dataset_function import dataset_function
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits
 from unisono.strategies.parameter_server._failure import watch_program
 from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
-from unisono.strategies.parameter_server._own_data import OwnData, own_data
+from unisono.strategies.parameter_server._own_data import OwnData, OwnDataOfCalls
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
 from unisono.training.pushed._push_layout import PushLayout
@@ -105,8 +103,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._ops = CrossDeviceOps()
         self._job: Job | None = None
         self._partitioner = partitioner
-        #: What workers make themselves during a call of `fit`.
-        self.own_data: OwnData | None = None
+        self._own_data: OwnDataOfCalls | None = None
         if cluster is None:
             super().__init__(ReplicaMesh(resolve_devices(None)))
             self._homes = resolve_devices(["cpu:0"])
@@ -117,6 +114,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         super().__init__(ReplicaMesh(self._homes))
         self._state_layout = PushLayout(self._mesh)
         self._job = Job(cluster, rules)
+        self._own_data = OwnDataOfCalls(self._job)
         _JOB.append(self._job)
         watch_program()
         atexit.register(self._end)
@@ -194,26 +192,44 @@ class ParameterServerStrategy(ReplicatedStrategy):
             return super().make_trainer_function(model, task)
         return PushedFunction(model, self, task)
 
-    def around_method(self) -> contextlib.AbstractContextManager[None]:
+    @property
+    def workers_make_data(self) -> bool:
+        """Whether a function as data of `fit` is called on the workers of a cluster."""
+        return self._job is not None
+
+    @property
+    def own_data(self) -> OwnData | None:
+        """What workers make themselves for the call of `fit` or `evaluate` that runs now."""
+        return None if self._own_data is None else self._own_data.current
+
+    @contextlib.contextmanager
+    def around_method(self) -> Iterator[None]:
         """Surround a call of `fit` and the like: its steps are left where it raises."""
-        return contextlib.nullcontext() if self._job is None else self._job.around_call()
+        if self._job is None or self._own_data is None:
+            yield
+            return
+        with self._own_data.around_method(), self._job.around_call():
+            yield
 
     @contextlib.contextmanager
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
-        """Surround `fit`: a function as `x` makes a dataset on each worker."""
-        if self._job is None or not inspect.isroutine(arguments["x"]):
+        """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
+        if self._own_data is None:
             yield arguments, ahead
             return
-        made = own_data(self._job, arguments, dataset_function)
-        with made as (changed, data), self._job.streams.ahead():
-            self.own_data = data
-            try:
-                yield changed, False
-                self._job.pool.queue.join()
-            finally:
-                self.own_data = None
+        with self._own_data.around_fit(arguments) as changed:
+            yield changed, False
+
+    @contextlib.contextmanager
+    def around_test(self, name: str, arguments: Arguments) -> Iterator[Arguments]:
+        """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
+        if self._own_data is None:
+            yield arguments
+            return
+        with self._own_data.around_test(name, arguments) as changed:
+            yield changed
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""

@@ -264,8 +264,14 @@ def _run_through(
     ahead = ahead and can_run_ahead(model, bound.arguments.get("callbacks"), name)
     args, kwargs, ahead = strategy.prepare_call(original, model, args, kwargs, ahead)
     lookahead = lookahead_for(strategy, model, bound.arguments, name, ahead)
-    with running_ahead(model, name, bound.arguments.get("steps"), lookahead):
-        return _with_errors(original(model, *args, **kwargs))
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
+    arguments.update(bound.arguments.get("kwargs", {}))
+    with (
+        strategy.around_test(name, arguments) as given,
+        running_ahead(model, name, bound.arguments.get("steps"), lookahead),
+    ):
+        return _with_errors(original(model, **given))
 
 
 def _fit(

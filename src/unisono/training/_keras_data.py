@@ -15,6 +15,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrateg
 from unisono._reads import DataSet
 from unisono._types import UserValue
 from unisono.data._batches import check_values, empty
+from unisono.data._sharding import DatasetCreator
 from unisono.step._keras_internals import is_of_no_batch
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def keras_arguments(
     kwargs = dict(kwargs)
     if x is None:
         raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
+    if not strategy.workers_make_data:
+        x = _made_here(strategy, x)
+        args, kwargs = ((x, *args[1:]), kwargs) if args else ((), {**kwargs, "x": x})
+        kwargs = {k: _made_here(strategy, v) if k == "validation_data" else v for k, v in kwargs.items()}
     if isinstance(x, DataSet):
         args, kwargs["x"] = args[1:], _keras_input(strategy, x)
         if args:
@@ -73,6 +78,13 @@ def keras_arguments(
     for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
         _check_size(size)
     return args, kwargs
+
+
+def _made_here(strategy: Strategy, data: UserValue) -> UserValue:
+    """Return the input that a `DatasetCreator` makes; any other as it is."""
+    if not isinstance(data, DatasetCreator):
+        return data
+    return strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
 
 
 def _check_has_rows(model: keras.Model, data: DataSet) -> None:

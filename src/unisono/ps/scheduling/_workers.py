@@ -141,7 +141,8 @@ class WorkerPool:
         self._numbers = RequestNumbers()
         self._lock = threading.RLock()
         self._setups: list[Setup] = []
-        self._iterators: dict[str, Setup] = {}
+        #: Of datasets and iterators, by name.
+        self._of_data: dict[str, Setup] = {}
         #: Says to workers whether they serve this chief already: one that is started again is another.
         self._name = secrets.token_hex(8)
         self._lives: dict[int, str] = {}
@@ -192,7 +193,8 @@ class WorkerPool:
             function: pickled by `cloudpickle`.
         """
         data = [blob(function)]
-        self._set_up(lambda worker: (Op.DATASET, {"make": name}, data))
+        setup = self._of_data[name] = lambda worker: (Op.DATASET, {"make": name}, data)
+        self._set_up(setup)
 
     def iterate(self, name: str, dataset: str) -> None:
         """Let every worker begin to iterate over a dataset; one that comes again goes on where it was.
@@ -201,7 +203,7 @@ class WorkerPool:
             name: of the iterator.
             dataset: the name of its dataset.
         """
-        setup = self._iterators[name] = lambda worker: (
+        setup = self._of_data[name] = lambda worker: (
             Op.DATASET,
             {"iterate": name, "of": dataset, "skip": self._used[worker][name]},
             (),
@@ -209,14 +211,14 @@ class WorkerPool:
         self._set_up(setup)
 
     def forget(self, name: str) -> None:
-        """Let every worker drop an iterator.
+        """Let every worker drop an iterator, or a dataset without iterators.
 
         Args:
-            name: of the iterator.
+            name: of either.
         """
         with self._lock:
-            self._setups = [s for s in self._setups if s is not self._iterators.get(name)]
-            self._iterators.pop(name, None)
+            setup = self._of_data.pop(name, None)
+            self._setups = [s for s in self._setups if s is not setup]
             for worker in self._lives:
                 self._send(worker, Op.DATASET, {"forget": [name]})
 

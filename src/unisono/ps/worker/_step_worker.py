@@ -12,12 +12,13 @@ Tests: tests/unit/ps/worker/test_step_worker.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -355,6 +356,20 @@ class _Countdown:
             is_last = self._count == 0
         if is_last:
             self._then(self._error)
+
+
+@contextlib.contextmanager
+def as_worker(index: int) -> Iterator[None]:
+    """Surround a call of a worker's function on the chief.
+
+    Args:
+        index: the number of the worker.
+    """
+    token = _INDEX.set(index)
+    try:
+        yield
+    finally:
+        _INDEX.reset(token)
 
 
 def current_worker_index() -> int:

@@ -68,7 +68,7 @@ class WorkerData:
         self._errors: dict[str, Exception] = {}
 
     def change(self, frame: Frame) -> None:
-        """Make a dataset or an iterator, or forget iterators; see `make`, `iterate` and `forget`.
+        """Make a dataset or an iterator, or forget some; see `make`, `iterate` and `forget`.
 
         Args:
             frame: a request of the chief, whose functions may be executed.
@@ -115,13 +115,14 @@ class WorkerData:
         self._sources[name] = _WorkerIteration(batches, skip)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop iterators.
+        """Drop iterators and datasets.
 
         Args:
             names: the chief's for them.
         """
         for name in names:
             self._sources.pop(name, None)
+            self._datasets.pop(name, None)
             self._errors.pop(name, None)
 
     def take(self, names: Sequence[str]) -> Taken:

@@ -11,45 +11,63 @@ from typing import Any
 
 from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
-from unisono.data._sharding import InputContext
+from unisono.data._sharding import DatasetCreator, InputContext
 from unisono.step.functions._function import Function
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-def dataset_function(dataset: UserValue) -> bytes:
-    """Return a function of an `InputContext` that makes a dataset, pickled by `cloudpickle`.
+
+def dataset_maker(dataset: UserValue, gives_context: bool = False) -> Callable[[InputContext], Any]:
+    """Return what makes a dataset, given an `InputContext`.
 
     Args:
-        dataset: a function without arguments or of an `InputContext`, or a dataset.
+        dataset: a function without arguments or of an `InputContext`, an object that can be called, or a
+            dataset.
+        gives_context: whether a function that may be called without arguments gets the context, too.
 
     Raises:
-        InvalidTypeError: it is neither, or cannot be pickled.
+        InvalidTypeError: it is neither.
+    """
+    if isinstance(dataset, DatasetCreator):
+        dataset, gives_context = dataset.dataset_fn, True
+    if isinstance(dataset, Function):
+        dataset = dataset.python_function
+    if callable(dataset):
+        return dataset if _takes_context(dataset, gives_context) else lambda context: dataset()
+    if isinstance(dataset, Iterable):
+        return lambda context: dataset
+    raise InvalidTypeError(
+        "A per-worker dataset is made by a function, or is an iterable of batches. "
+        f"Received: {type(dataset).__name__}. Write `create_per_worker_dataset(lambda: dataset)`."
+    )
+
+
+def pickled(make: Callable[[InputContext], Any]) -> bytes:
+    """Return a function as bytes, by `cloudpickle`.
+
+    Args:
+        make: what `dataset_maker` returned.
+
+    Raises:
+        InvalidTypeError: it cannot be pickled.
     """
     import cloudpickle
 
-    if isinstance(dataset, Function):
-        dataset = dataset.python_function
-    if not callable(dataset) and not isinstance(dataset, Iterable):
-        raise InvalidTypeError(
-            "A per-worker dataset is made by a function, or is an iterable of batches. "
-            f"Received: {type(dataset).__name__}. Write `create_per_worker_dataset(lambda: dataset)`."
-        )
     try:
-        return bytes(cloudpickle.dumps(_made_by(dataset)))
+        return bytes(cloudpickle.dumps(make))
     except Exception as error:
         raise InvalidTypeError(
             "What makes a per-worker dataset must be pickled to reach the workers. "
-            f"Received: {dataset!r}, which cannot be ({type(error).__name__}: {error}). Open files and the "
+            f"Received: {make!r}, which cannot be ({type(error).__name__}: {error}). Open files and the "
             "like inside of the function."
         ) from error
 
 
-def _made_by(dataset: Any) -> Callable[[InputContext], Any]:
-    if not callable(dataset):
-        return lambda context: dataset
-    return dataset if _takes_context(dataset) else lambda context: dataset()
-
-
-def _takes_context(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+def _takes_context(function: Callable[..., Any], also_optional: bool) -> bool:
+    """Return whether a function has a positional parameter: without a default, or any."""
+    for p in inspect.signature(function).parameters.values():
+        if p.kind in _POSITIONAL and (also_optional or p.default is inspect.Parameter.empty):
+            return True
+        if p.kind is inspect.Parameter.VAR_POSITIONAL and also_optional:
+            return True
+    return False

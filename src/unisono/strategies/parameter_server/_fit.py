@@ -91,7 +91,7 @@ class PushedFunction:
         variables = [v for part in variables_of(self._model, self._task) for v in part]
         values = [value for part in state for value in part]
         trains = self._task is TrainerTask.TRAIN
-        own = self._strategy.own_data if trains else None
+        own = self._strategy.own_data
         ids = tuple(map(id, variables))
         if ids != self._ids:
             # Not at each step: for a model of three layers that were 64 questions (2026-11-22).

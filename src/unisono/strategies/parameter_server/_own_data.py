@@ -1,49 +1,89 @@
-"""`fit` with data that each worker makes for itself, from a function of an `InputContext`.
+"""`fit` and `evaluate` with data that each worker makes for itself, from a function of an `InputContext`.
 
 Keras' loop on the chief counts steps; its batches are one batch of the chief's own dataset, again and again,
 from which Keras learns shapes. What a step computes with is the next batch of the worker that runs it.
 
-Tests: tests/virtual/strategies/test_parameter_server_fit.py.
+Tests: tests/virtual/strategies/test_parameter_server_data.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._types import PyTree, UserValue
 from unisono.data._sharding import InputContext
 from unisono.ps.scheduling._workers import BatchFunction
 from unisono.ps.worker._batch_spec import rebuild
+from unisono.ps.worker._step_worker import as_worker
+from unisono.step._keras_internals import is_validation
+from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
 from unisono.strategies.parameter_server._job import Job
 from unisono.training.pushed._worker_program import WorkerProgram
 
 _NUMBERS = itertools.count()
 
+#: Arguments of `fit` and `evaluate` that say what the batches themselves must hold.
+_IN_BATCHES = ("y", "sample_weight", "class_weight", "batch_size", "validation_split")
 
-@dataclasses.dataclass(eq=False)
+
+def makes_data(value: UserValue) -> bool:
+    """Return whether an argument of `fit` is a function that makes data, and not data.
+
+    Args:
+        value: `x` or `validation_data`.
+
+    >>> makes_data(lambda context: []), makes_data(np.ones(3)), makes_data(None)
+    (True, False, False)
+    """
+    return callable(value) and not any(hasattr(value, name) for name in ("__iter__", "__getitem__"))
+
+
 class OwnData:
-    """The workers' datasets of one call of `fit`.
+    """The workers' datasets of one argument of `fit` or `evaluate`.
 
     Args:
         job: the cluster.
-        iterator: the workers' name of the iterator.
+        function: makes one, given an `InputContext`.
     """
 
-    job: Job
-    iterator: str
+    def __init__(self, job: Job, function: UserValue) -> None:
+        number = next(_NUMBERS)
+        self._job = job
+        self._dataset = f"dataset of fit {number}"
+        job.pool.make_dataset(self._dataset, pickled(make := dataset_maker(function, gives_context=True)))
+        with as_worker(0):
+            self._example = _first(make(InputContext(job.num_workers, 0, 1)))
+        self.function = BatchFunction(f"step {number}", (0,))
+        #: The workers' name of the iterator.
+        self.iterator = ""
+        self.restart()
 
-    def __post_init__(self) -> None:
-        self.function = BatchFunction(f"step {next(_NUMBERS)}", (0,))
-        #: By name of a plan: its program.
-        self.programs: dict[str, WorkerProgram] = {}
+    def restart(self) -> None:
+        """Begin each worker's dataset again."""
+        self._forget_iterator()
+        self.iterator = f"iterator of fit {next(_NUMBERS)}"
+        self._job.pool.iterate(self.iterator, self._dataset)
+
+    def forget(self) -> None:
+        """Let the workers drop their datasets."""
+        self._forget_iterator()
+        self._job.pool.forget(self._dataset)
+
+    def _forget_iterator(self) -> None:
+        if self.iterator:
+            self._job.pool.forget(self.iterator)
+
+    @property
+    def examples(self) -> Iterator[PyTree]:
+        """What Keras gets: one batch, for ever."""
+        return (self._example for _ in itertools.count())
 
     def trace_with(self, make: Callable[[PyTree], WorkerProgram]) -> None:
         """Note how the step's program for batches of a form is made.
@@ -55,50 +95,124 @@ class OwnData:
         def trace(form: str) -> None:
             (batch,) = rebuild(form, lambda dtype, shape: jax.ShapeDtypeStruct(shape, dtype))
             program = make(batch)
-            name = self.job.use(program, (self.function, form))
-            self.programs[name] = program
-            self.function.states = lambda: self.job.streams.take(program.streams)
+            self._job.use(program, (self.function, form))
+            self.function.states = lambda: self._job.streams.take(program.streams)
 
-        self.job.trace_with(self.function, trace)
+        self._job.trace_with(self.function, trace)
 
 
-@contextlib.contextmanager
-def own_data(
-    job: Job, arguments: dict[str, UserValue], pickled: Callable[[UserValue], bytes]
-) -> Iterator[tuple[dict[str, UserValue], OwnData]]:
-    """Let the workers make the data of a call of `fit`.
+class OwnDataOfCalls:
+    """What workers make themselves during the calls of `fit` and `evaluate` that run now.
 
     Args:
         job: the cluster.
-        arguments: of `fit`; `x` is a function of an `InputContext`.
-        pickled: makes bytes of the function.
-
-    Yields:
-        The arguments for Keras, and the workers' data.
-
-    Raises:
-        InvalidArgumentError: without `steps_per_epoch`, or with other data beside the function.
     """
-    others = [name for name in ("y", "sample_weight", "batch_size") if arguments.get(name) is not None]
-    if not arguments.get("steps_per_epoch") or others:
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        #: Of the innermost call; None where the chief's pipeline gives the batches.
+        self.current: OwnData | None = None
+        self._validation: OwnData | None = None
+
+    @contextlib.contextmanager
+    def around_method(self) -> Iterator[None]:
+        """Surround each call of a method: within a callback, the outer call's data are not its own."""
+        before, self.current = self.current, None
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def around_fit(self, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+        """Surround `fit`, inside of `around_method`.
+
+        Args:
+            arguments: by name.
+
+        Yields:
+            The arguments for Keras.
+
+        Raises:
+            InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
+        """
+        before = self._validation
+        with contextlib.ExitStack() as stack:
+            # The outer call's again, where a callback calls `fit`.
+            stack.callback(setattr, self, "_validation", before)
+            self._validation, self.current = None, None
+            arguments = dict(arguments)
+            if makes_data(arguments["validation_data"]):
+                _check(arguments, "validation_data", "validation_steps", ())
+                data = self._made(stack, arguments["validation_data"])
+                arguments["validation_data"] = data.examples
+                self._validation = data
+            if not makes_data(arguments["x"]):
+                yield arguments
+                return
+            _check(arguments, "x", "steps_per_epoch", _IN_BATCHES)
+            data = self._made(stack, arguments["x"])
+            stack.enter_context(self._job.streams.ahead())
+            self.current = data
+            yield {**arguments, "x": data.examples, "shuffle": False}
+            self._job.pool.queue.join()
+
+    @contextlib.contextmanager
+    def around_test(self, name: str, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+        """Surround `evaluate` or `predict`, inside of `around_method`.
+
+        Args:
+            name: of the method.
+            arguments: that were given, by name.
+
+        Yields:
+            The arguments for Keras.
+
+        Raises:
+            InvalidArgumentError: as `around_fit` does.
+            UnsupportedError: for `predict` with data of the workers.
+        """
+        with contextlib.ExitStack() as stack:
+            if is_validation(arguments) and self._validation is not None:
+                self._validation.restart()
+                self.current = self._validation
+            elif makes_data(arguments.get("x")):
+                if name == "predict":
+                    raise UnsupportedError(
+                        "`predict` needs data whose order is known, to return a row for each. Received: a "
+                        "function that makes data on each worker. Write `predict(dataset_fn(context))`."
+                    )
+                _check(arguments, "x", "steps", _IN_BATCHES)
+                self.current = self._made(stack, arguments["x"])
+                arguments = {**arguments, "x": self.current.examples}
+            if self.current is not None:
+                stack.enter_context(self._job.streams.ahead())
+            yield arguments
+
+    def _made(self, stack: contextlib.ExitStack, function: UserValue) -> OwnData:
+        data = OwnData(self._job, function)
+        stack.callback(data.forget)
+        return data
+
+
+def _check(arguments: Mapping[str, UserValue], name: str, steps: str, others: tuple[str, ...]) -> None:
+    beside = [other for other in others if arguments.get(other) not in (None, 0.0)]
+    if not arguments.get(steps) or beside:
         raise InvalidArgumentError(
-            "Data that workers make need the number of steps of an epoch, and hold batches of inputs and "
-            f"targets themselves. Received: steps_per_epoch={arguments.get('steps_per_epoch')!r}"
-            f"{', and ' + ', '.join(others) if others else ''}. Write `fit(dataset_fn, steps_per_epoch=100)`."
+            "Data that workers make need the number of steps, and hold batches of inputs, targets and "
+            f"perhaps weights themselves. Received: a function as `{name}`, {steps}={arguments.get(steps)!r}"
+            f"{', and ' + ', '.join(beside) if beside else ''}. Write "
+            f"`{'evaluate' if steps == 'steps' else 'fit'}(..., {steps}=100)`, and put what belongs to the "
+            "rows into the batches."
         )
-    number = next(_NUMBERS)
-    dataset, iterator = f"dataset of fit {number}", f"iterator of fit {number}"
-    job.pool.make_dataset(dataset, pickled(arguments["x"]))
-    job.pool.iterate(iterator, dataset)
-    example = _first(arguments["x"](InputContext(job.num_workers, 0, 1)))
-    data = OwnData(job, iterator)
-    try:
-        yield {**arguments, "x": (example for _ in itertools.count()), "shuffle": False}, data
-    finally:
-        job.pool.forget(iterator)
 
 
 def _first(dataset: Any) -> PyTree:
+    if not hasattr(dataset, "__iter__"):
+        raise InvalidTypeError(
+            "The function that makes the workers' data must return a dataset of batches. Received: "
+            f"{type(dataset).__name__}. Return a `unisono.data.Dataset`, or another iterable."
+        )
     batches = dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else iter(dataset)
     first = next(iter(batches), None)
     if first is None:

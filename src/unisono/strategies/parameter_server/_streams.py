@@ -33,8 +33,12 @@ class RandomStreams:
         """Advance states when calls are sent, until the block ends, whatever the variables hold.
 
         Where workers take batches, calls are sent after Keras' loop has scheduled them. At the end of an
-        epoch the loop fills the variables with states that do not count the calls which still wait.
+        epoch the loop fills the variables with states that do not count the calls which still wait. Within
+        another such block, as in a validation, it goes on.
         """
+        if self._is_ahead:
+            yield
+            return
         with self._lock:
             self._next.clear()
             self._is_ahead = True
