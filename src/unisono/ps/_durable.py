@@ -284,6 +284,11 @@ class DurableStore:
             self._timer.start()
 
     @property
+    def has_log(self) -> bool:
+        """Whether changes are logged; else those after the last snapshot are lost with the process."""
+        return self._journal.has_log
+
+    @property
     def number(self) -> int:
         """The number of the last change."""
         return self._journal.number

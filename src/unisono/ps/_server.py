@@ -184,7 +184,11 @@ class VariableServer:
 
     def _create(self, frame: Frame) -> Frame:
         news = decode_news(listed(_meta(frame), "variables"), frame.arrays)
-        return frame.answer(Op.OK, {"ids": self.store.create(news, request=frame.request)})
+        numbers = self.store.create(news, request=frame.request)
+        if self._durable is not None and not self._durable.has_log:
+            # A server that loses the variables themselves could not go on.
+            self._durable.snapshot()
+        return frame.answer(Op.OK, {"ids": numbers})
 
     def _program(self, frame: Frame) -> Frame:
         (blob,) = _arrays(frame, 1)

@@ -9,7 +9,12 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.strategies.parameter_server._last_word import leave_word
 from unisono.strategies.parameter_server._roles import roles_of
-from unisono.strategies.parameter_server._serve import CHIEF_VARIABLE, Service, chief_seconds
+from unisono.strategies.parameter_server._serve import (
+    CHIEF_VARIABLE,
+    Service,
+    durable_store,
+    seconds_of,
+)
 
 SPEC = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
 
@@ -55,7 +60,7 @@ def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, lim
 def test_the_limit_must_be_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv(CHIEF_VARIABLE, text)
     with pytest.raises(InvalidArgumentError, match="must be a number of seconds"):
-        chief_seconds()
+        seconds_of(CHIEF_VARIABLE, 1.0)
 
 
 def test_a_task_that_comes_after_the_end_of_its_job_ends_with_its_code():
@@ -63,3 +68,21 @@ def test_a_task_that_comes_after_the_end_of_its_job_ends_with_its_code():
     leave_word(["localhost:1"], 7)
     assert served.join() == 7
     assert served.is_closed
+
+
+@pytest.mark.parametrize(("log", "has_log"), [(None, True), ("1", True), ("0", False)])
+def test_a_servers_log_can_be_turned_off(monkeypatch, tmp_path, log, has_log):
+    assert durable_store(0) is None
+    monkeypatch.setenv("UNISONO_PS_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("UNISONO_PS_SNAPSHOT_SECONDS", "0.05")
+    if log is not None:
+        monkeypatch.setenv("UNISONO_PS_LOG", log)
+    durable = durable_store(3)
+    assert durable.has_log is has_log
+    durable.store.raise_generation(4)
+    deadline = time.monotonic() + 10
+    while durable.snapshot_number != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    durable.close()
+    assert (tmp_path / "ps-3").is_dir()

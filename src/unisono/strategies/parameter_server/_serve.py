@@ -17,7 +17,7 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._base import process_environ
 from unisono.ps._calls import ClientId, Handler, RequestEndpoint, RequestPeer
 from unisono.ps._client import ServerClient
-from unisono.ps._durable import DurableStore
+from unisono.ps._durable import LOG_BYTES, DurableStore
 from unisono.ps._frames import Frame
 from unisono.ps._loopback import LoopbackNetwork
 from unisono.ps._programs import ExportedProgram
@@ -32,6 +32,12 @@ from unisono.strategies.parameter_server._roles import Roles
 
 #: The variable with the directory in which parameter servers keep their state; without it, in memory alone.
 DIRECTORY_VARIABLE = "UNISONO_PS_DIRECTORY"
+
+#: The variable that turns the log off: `0`. What is not in a snapshot is then lost with the process.
+LOG_VARIABLE = "UNISONO_PS_LOG"
+#: The variable with the seconds between two snapshots of a server.
+SNAPSHOT_VARIABLE = "UNISONO_PS_SNAPSHOT_SECONDS"
+SNAPSHOT_SECONDS = 60.0
 
 #: The variable with the seconds for which a task waits without a sign of its chief; 0 for no limit.
 CHIEF_VARIABLE = "UNISONO_CHIEF_TIMEOUT"
@@ -53,23 +59,41 @@ def load_program(digest: str, data: bytes) -> ExportedProgram:
     return ExportedProgram(data)
 
 
-def chief_seconds() -> float:
-    """Return for how long a task waits without a sign of its chief, from the environment; 0 for no limit.
+def seconds_of(variable: str, default: float) -> float:
+    """Return a number of seconds from the environment.
+
+    Args:
+        variable: its name.
+        default: where it is not set.
 
     Raises:
-        InvalidArgumentError: the variable is no number of seconds.
+        InvalidArgumentError: it is no number of seconds.
     """
-    text = process_environ().get(CHIEF_VARIABLE, str(CHIEF_SECONDS))
+    text = process_environ().get(variable, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidArgumentError(
-            f"{CHIEF_VARIABLE} must be a number of seconds, 0 for no limit. Received: {text!r}. Write "
-            f"`export {CHIEF_VARIABLE}=600`."
+            f"{variable} must be a number of seconds, 0 or more. Received: {text!r}. Write "
+            f"`export {variable}={default:g}`."
         )
     return seconds
+
+
+def durable_store(index: int) -> DurableStore | None:
+    """Return the store of a parameter server that outlives its process, None without a directory for it.
+
+    Args:
+        index: of the server.
+    """
+    directory = process_environ().get(DIRECTORY_VARIABLE)
+    if not directory:
+        return None
+    interval = seconds_of(SNAPSHOT_VARIABLE, SNAPSHOT_SECONDS)
+    log_bytes = 0 if process_environ().get(LOG_VARIABLE) == "0" else LOG_BYTES
+    return DurableStore(Path(directory) / f"ps-{index}", log_bytes, interval or None)
 
 
 def serve(roles: Roles) -> int:
@@ -109,7 +133,7 @@ class Service(abc.ABC):
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
-        self._patience = chief_seconds()
+        self._patience = seconds_of(CHIEF_VARIABLE, CHIEF_SECONDS)
 
     def join(self) -> int:
         """Wait for the end of the job; return the exit code.
@@ -174,8 +198,7 @@ class _VariableService(Service):
     def __init__(self, roles: Roles) -> None:
         super().__init__(roles)
         keys = read_keys(process_environ(), roles.task, roles.spec)
-        directory = process_environ().get(DIRECTORY_VARIABLE)
-        self._durable = DurableStore(Path(directory) / f"ps-{roles.task.index}") if directory else None
+        self._durable = durable_store(roles.task.index)
         self._server = VariableServer(
             VariableStore() if self._durable is None else self._durable.store,
             self._durable,
