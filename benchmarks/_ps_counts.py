@@ -1,7 +1,7 @@
 """What every task of `ps_recovery.py` runs: steps that leave a trace on each server, and notes.
 
 Each step adds one to its own place of a vector on each server, notes there how many updates it had pulled,
-and trains two variables with SGD. Tasks write what they do to `<task>.jsonl`, in lines that survive a SIGKILL.
+and trains two variables with SGD. Tasks write what they do to `<task>.jsonl`, in lines that outlive them.
 
     python _ps_counts.py FOLDER OPTIONS    # in a task of `unisono launch`
 """
