@@ -21,6 +21,7 @@ from unisono._types import ArrayLike, Json, Trackable
 from unisono.checkpoint._json_state import decode, encode
 from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
+from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import (
     initialize_with,
     store_value,
@@ -363,8 +364,11 @@ def _set_logical_value(variable: keras.Variable, value: np.ndarray) -> None:
     else:
         # Not `assign`: a stateless scope around, in which a model is built, would get the value instead.
         # Also inside a trace, where a model may be built: the variable must not keep a tracer.
+        held = stored_value(variable)
         with jax.ensure_compile_time_eval():
-            store_value(variable, jnp.asarray(value, stored_dtype(variable)))
+            new = jnp.asarray(value, stored_dtype(variable))
+            # A value on parameter servers stays there.
+            store_value(variable, held.assigned(new) if isinstance(held, HeldValue) else new)
 
 
 def _difference(name: str, variable: keras.Variable, saved: np.ndarray) -> list[str]:
