@@ -21,11 +21,11 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
 from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
+from unisono.step._held_value import HeldInRows, HeldValue
 from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
-from unisono.step._sharded_layout import Shards
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -73,6 +73,8 @@ class Entry:
         # By slot: what the variable holds between steps, and the array on all devices that stands for it.
         self._held: list[Any] = [_NOTHING] * len(plan.slots)
         self._arrays: list[Any] = [None] * len(plan.slots)
+        #: By slot: what stands for a value on parameter servers, which stays there and is read for each step.
+        self._elsewhere: dict[int, HeldInRows] = {}
         self._written = [(i, s) for i, s in enumerate(plan.slots) if s.written]
         self._read = [i for i, s in enumerate(plan.slots) if not s.written]
         # Asked of each variable in each step: 320 small variables have 962 slots.
@@ -137,6 +139,9 @@ class Entry:
     def _store_all(self, new: list[Any]) -> None:
         """Store the new state in the variables."""
         for (i, slot), value in zip(self._written, self._strategy.state_layout.rest(new), strict=True):
+            if self._elsewhere and i in self._elsewhere:
+                self._elsewhere[i].assigned(value)
+                continue
             self._arrays[i] = value
             self._held[i] = held = slot.layout.hold(value)
             _store(slot, held)
@@ -147,8 +152,8 @@ class Entry:
             return
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
-        # Of what lies in parts each worker has its own.
-        new = [s for s in new if not isinstance(_stored(s), Shards)]
+        # Of what lies in parts each worker has its own, and parameter servers have one value for all.
+        new = [s for s in new if not isinstance(_stored(s), HeldValue)]
         values = self._strategy.process_group.broadcast_arrays([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
             _store(slot, jnp.asarray(value))
@@ -156,9 +161,14 @@ class Entry:
 
     def _place(self, number: int, slot: Slot, value: Any) -> None:
         """Put what a variable holds onto the devices."""
-        array = slot.layout.place(value)
         # What is written is donated: where the step then fails, it is placed anew.
         self._held[number] = _NOTHING
+        self._elsewhere.pop(number, None)
+        if isinstance(value, HeldInRows):
+            self._elsewhere[number] = value
+            self._arrays[number] = slot.layout.place(value.whole())
+            return
+        array = slot.layout.place(value)
         # Placed once and kept, as no step replaces it.
         if not slot.written:
             self._held[number] = held = slot.layout.hold(array)

@@ -111,6 +111,28 @@ def test_reads_and_assignments_reach_the_servers():
             assert [float(v) for v in values] == [0.25]
 
 
+def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
+    with local_strategy(servers=2) as strategy:
+        with strategy.scope():
+            read = unisono.Variable(np.zeros(3, "float32"))
+            written = unisono.Variable(np.zeros(3, "float32"), aggregation="sum")
+        strategy.job.placed.place([(read, None), (written, None)])
+
+        def step():
+            written.assign_add(read.value + 1)
+            return read.value * 1
+
+        @unisono.function
+        def function():
+            return strategy.run(step)
+
+        for number, call in enumerate((lambda: strategy.run(step),) * 3 + (function,) * 2):
+            np.testing.assert_array_equal(call(), number)
+            read.assign_add(np.ones(3))
+        np.testing.assert_array_equal(strategy.job.placed.read(written), 5 + sum(range(5)))
+        np.testing.assert_array_equal(written, 15)
+
+
 def test_a_process_has_one_strategy_of_its_cluster():
     spec = ClusterSpec({"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]})
     with local_strategy(), pytest.raises(unisono.ContextError, match="one `ParameterServerStrategy` of its"):
