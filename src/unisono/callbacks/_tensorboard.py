@@ -20,6 +20,7 @@ from unisono import summary
 from unisono._errors import InvalidArgumentError
 from unisono._export._packages import require_packages
 from unisono._types import ArrayLike, Logs
+from unisono.training._binding import strategy_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -165,6 +166,8 @@ class TensorBoard(keras.callbacks.Callback):
             seconds = time.perf_counter() - self._epoch_began
             train["steps_per_second"] = max(self._ends, default=0) / seconds
         self._write_scalars("train", "epoch_{}", train, epoch)
+        if (strategy := strategy_of(self.model)) is not None:
+            self._write_scalars("train", "{}", strategy.numbers_of_workers, epoch)
         if validation:
             self._write_scalars("validation", "epoch_{}", validation, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:

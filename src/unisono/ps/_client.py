@@ -27,6 +27,7 @@ from unisono._errors import ClusterError
 from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
+from unisono.ps._traffic import Traffic
 
 #: Seconds after which a request is sent again, and between two attempts while a server is away.
 RETRY_AFTER = 5.0
@@ -79,6 +80,8 @@ class ServerClient:
         self._peers, self._generation, self._patience = list(peers), generation, patience
         self._numbers = RequestNumbers()
         self._lock = threading.Lock()
+        #: Counts what goes to the servers, and what comes.
+        self.traffic = Traffic()
         #: By variable: the newest version that was seen, and its value.
         self._known: dict[Key, tuple[int, Any]] = {}
         #: By server: within which its versions can be compared.
@@ -121,6 +124,7 @@ class ServerClient:
         """
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
         attempts = _Attempts(self._peers[server], frame, self._patience, self._is_closed)
+        attempts.answer.add_done_callback(self.traffic.sent(server, op, arrays))
         attempts.begin()
         return attempts.answer
 

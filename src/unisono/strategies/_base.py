@@ -52,9 +52,9 @@ class Strategy(DeprecatedMethods):
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
     It may override `around_fit`, `around_test`, `around_method`, `prepare_call`, `runs_ahead`,
-    `workers_make_data`, `gather_state`, `parameter_devices` and `cluster_resolver`, and those of `_run`,
-    `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and `_values_from_function` that it
-    supports; the others raise an `UnsupportedError`. It never overrides
+    `workers_make_data`, `own_callbacks`, `numbers_of_workers`, `gather_state`, `parameter_devices` and
+    `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`, `_split`, `_from_function` and
+    `_values_from_function` that it supports; the others raise an `UnsupportedError`. It never overrides
     `scope`, `run`, `reduce`, `gather`, `local_results`, `distribute_dataset` and its sisters, `extended` and
     the deprecated methods, whose aliases would call these here.
 
@@ -95,6 +95,16 @@ class Strategy(DeprecatedMethods):
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
     runs_ahead = True
+
+    @property
+    def own_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Callbacks that a call of `fit` gets before the user's."""
+        return []
+
+    @property
+    def numbers_of_workers(self) -> Mapping[str, float]:
+        """What is known of each worker in the last epoch of `fit`, by `worker_0/name`, for TensorBoard."""
+        return {}
 
     @property
     def workers_make_data(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.ps._partition import shard_bounds, shard_count
+from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Rules
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout
@@ -30,7 +31,7 @@ from unisono.strategies.parameter_server._exit_code import expected_exit_code, n
 from unisono.strategies.parameter_server._failure import watch_program
 from unisono.strategies.parameter_server._fit import PushedFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
-from unisono.strategies.parameter_server._own_data import OwnData, OwnDataOfCalls
+from unisono.strategies.parameter_server._own_data import OwnData, RunningCalls
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
 from unisono.training.pushed._push_layout import PushLayout
@@ -103,7 +104,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._ops = CrossDeviceOps()
         self._job: Job | None = None
         self._partitioner = partitioner
-        self._own_data: OwnDataOfCalls | None = None
+        self._calls: RunningCalls | None = None
         if cluster is None:
             super().__init__(ReplicaMesh(resolve_devices(None)))
             self._homes = resolve_devices(["cpu:0"])
@@ -114,7 +115,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         super().__init__(ReplicaMesh(self._homes))
         self._state_layout = PushLayout(self._mesh)
         self._job = Job(cluster, rules)
-        self._own_data = OwnDataOfCalls(self._job)
+        self._calls = RunningCalls(self._job)
         _JOB.append(self._job)
         watch_program()
         atexit.register(self._end)
@@ -200,15 +201,32 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def own_data(self) -> OwnData | None:
         """What workers make themselves for the call of `fit` or `evaluate` that runs now."""
-        return None if self._own_data is None else self._own_data.current
+        return None if self._calls is None else self._calls.current
+
+    @property
+    def tally(self) -> StepTally | None:
+        """What counts the steps of the `fit` that runs now; None in other methods."""
+        return None if self._calls is None else self._calls.tally
+
+    @property
+    def own_callbacks(self) -> list[keras.callbacks.Callback]:
+        """What adds speed, staleness and bytes to the logs of epochs."""
+        numbers = None if self._calls is None else self._calls.numbers
+        return [] if numbers is None else [numbers]
+
+    @property
+    def numbers_of_workers(self) -> Mapping[str, float]:
+        """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
+        numbers = None if self._calls is None else self._calls.numbers
+        return {} if numbers is None else numbers.of_workers
 
     @contextlib.contextmanager
     def around_method(self) -> Iterator[None]:
         """Surround a call of `fit` and the like: its steps are left where it raises."""
-        if self._job is None or self._own_data is None:
+        if self._job is None or self._calls is None:
             yield
             return
-        with self._own_data.around_method(), self._job.around_call():
+        with self._calls.around_method(), self._job.around_call():
             yield
 
     @contextlib.contextmanager
@@ -216,19 +234,19 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        if self._own_data is None:
+        if self._calls is None:
             yield arguments, ahead
             return
-        with self._own_data.around_fit(arguments) as changed:
+        with self._calls.around_fit(arguments) as changed:
             yield changed, False
 
     @contextlib.contextmanager
     def around_test(self, name: str, arguments: Arguments) -> Iterator[Arguments]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        if self._own_data is None:
+        if self._calls is None:
             yield arguments
             return
-        with self._own_data.around_test(name, arguments) as changed:
+        with self._calls.around_test(name, arguments) as changed:
             yield changed
 
     def end(self) -> None:

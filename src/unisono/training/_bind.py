@@ -48,7 +48,7 @@ from unisono.training._binding import (
     strategy_of,
 )
 from unisono.training._chief_save import written_once
-from unisono.training._fit_extension import around_fit, has_fit_extensions
+from unisono.training._fit_extension import around_fit, flat_callbacks, has_fit_extensions
 from unisono.training._initial_values import initializer_patches
 from unisono.training._keras_data import data_needed, keras_arguments
 from unisono.training._model_state import State, taken_state, weights_kept
@@ -294,7 +294,13 @@ def _fit(
             arguments, ahead = around.enter_context(strategy.around_fit(model, arguments, ahead))
         lookahead = None if strategy is None else lookahead_for(strategy, model, arguments, "fit", ahead)
         arguments = around.enter_context(around_fit(model, arguments))
-        return original(model, **around.enter_context(with_lookahead(model, arguments, lookahead)))
+        arguments = around.enter_context(with_lookahead(model, arguments, lookahead))
+        own = [] if strategy is None else strategy.own_callbacks
+        callbacks = arguments["callbacks"]
+        # A user's own list calls what is in it.
+        if own and not isinstance(callbacks, keras.callbacks.CallbackList):
+            arguments = {**arguments, "callbacks": [*own, *flat_callbacks(callbacks)]}
+        return original(model, **arguments)
 
 
 def _check_not_in_scope(model: keras.Model, name: str) -> None:

@@ -22,6 +22,7 @@ from unisono.ps._calls import PeerLostError, PeerRejectedError, RequestNumbers, 
 from unisono.ps._client import error_of
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
+from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
 from unisono.ps.scheduling._queue import (
     ClosureQueue,
@@ -78,6 +79,7 @@ class RunRequest:
         function: takes batches, where `plan` is None.
         iterators: the names of the call's iterators.
         states: of random generators: the same in every attempt. None where they are not known yet.
+        tally: counts what it costs.
     """
 
     plan: str | None
@@ -85,6 +87,7 @@ class RunRequest:
     function: BatchFunction | None = None
     iterators: tuple[str, ...] = ()
     states: list[Any] | None = None
+    tally: StepTally | None = None
 
     def to_meta(self) -> dict[str, Any]:
         """Return what a worker is told besides arrays."""
@@ -267,10 +270,10 @@ class WorkerPool:
         }
         answer: Future[Any] = Future()
         sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])
-        sent.add_done_callback(lambda done: self._answered(worker, done, answer))
+        sent.add_done_callback(lambda done: self._answered(worker, request, done, answer))
         return answer
 
-    def _answered(self, worker: int, sent: Future[Frame], answer: Future[Any]) -> None:
+    def _answered(self, worker: int, request: RunRequest, sent: Future[Frame], answer: Future[Any]) -> None:
         error = sent.exception()
         if isinstance(error, PeerLostError):
             answer.set_exception(WorkerLostError(str(error)))
@@ -284,6 +287,8 @@ class WorkerPool:
         else:
             for name, count in frame.meta.get("taken", {}).items():
                 self._used[worker][name] = max(count, self._used[worker][name])
+            if request.tally is not None and "cost" in frame.meta:
+                request.tally.add(worker, frame.meta["cost"])
             answer.set_result(RunResult(frame.meta["plan"], list(frame.arrays)))
 
     def _send(

@@ -29,6 +29,7 @@ from unisono._errors import ContextError, UnisonoError
 from unisono.ps._calls import ClientId, StaleValuesError, error_answer
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
+from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
 from unisono.ps.worker._worker_data import WorkerData
 
@@ -44,6 +45,8 @@ _INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None
 
 class Servers(Protocol):
     """What a worker needs of the parameter servers; `ps/_client.ServerClient` has it."""
+
+    traffic: Traffic
 
     def pull(self, keys: Sequence[tuple[int, int]]) -> Future[list[Any]]:
         """Return the values of variables, later."""
@@ -332,6 +335,9 @@ class StepWorker:
         )
 
     def _answer(self, task: _Received, answer: Frame) -> None:
+        if "plan" in answer.meta:
+            meta = {**answer.meta, "cost": self._servers.traffic.take()}
+            answer = dataclasses.replace(answer, meta=meta)
         self._reply(task.client, task.frame.request, answer)
 
 

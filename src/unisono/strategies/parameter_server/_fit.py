@@ -91,7 +91,7 @@ class PushedFunction:
         variables = [v for part in variables_of(self._model, self._task) for v in part]
         values = [value for part in state for value in part]
         trains = self._task is TrainerTask.TRAIN
-        own = self._strategy.own_data
+        own, tally = self._strategy.own_data, self._strategy.tally if trains else None
         ids = tuple(map(id, variables))
         if ids != self._ids:
             # Not at each step: for a model of three layers that were 64 questions (2026-11-22).
@@ -107,10 +107,10 @@ class PushedFunction:
         job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
         if own is None:
             program = self._steps.program(batch)
-            lazy = self._lazy(program.result, job.run(program, jax.tree.leaves(batch)))
+            lazy = self._lazy(program.result, job.run(program, jax.tree.leaves(batch), tally))
         else:
             own.trace_with(self._steps.program)
-            future = job.run_function(own.function, [own.iterator], ())
+            future = job.run_function(own.function, [own.iterator], (), tally)
             # The logs have the same names for batches of all forms.
             lazy = self._lazy(self._steps.program(batch).result, future)
         # What Keras finds in its variables when its loop ends.

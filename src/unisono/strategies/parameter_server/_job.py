@@ -16,6 +16,7 @@ import numpy as np
 
 from unisono.ps._calls import RequestPeer
 from unisono.ps._client import ServerClient
+from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._beats import ChiefBeats
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
@@ -103,12 +104,15 @@ class Job:
         self._names[key] = program, name
         return name
 
-    def run(self, program: WorkerProgram, arrays: Sequence[Any]) -> Future[RunResult]:
+    def run(
+        self, program: WorkerProgram, arrays: Sequence[Any], tally: StepTally | None = None
+    ) -> Future[RunResult]:
         """Schedule a run of a program; return its result, later.
 
         Args:
             program: whose variables are placed.
             arrays: of the call, of which the program may take some alone.
+            tally: counts what the run costs.
         """
         name = self.use(program)
         # The worker's number is the last one of the arrays.
@@ -117,10 +121,16 @@ class Job:
             for i, spec in zip(program.arrays, _array_specs(program), strict=True)
             if i != program.worker
         ]
-        return self.pool.queue.schedule(RunRequest(name, sent, states=self.streams.take(program.streams)))
+        return self.pool.queue.schedule(
+            RunRequest(name, sent, states=self.streams.take(program.streams), tally=tally)
+        )
 
     def run_function(
-        self, function: BatchFunction, iterators: Sequence[str], arrays: Sequence[Any]
+        self,
+        function: BatchFunction,
+        iterators: Sequence[str],
+        arrays: Sequence[Any],
+        tally: StepTally | None = None,
     ) -> Future[RunResult]:
         """Schedule a call of a function that takes batches of the worker that runs it.
 
@@ -128,8 +138,10 @@ class Job:
             function: one that `trace_with` knows.
             iterators: the names of the call's iterators.
             arrays: of the call.
+            tally: counts what the call costs.
         """
-        return self.pool.queue.schedule(RunRequest(None, list(arrays), function, tuple(iterators)))
+        request = RunRequest(None, list(arrays), function, tuple(iterators), tally=tally)
+        return self.pool.queue.schedule(request)
 
     def trace_with(self, function: BatchFunction, make: Callable[[str], None]) -> None:
         """Note how a function's program is made, once a worker has said what its batches are like.

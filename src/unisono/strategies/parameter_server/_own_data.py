@@ -19,11 +19,13 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._types import PyTree, UserValue
 from unisono.data._sharding import InputContext
+from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import BatchFunction
 from unisono.ps.worker._batch_spec import rebuild
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._keras_internals import is_validation
 from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
+from unisono.strategies.parameter_server._epoch_numbers import EpochNumbers
 from unisono.strategies.parameter_server._job import Job
 from unisono.training.pushed._worker_program import WorkerProgram
 
@@ -101,8 +103,8 @@ class OwnData:
         self._job.trace_with(self.function, trace)
 
 
-class OwnDataOfCalls:
-    """What workers make themselves during the calls of `fit` and `evaluate` that run now.
+class RunningCalls:
+    """What the calls of `fit` and `evaluate` that run now have: data of workers, and counts of steps.
 
     Args:
         job: the cluster.
@@ -112,16 +114,21 @@ class OwnDataOfCalls:
         self._job = job
         #: Of the innermost call; None where the chief's pipeline gives the batches.
         self.current: OwnData | None = None
+        #: What the training steps of the innermost `fit` cost; None in other methods.
+        self.tally: StepTally | None = None
+        #: What shows it, in the innermost `fit`.
+        self.numbers: EpochNumbers | None = None
         self._validation: OwnData | None = None
 
     @contextlib.contextmanager
     def around_method(self) -> Iterator[None]:
         """Surround each call of a method: within a callback, the outer call's data are not its own."""
         before, self.current = self.current, None
+        tally, self.tally = self.tally, None
         try:
             yield
         finally:
-            self.current = before
+            self.current, self.tally = before, tally
 
     @contextlib.contextmanager
     def around_fit(self, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
@@ -140,7 +147,9 @@ class OwnDataOfCalls:
         with contextlib.ExitStack() as stack:
             # The outer call's again, where a callback calls `fit`.
             stack.callback(setattr, self, "_validation", before)
-            self._validation, self.current = None, None
+            stack.callback(setattr, self, "numbers", self.numbers)
+            self._validation, self.tally = None, StepTally()
+            self.numbers = EpochNumbers(self.tally)
             arguments = dict(arguments)
             if makes_data(arguments["validation_data"]):
                 _check(arguments, "validation_data", "validation_steps", ())

@@ -62,7 +62,8 @@ class WorkerStep:
                 was frozen changes the lists, as its weights move to another one.
         """
         leaves, structure = jax.tree.flatten(batch)
-        shapes = (structure, *((np.shape(x), np.result_type(x)) for x in leaves))
+        # `train_on_batch` gives arrays of JAX, which NumPy does not take for types.
+        shapes = (structure, *((np.shape(x), getattr(x, "dtype", None) or np.result_type(x)) for x in leaves))
         known = self._by_sizes.get((sizes, shapes))
         if sizes is not None and known is not None:
             return known

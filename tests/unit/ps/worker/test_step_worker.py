@@ -14,6 +14,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps._calls import ClientId, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
+from unisono.ps._traffic import Traffic
 from unisono.ps.worker._step_worker import PushPlan, StepPlan, StepWorker, current_worker_index
 
 CHIEF, OTHER = ClientId(b"1", Task("chief", 0)), ClientId(b"2", Task("worker", 1))
@@ -27,7 +28,7 @@ class Servers:
     """Keeps what was pulled and pushed; the test acknowledges pushes."""
 
     def __init__(self):
-        self.pulls, self.pushes = [], queue.Queue()
+        self.pulls, self.pushes, self.traffic = [], queue.Queue(), Traffic()
 
     def pull(self, keys):
         self.pulls.append(tuple(keys))

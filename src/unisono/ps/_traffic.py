@@ -1,0 +1,143 @@
+"""What steps cost: bytes pulled and pushed, and how many updates of others an update has missed.
+
+A worker counts while it sends and receives, and says it in the reply to each step; the chief adds it up. No
+message is sent for it.
+
+Tests: tests/unit/ps/test_traffic.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+
+_MB = 1e6
+
+
+@dataclasses.dataclass
+class StepCosts:
+    """What some steps have cost.
+
+    Args:
+        pulled: bytes of values that came from servers.
+        pushed: bytes that went to them.
+        updates: pushes that were applied, one for each server and step.
+        missed: by how many pushes of others these were preceded, since their step had pulled; in sum.
+        most: the same of one push, at most.
+        steps: how many.
+    """
+
+    pulled: int = 0
+    pushed: int = 0
+    updates: int = 0
+    missed: int = 0
+    most: int = 0
+    steps: int = 0
+
+    def add(self, others: Iterable[int]) -> None:
+        """Add what other steps have cost.
+
+        Args:
+            others: the fields, in order.
+
+        >>> costs = StepCosts(pulled=10, most=3)
+        >>> costs.add([5, 0, 1, 2, 2, 1])
+        >>> costs.pulled, costs.missed, costs.most, costs.steps
+        (15, 2, 3, 1)
+        """
+        pulled, pushed, updates, missed, most, steps = others
+        self.pulled += pulled
+        self.pushed += pushed
+        self.updates += updates
+        self.missed += missed
+        self.most = max(self.most, most)
+        self.steps += steps
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The costs as they are shown: means, a maximum, and megabytes."""
+        return {
+            "staleness": self.missed / self.updates if self.updates else 0.0,
+            "staleness_max": float(self.most),
+            "pulled_mb": self.pulled / _MB,
+            "pushed_mb": self.pushed / _MB,
+        }
+
+
+class Traffic:
+    """Counts the requests of one client; safe to use from several threads.
+
+    A client's steps run one after the other: what a step pushes is computed from what was pulled last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._costs = StepCosts()
+        #: By server: how many pushes it had applied when values came from it last.
+        self._counts: dict[int, int] = {}
+
+    def sent(self, server: int, op: Op, arrays: Sequence[Any]) -> Callable[[Future[Frame]], None]:
+        """Count a request; return what counts its answer.
+
+        Args:
+            server: its number.
+            op: of the request.
+            arrays: likewise.
+        """
+        with self._lock:
+            if op is Op.PUSH:
+                self._costs.pushed += sum(array.nbytes for array in arrays)
+            return functools.partial(self._answered, server, op, self._counts.get(server))
+
+    def take(self) -> list[int]:
+        """Return the costs of one step, and begin to count for the next."""
+        with self._lock:
+            self._costs.steps = 1
+            taken, self._costs = list(dataclasses.astuple(self._costs)), StepCosts()
+        return taken
+
+    def _answered(self, server: int, op: Op, before: int | None, sent: Future[Frame]) -> None:
+        if sent.exception() is not None:
+            return
+        answer = sent.result()
+        meta = answer.meta
+        with self._lock:
+            self._costs.pulled += sum(array.nbytes for array in answer.arrays)
+            if op is Op.PUSH and meta.get("applied") and before is not None:
+                # Not negative, where the server was started again.
+                missed = max(0, meta["count"] - before - 1)
+                self._costs.add([0, 0, 1, missed, missed, 0])
+            values = meta if op is Op.PULL else meta.get("pulled")
+            if values is not None and "count" in values:
+                self._counts[server] = values["count"]
+
+
+class StepTally:
+    """What the steps of workers have cost, as the chief adds it up; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: dict[int, StepCosts] = {}
+
+    def add(self, worker: int, cost: Sequence[int]) -> None:
+        """Add a step.
+
+        Args:
+            worker: which has run it.
+            cost: what the worker has said.
+        """
+        with self._lock:
+            self._workers.setdefault(worker, StepCosts()).add(cost)
+
+    def take(self) -> dict[int, StepCosts]:
+        """Return the costs by worker, and begin again."""
+        with self._lock:
+            taken, self._workers = self._workers, {}
+        return dict(sorted(taken.items()))

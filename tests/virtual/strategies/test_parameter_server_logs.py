@@ -1,0 +1,81 @@
+"""What people see of `fit` on parameter servers: the logs of epochs, and TensorBoard."""
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.ps_cluster import local_strategy
+
+ADDED = {"steps_per_second", "staleness", "staleness_max", "pulled_mb", "pushed_mb"}
+
+
+def data(rows=64):
+    return np.ones((rows, 4), "float32"), np.ones((rows, 2), "float32")
+
+
+def compiled(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    with local_strategy(workers=2, servers=2, max_staleness=1) as made:
+        yield made
+
+
+def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path, capsys):
+    model = compiled(strategy)
+    seen = []
+
+    class Nested(keras.callbacks.Callback):
+        """Steps that are no training steps of this call."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.evaluate(*data(), verbose=0)
+            self.model.train_on_batch(*data(8))
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((dict(logs), dict(strategy.numbers_of_workers)))
+
+    board = unisono.callbacks.TensorBoard(tmp_path / "board")
+    history = model.fit(
+        *data(), batch_size=8, epochs=2, verbose=2, validation_data=data(16), callbacks=[Nested(), board]
+    ).history
+    assert set(history) == {"loss", "mae", "val_loss", "val_mae"} | ADDED
+    assert "staleness" in capsys.readouterr().out
+    messages = {name: count for name, count in seen[-1][1].items() if name.endswith("/steps")}
+    assert sum(messages.values()) == 8
+    for logs, _ in seen:
+        assert logs["staleness_max"] <= 1
+        assert 0 <= logs["staleness"] <= 1
+        assert logs["steps_per_second"] > 0
+        # Gradients of 10 weights, and additions to the sums and counts of two metrics.
+        assert logs["pushed_mb"] == pytest.approx(8 * 4 * (10 + 4) / 1e6)
+        assert 0 < logs["pulled_mb"] <= logs["pushed_mb"] * 2
+    files = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events*"))
+    for tag in (b"epoch_staleness", b"epoch_pushed_mb", *(name.encode() for name in seen[-1][1])):
+        assert tag in files
+    # Behind the call there is nothing.
+    assert strategy.numbers_of_workers == {}
+    assert strategy.tally is None
+
+
+def test_what_a_user_logs_stays(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[keras.metrics.MeanSquaredError("staleness")])
+    history = model.fit(*data(), batch_size=8, verbose=0).history
+    assert history["staleness"] == pytest.approx(history["loss"])
+
+
+def test_with_staleness_0_no_update_is_missed_and_a_list_of_the_user_is_left_alone():
+    with local_strategy(workers=2, max_staleness=0) as strategy:
+        model = compiled(strategy)
+        history = model.fit(*data(), batch_size=8, epochs=2, verbose=0).history
+        assert history["staleness_max"] == [0, 0]
+        own = keras.callbacks.CallbackList([], add_history=True, model=model)
+        assert set(model.fit(*data(), verbose=0, callbacks=own).history) == {"loss", "mae"}
