@@ -1,7 +1,8 @@
 """What every task of `ps_recovery.py` runs: steps that leave a trace on each server, and notes.
 
-Each step adds one to its own place of a vector on each server, notes there how many updates it had pulled,
-and trains two variables with SGD. Tasks write what they do to `<task>.jsonl`, in lines that outlive them.
+Each step adds one to its own place of a vector on each server, notes there how many updates it had pulled and
+which batch of its worker's dataset it has taken, and trains two variables with SGD. Tasks write what they do
+to `<task>.jsonl`, in lines that outlive them.
 
     python _ps_counts.py FOLDER OPTIONS    # in a task of `unisono launch`
 """
@@ -137,52 +138,62 @@ def train(strategy):
     import unisono
 
     size = OPTIONS["steps"]
+    # On each server, in one variable: a count, and for each step whether it was applied, how many updates it
+    # had pulled, and for each worker and batch how often that was used.
+    parts = np.cumsum([1, size, size])
     with strategy.scope():
         layer = keras.layers.Layer()
-
-        def weight(name, shape=()):
-            # In turn on the servers: each goes to the one with the fewest bytes.
-            return [
-                layer.add_weight(name=f"{name}{i}", shape=shape, initializer="zeros") for i in range(SERVERS)
-            ]
-
-        count, applied, pulled = weight("count"), weight("applied", (size,)), weight("pulled", (size,))
-        trained = weight("trained")
+        notes = [
+            layer.add_weight(name=f"notes{i}", shape=(1 + 4 * size,), initializer="zeros")
+            for i in range(SERVERS)
+        ]
+        trained = [
+            layer.add_weight(name=f"trained{i}", shape=(), initializer="zeros") for i in range(SERVERS)
+        ]
         optimizer = keras.optimizers.SGD(1.0)
         optimizer.build(trained)
     coordinator = unisono.coordinator.ClusterCoordinator(strategy)
 
+    def dataset_fn(context):
+        return unisono.data.Dataset.range(
+            context.input_pipeline_id * size, (context.input_pipeline_id + 1) * size
+        )
+
     @unisono.function
-    def step(index):
+    def step(index, iterator):
         with unisono.GradientTape() as tape:
             loss = sum(v.value for v in trained)
         optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
         place = keras.ops.one_hot(index, size)
-        for server in range(SERVERS):
-            pulled[server].assign_add(place * count[server].value)
-            applied[server].assign_add(place)
-            count[server].assign_add(1.0)
+        batch = keras.ops.one_hot(next(iterator), 2 * size)
+        for variable in notes:
+            count = variable.value[0]
+            variable.assign_add(keras.ops.concatenate([keras.ops.ones(1), place, place * count, batch]))
         return index
 
     saved = unisono.checkpoint.Checkpoint(layer=layer, optimizer=optimizer)
     newest = unisono.checkpoint.latest_checkpoint(FOLDER / "saved")
-    first = 0
+    done = 0
     if newest:
         saved.restore(newest)
-        first = int(count[0].numpy())
-    note("starts", index=first)
-    done = first
+        done = int(notes[0].numpy()[0])
+    note("starts", index=done)
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
     while done < size and not (FOLDER / "finish").exists():
         for index in range(done, min(done + OPTIONS["save_every"], size)):
-            coordinator.schedule(step, args=(np.int32(index),))
+            coordinator.schedule(step, args=(np.int32(index), iterator))
             time.sleep(OPTIONS["pause"])
             done = index + 1
         coordinator.join()
         saved.save(FOLDER / "saved" / "steps")
         note("saved", index=done)
-    values = [[v.numpy().tolist() for v in each] for each in (count, applied, pulled, trained)]
-    homes = [sorted(strategy.job.placed[v].homes) for each in (count, applied, pulled, trained) for v in each]
-    (FOLDER / "values.json").write_text(json.dumps({"done": done, "values": values, "homes": homes}))
+    # By server, as they are numbered.
+    homes = {strategy.job.placed[v].homes[0]: v for v in notes}
+    values = [[part.tolist() for part in np.split(homes[i].numpy(), parts)] for i in range(SERVERS)]
+    counts = [int(-v.numpy()) for v in trained]
+    result = {"done": done, "values": values, "trained": counts}
+    (FOLDER / "values.part").write_text(json.dumps(result))
+    os.replace(FOLDER / "values.part", FOLDER / "values.json")
 
 
 {"ps": watch_server, "worker": watch_worker, "chief": watch_chief}[TASK["type"]]()

@@ -220,10 +220,21 @@ def applied_on(notes):
 class Verdict:
     """What a history shows: updates lost and applied twice, the largest staleness, and the steps."""
 
-    lost: int
-    twice: int
-    stalest: int
     steps: int
+    lost: int = 0
+    twice: int = 0
+    stalest: int = 0
+    #: Batches of workers' own datasets that were used again, or passed over, on any server.
+    repeated: int = 0
+    skipped: int = 0
+
+    def add_batches(self, used):
+        """Count what a server says of the batches: each worker takes its own in order."""
+        half = len(used) // 2
+        for each in (used[:half], used[half:]):
+            self.repeated += sum(max(0, int(v) - 1) for v in each)
+            last = max((i for i, v in enumerate(each) if v), default=-1)
+            self.skipped += sum(v == 0 for v in each[: last + 1])
 
 
 def judge(run):
@@ -232,32 +243,34 @@ def judge(run):
     Raises:
         HistoryError: they contradict each other, or an update came too late.
     """
+    fallen = {e["task"] for e in run.events("failed")} - {task for task, _ in run.kills}
+    if fallen:
+        raise HistoryError(f"{', '.join(sorted(fallen))} failed, and nothing was done to it")
     chief = run.notes("chief:0", "send", "acknowledge", "starts")
     index_of = {n["closure"]: n["index"] for n in chief if n["kind"] == "send"}
     acknowledged = {n["closure"] for n in chief if n["kind"] == "acknowledge"}
     first = [n["index"] for n in chief if n["kind"] == "starts"][-1]
     ran = {n["closure"] for task in WORKERS for n in run.notes(task, "run")}
     result = json.loads((run.folder / "values.json").read_text())
-    (counts, applied, pulled, trained), done = result["values"], result["done"]
-    verdict = Verdict(0, 0, 0, done)
-    for server, task in enumerate(SERVERS):
+    done = result["done"]
+    verdict = Verdict(steps=done)
+    for task, values in zip(SERVERS, result["values"], strict=True):
+        (count,), applied, pulled, batches = values
         chiefs, dropped = applied_on(run.notes(task))
         every = [closure for each in chiefs for closure in each]
-        verdict.twice += len(every) - len(set(every)) + sum(max(0, int(v) - 1) for v in applied[server])
+        verdict.twice += len(every) - len(set(every)) + sum(max(0, int(v) - 1) for v in applied)
         missing = acknowledged - set(every)
         verdict.lost += len(missing)
         if not set(every) <= ran:
             raise HistoryError(f"{task} has applied closures that no worker has run: {set(every) - ran}")
-        zeros = sum(v == 0 for v in applied[server][:done])
-        kept = done - zeros
+        zeros = sum(v == 0 for v in applied[:done])
         if zeros != len({index_of[c] for c in missing if index_of[c] >= first}):
             raise HistoryError(f"{task} lacks {zeros} steps at the end, and {len(missing)} in its history")
-        if counts[server] != kept or trained[server] != -kept or any(applied[server][done:]):
-            raise HistoryError(f"{task} has counted {counts[server]}, trained {trained[server]}, not {kept}")
+        if count != done - zeros or any(applied[done:]) or (not zeros and {*result["trained"]} != {done}):
+            raise HistoryError(f"{task} has counted {count} of {done} steps, and trained {result['trained']}")
+        verdict.add_batches(batches)
         if not dropped:
-            verdict.stalest = max(
-                verdict.stalest, staleness(run, chiefs[-1], index_of, pulled[server], first)
-            )
+            verdict.stalest = max(verdict.stalest, staleness(run, chiefs[-1], index_of, pulled, first))
     return verdict
 
 
@@ -333,7 +346,8 @@ def print_plans(first, seeds):
         _, verdict = outcome(plan, lambda run: None)
         if verdict.lost or verdict.twice:
             raise SystemExit(f"seed {seed}: {plan}: {verdict}")
-        found = f"{verdict.steps} steps once on each server, staleness {verdict.stalest} at most"
+        found = f"{verdict.steps} steps once on each server, staleness {verdict.stalest} at most, "
+        found += f"{verdict.repeated} batches again, {verdict.skipped} passed over"
         print(f"seed {seed}: {plan}: {found}", flush=True)
 
 

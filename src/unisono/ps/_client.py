@@ -106,6 +106,17 @@ class ServerClient:
         self.on_all(Op.HELLO, {"reset": True})
         return self._generation
 
+    def used_batches(self) -> dict[str, int]:
+        """Return how many batches of workers' datasets are in the updates of any server.
+
+        By name of an iterator and, after `@`, number of the worker.
+        """
+        used: dict[str, int] = {}
+        for answer in self.on_all(Op.STATUS, {"used": True}):
+            for name, count in answer.meta["used"].items():
+                used[name] = max(count, used.get(name, 0))
+        return used
+
     # --- requests ------------------------------------------------------------------------------
 
     def send(

@@ -17,7 +17,7 @@ READ      `id`, [`begin`, `end`]                                   `version`; th
 ROWS      `ids`; for each an array of indices                      the rows of each
 WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
           or with `rows`: new rows and an array of indices
-STATUS    [`variables`]                                            numbers about the state
+STATUS    [`variables`, `used`]                                    numbers about the state
 SNAPSHOT  nothing                                                  `number` of the last change in it
 END       `code`                                                   nothing
 BEAT      nothing                                                  nothing
@@ -291,6 +291,8 @@ class VariableServer:
                 meta["changes"] = self._durable.number
                 meta["snapshot"] = self._durable.snapshot_number
                 meta["recovered_from"] = self._durable.recovery.source
+            if frame.meta.get("used"):
+                meta["used"] = dict(store.used)
             if frame.meta.get("variables"):
                 meta["list"] = [
                     v.spec.encode() | {"id": n, "version": v.version} for n, v in store.variables.items()

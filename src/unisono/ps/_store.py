@@ -61,6 +61,8 @@ class VariableStore:
         #: Closures with lower numbers are complete.
         self.watermark = 0
         self._applied: set[int] = set()
+        #: How many batches of workers' datasets the applied pushes have used, by name of an iterator.
+        self.used: dict[str, int] = {}
         #: Why the state is lost; every request fails then.
         self.lost: str | None = None
 
@@ -331,6 +333,8 @@ class VariableStore:
             outcome.apply(self.variables)
             self.applied_count += 1
             self._applied.add(push.closure)
+            for name, count in push.used:
+                self.used[name] = max(count, self.used.get(name, 0))
             self._move_watermark(push.watermark)
             return True
 
@@ -381,6 +385,7 @@ class VariableStore:
                 "watermark": self.watermark,
                 "applied": sorted(self._applied),
                 "answered": self._answered.encode(),
+                "used": dict(self.used),
                 "variables": variables,
             }
             return meta, [v.host() for v in self.variables.values() if isinstance(v, DenseVariable)]
@@ -409,6 +414,7 @@ class VariableStore:
             self._next, self.applied_count = meta["next"], meta["applied_count"]
             self.watermark, self._applied = meta["watermark"], set(meta["applied"])
             self._answered = AnsweredRequests(*meta["answered"])
+            self.used = dict(meta["used"])
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         """Apply a change from a log again.

@@ -21,6 +21,7 @@ class Server:
     def __init__(self):
         self.values = collections.defaultdict(lambda: (0, np.zeros(2, np.float32)))
         self.requests, self.sent, self.lineage, self.generation = [], [], "a", 0
+        self.used = {}
 
     def handle(self, client, frame):
         self.requests.append((frame.op, frame.request))
@@ -28,7 +29,8 @@ class Server:
             self.generation = frame.generation
         if frame.op is not Op.PULL:
             self.pushed = dict(frame.meta)
-            return frame.answer(Op.OK, {"ids": [3], "digest": "d", "generation": self.generation})
+            answer = {"ids": [3], "digest": "d", "generation": self.generation, "used": self.used}
+            return frame.answer(Op.OK, answer)
         known = frame.meta["versions"] if frame.meta["lineage"] == self.lineage else [-1] * 99
         found = [self.values[i] for i in frame.meta["ids"]]
         changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
@@ -176,3 +178,9 @@ def test_the_end_does_not_wait_for_one_server_after_the_other(monkeypatch):
 
 def test_servers_that_have_ended_are_told_apart():
     assert client_of([Server(), Server()]).end(0) == []
+
+
+def test_batches_count_as_used_where_one_server_has_them():
+    servers = [Server(), Server()]
+    servers[0].used, servers[1].used = {"i@0": 4, "i@1": 2}, {"i@0": 3, "j@0": 1}
+    assert client_of(servers).used_batches() == {"i@0": 4, "i@1": 2, "j@0": 1}

@@ -348,6 +348,24 @@ def test_without_a_log_the_snapshot_remains(tmp_path, after_kill):
     durable.close()
 
 
+@pytest.mark.parametrize("ends", ["log", "image", "snapshot"])
+def test_how_far_workers_data_are_is_kept_with_the_updates(durable, after_kill, tmp_path, ends):
+    durable.store.push(Push(1, adds=((0, np.ones((5, 2), "float32")),), used=(("i@0", 1), ("i@1", 4))))
+    durable.store.push(Push(2, adds=((0, np.ones((5, 2), "float32")),), used=(("i@0", 2),)))
+    # A repetition was applied already, with the batch of the first attempt.
+    durable.store.push(Push(2, used=(("i@0", 9),)))
+    if ends == "image":
+        durable._journal.begin_log()
+    elif ends == "snapshot":
+        durable.snapshot()
+        durable._journal.remove()
+    again = after_kill(tmp_path / "server")
+    assert again.recovery.source == ("snapshot" if ends == "snapshot" else "log")
+    assert again.store.used == durable.store.used == {"i@0": 2, "i@1": 4}
+    again.store.reset()
+    assert again.store.used == {}
+
+
 def test_the_timer_writes_snapshots_and_the_end_removes_all(tmp_path):
     import time
 

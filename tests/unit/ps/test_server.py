@@ -322,3 +322,21 @@ def test_a_snapshot_is_answered_later(tmp_path):
     assert (client, request, answer.meta) == (CHIEF, frame.request, {"number": 1})
     assert asked.ok(Op.STATUS).meta["snapshot"] == 1
     durable.close()
+
+
+def test_the_status_says_how_far_workers_data_are(asked):
+    assert asked.push(push_of(asked, 0), used={"i@0": 3}).op is Op.OK
+    assert asked.ok(Op.STATUS, client=WORKER, used=True).meta["used"] == {"i@0": 3}
+    assert "used" not in asked.ok(Op.STATUS, client=WORKER).meta
+    for wrong in ([1], {"i@0": -1}, {"i@0": "3"}):
+        assert "used" in asked.push(push_of(asked, 1), used=wrong).meta["text"] or "i@0" in str(wrong)
+    assert asked.ok(Op.STATUS, client=WORKER).meta["count"] == 1
+
+
+def test_without_a_log_variables_are_in_a_snapshot_once_they_are_made(tmp_path):
+    durable = DurableStore(tmp_path, log_bytes=0, interval=None)
+    server = VariableServer(durable.store, durable)
+    answer = server.handle(CHIEF, Frame(Op.CREATE, 1, 0, {"variables": [variable("x", (2,))]}))
+    assert answer.op is Op.OK
+    assert durable.snapshot_number == durable.number == 1
+    durable.close()

@@ -129,6 +129,7 @@ class WorkerPool:
         generation: how often this chief was started before.
         patience: seconds for which all workers may be away.
         signals: where a thread that waits for closures obeys Ctrl-C.
+        find_used: returns how many batches are in the servers' updates, by `iterator@worker`.
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class WorkerPool:
         generation: int = 0,
         patience: float = PATIENCE,
         signals: Signals | None = None,
+        find_used: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._peers, self._generation, self._patience = list(peers), generation, patience
+        self._find_used = find_used
         self._numbers = RequestNumbers()
         self._lock = threading.RLock()
         self._setups: list[Setup] = []
@@ -150,6 +153,8 @@ class WorkerPool:
         self._name = secrets.token_hex(8)
         self._lives: dict[int, str] = {}
         self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._peers))}
+        #: The workers that were lost at least once.
+        self._were_lost: set[int] = set()
         #: By worker and iterator: how many batches ended closures have used.
         self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self._closed = threading.Event()
@@ -233,15 +238,19 @@ class WorkerPool:
 
     def _tell(self, worker: int, setup: Setup) -> None:
         op, meta, arrays = setup(worker)
-        self._send(worker, op, meta, arrays).add_done_callback(functools.partial(self._told, worker))
+        told = functools.partial(self._told, worker, self._lives[worker])
+        self._send(worker, op, meta, arrays).add_done_callback(told)
 
-    def _told(self, worker: int, sent: Future[Frame]) -> None:
+    def _told(self, worker: int, life: str, sent: Future[Frame]) -> None:
         """Report a user's error. A worker that may have missed something is told all again."""
         error = sent.exception()
         if isinstance(error, PeerLostError):
             self.queue.worker_lost(worker, error)
-        elif error is None and sent.result().op is Op.ERROR:
-            self.queue.report(error_of(sent.result()))
+        elif error is None and (frame := sent.result()).op is Op.ERROR:
+            if not _is_lost(frame):
+                self.queue.report(error_of(frame))
+            elif self._lives.get(worker) == life:
+                self.queue.worker_lost(worker, WorkerLostError(str(frame.meta.get("text"))))
 
     # --- closures ------------------------------------------------------------------------------
 
@@ -280,8 +289,8 @@ class WorkerPool:
         elif error is not None:
             answer.set_exception(error)
         elif (frame := sent.result()).op is Op.ERROR:
-            lost = frame.meta.get("kind") == WorkerLostError.__name__
-            answer.set_exception(WorkerLostError(str(frame.meta.get("text"))) if lost else error_of(frame))
+            text = str(frame.meta.get("text"))
+            answer.set_exception(WorkerLostError(text) if _is_lost(frame) else error_of(frame))
         elif "needs" in frame.meta:
             answer.set_exception(NotReadyError(frame.meta["needs"]))
         else:
@@ -312,6 +321,7 @@ class WorkerPool:
     def _lost(self, worker: int, error: Exception) -> None:
         with self._lock:
             self._lives.pop(worker, None)
+            self._were_lost.add(worker)
             self._absent[worker] = Absence(worker, time.monotonic())
 
     def _look(self) -> None:
@@ -327,7 +337,7 @@ class WorkerPool:
                 self.queue.abort(self._nobody(gone))
                 return
             for absence in asked:
-                hello = {"chief": self._name}
+                hello = {"chief": self._name, "anew": absence.worker in self._were_lost}
                 sent = self._send(absence.worker, Op.HELLO, hello, timeout=_ANSWER_WITHIN)
                 sent.add_done_callback(functools.partial(self._greeted, absence.worker))
 
@@ -340,17 +350,43 @@ class WorkerPool:
             if error is None:
                 self.queue.abort(error_of(sent.result()))
             return
+        life = sent.result().meta["life"]
+        if worker in self._were_lost and self._of_data:
+            # The servers are asked; their answers arrive in this thread.
+            threading.Thread(
+                target=self._resume, args=(worker, life), name="unisono-resumes", daemon=True
+            ).start()
+        else:
+            self._welcome(worker, life)
+
+    def _resume(self, worker: int, life: str) -> None:
+        """Let a worker that was lost go on behind the batches that are in the servers' updates."""
+        try:
+            found = self._find_used()
+        except ClusterError as error:
+            # The worker stays away, and is asked again.
+            if self._closed.is_set():
+                return
+            _LOG.warning("How far the data of %s are is not known: %s", self._peers[worker].task, error)
+            return
+        for name, count in found.items():
+            iterator, _, index = name.rpartition("@")
+            if index == str(worker):
+                self._used[worker][iterator] = max(count, self._used[worker][iterator])
+        self._welcome(worker, life)
+
+    def _welcome(self, worker: int, life: str) -> None:
+        """Give a worker what the others have, and let it run closures."""
         with self._lock:
             if worker not in self._absent:
                 return
             del self._absent[worker]
-            self._lives[worker] = sent.result().meta["life"]
+            self._lives[worker] = life
             for setup in self._setups:
                 self._tell(worker, setup)
             # Never answered: it fails when the connection ends, also while the worker has nothing to run.
-            self._send(worker, Op.BEAT, {"hold": True}).add_done_callback(
-                functools.partial(self._told, worker)
-            )
+            held = functools.partial(self._told, worker, life)
+            self._send(worker, Op.BEAT, {"hold": True}).add_done_callback(held)
         self.queue.worker_came(worker)
 
     def _nobody(self, workers: Sequence[int]) -> ClusterError:
@@ -398,3 +434,8 @@ class WorkerPool:
         self.queue.abort(ClusterError("The job has ended. Received: a closure that had not."))
         for peer in self._peers:
             peer.close()
+
+
+def _is_lost(answer: Frame) -> bool:
+    """Return whether a worker says that it is not the one, or not in the life, that was meant."""
+    return answer.meta.get("kind") == WorkerLostError.__name__

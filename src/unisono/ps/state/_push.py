@@ -78,6 +78,7 @@ class Push:
         updates: the calls of update programs, and new rows, in order.
         adds: what is added to variables, as pairs of a variable and an array.
         assigns: what replaces the values of variables, as pairs of a variable and an array.
+        used: how far iterators of workers' datasets are with it: their names, and how many batches.
 
     >>> push = Push(7, adds=((0, np.ones(2)),))
     >>> meta, arrays = push.encode()
@@ -90,6 +91,7 @@ class Push:
     updates: tuple[ProgramCall | RowWrite, ...] = ()
     adds: tuple[tuple[int, Array], ...] = ()
     assigns: tuple[tuple[int, Array], ...] = ()
+    used: tuple[tuple[str, int], ...] = ()
 
     @property
     def room(self) -> int:
@@ -118,6 +120,8 @@ class Push:
             "adds": [i for i, _ in self.adds],
             "assigns": [i for i, _ in self.assigns],
         }
+        if self.used:
+            meta["used"] = dict(self.used)
         return meta, arrays
 
     @classmethod
@@ -145,7 +149,15 @@ class Push:
             updates=updates,
             adds=tuple(zip(adds, left, strict=False)),
             assigns=tuple(zip(assigns, left[len(adds) :], strict=True)),
+            used=_used(meta),
         )
+
+
+def _used(meta: dict[str, Json]) -> tuple[tuple[str, int], ...]:
+    used = meta.get("used", {})
+    if not isinstance(used, dict):
+        raise InvalidArgumentError(f"A push's `used` must be an object. Received: {used!r}.")
+    return tuple((name, whole(used, name)) for name in used)
 
 
 def _encode_update(update: ProgramCall | RowWrite) -> tuple[dict[str, Json], list[Array]]:

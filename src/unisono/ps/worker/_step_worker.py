@@ -12,6 +12,7 @@ Tests: tests/unit/ps/worker/test_step_worker.py.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import queue
@@ -31,7 +32,7 @@ from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
-from unisono.ps.worker._worker_data import WorkerData
+from unisono.ps.worker._worker_data import Taken, WorkerData
 
 #: From arrays to arrays: an exported program, compiled here.
 Program = Callable[..., Sequence[Any]]
@@ -151,6 +152,8 @@ class StepWorker:
         self._chiefs: list[str | None] = []
         #: When the chief has last sent something, in seconds of the monotonic clock.
         self.heard_at = time.monotonic()
+        #: The pushes that were not acknowledged when the last one was sent.
+        self._pushing: list[Future[Any]] = []
         self._begin_life(0)
         self._thread = threading.Thread(target=self._run, name=f"unisono-worker-{index}", daemon=True)
         self.ended = threading.Event()
@@ -158,7 +161,7 @@ class StepWorker:
 
     def _begin_life(self, generation: int) -> None:
         """Forget what a chief has sent: it sends programs and datasets to each new life of a worker."""
-        self._generation = generation
+        self._generation, self._has_lived = generation, False
         self._data = WorkerData(self._index, self._num_workers)
         self._plans: dict[str, StepPlan] = {}
         #: The plans of functions that take batches from datasets, by function and signature of the batches.
@@ -184,12 +187,13 @@ class StepWorker:
         """
         if not self._is_chief(client):
             return error_answer(frame, ContextError("A worker takes requests of its chief alone."))
-        if frame.op is Op.HELLO and not self._greet(frame):
-            return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
+        if frame.op is Op.HELLO:
+            return self._greeted(client, frame)
         if frame.generation < self._generation:
             # Also what an earlier chief has sent before its end, and arrives now.
             return self._of_another_life(frame)
         self.heard_at = time.monotonic()
+        self._has_lived = self._has_lived or frame.op in (Op.RUN, Op.PROGRAM, Op.DATASET)
         match frame.op:
             case Op.RUN:
                 if frame.meta["life"] != self._life:
@@ -212,21 +216,33 @@ class StepWorker:
             case Op.BEAT if frame.meta.get("hold"):
                 # No answer: the chief waits for the end of the connection.
                 return None
-            case Op.HELLO | Op.BEAT:
+            case Op.BEAT:
                 pass
             case _:
                 return error_answer(frame, UnisonoError(f"A worker does not know {frame.op.name}."))
+        return self._hello(frame)
+
+    def _hello(self, frame: Frame) -> Frame:
         return frame.answer(Op.OK, {"life": self._life, "index": self._index})
 
-    def _greet(self, frame: Frame) -> bool:
-        """Follow the chief that says hello; return False for one that another has followed."""
+    def _greeted(self, client: ClientId, frame: Frame) -> Frame | None:
+        """Follow the chief that says hello, unless another one has taken over."""
         chief = frame.meta.get("chief")
-        if chief in self._chiefs:
-            return chief == self._chiefs[-1]
-        self._chiefs.append(chief)
-        # What waits of an earlier chief is left.
-        self._begin_life(frame.generation)
-        return True
+        if chief in self._chiefs[:-1]:
+            return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
+        self.heard_at = time.monotonic()
+        is_new = chief not in self._chiefs
+        if is_new:
+            self._chiefs.append(chief)
+        # What waits of an earlier chief, or is run by others, is left. Several greetings may come at once.
+        if is_new or (frame.meta.get("anew") and self._has_lived):
+            self._begin_life(frame.generation)
+        if not frame.meta.get("anew"):
+            return self._hello(frame)
+        # The chief had lost this worker. It is answered when what was begun is done, so that the servers know
+        # how far the worker's datasets are.
+        self._tasks.put(_Received(client, frame, self._life))
+        return None
 
     def _of_another_life(self, frame: Frame) -> Frame:
         text = f"Worker {self._index} was started again, or serves another chief."
@@ -252,6 +268,10 @@ class StepWorker:
 
     def _execute(self, task: _Received) -> None:
         frame = task.frame
+        if frame.op is Op.HELLO:
+            concurrent.futures.wait(self._pushing)
+            self._answer(task, self._hello(frame))
+            return
         if task.life != self._life:
             self._answer(task, self._of_another_life(frame))
             return
@@ -297,24 +317,37 @@ class StepWorker:
         ]
         values = pulled.result()
         outputs = self._program(plan.digest)(*values, *given)
-        meta = {"plan": name, "taken": self._data.counts(taken)}
-        self._push(task, plan, outputs, meta, getattr(values, "lineages", {}))
+        pushes = self._push(task, plan, outputs, taken, getattr(values, "lineages", {}))
+        if taken and meta.get("again") and _had_been_applied(pushes):
+            # Another batch is in the updates: that of the worker which was lost.
+            taken.give_back()
+        results = [np.asarray(outputs[i]) for i in plan.results]
+        self._acknowledge(task, pushes, {"plan": name, "taken": self._data.counts(taken)}, results)
 
     def _push(
         self,
         task: _Received,
         plan: StepPlan,
         outputs: Sequence[Any],
-        meta: dict[str, Any],
+        taken: Taken,
         lineages: Mapping[int, str],
-    ) -> None:
-        frame = task.frame
-        numbers = frame.meta["closure"], frame.meta["watermark"]
-        results = [np.asarray(outputs[i]) for i in plan.results]
+    ) -> list[Future[Any]]:
+        numbers = task.frame.meta["closure"], task.frame.meta["watermark"]
+        # With the update, so that it is known exactly also where this worker is lost before it answers.
+        counts = self._data.counts(taken)
+        used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
         pushes = []
         for p in plan.pushes:
             arrays = [np.asarray(outputs[i]) for i in p.outputs]
-            pushes.append(self._servers.push(p.server, *numbers, p.meta, arrays, lineages.get(p.server)))
+            lineage = lineages.get(p.server)
+            pushes.append(self._servers.push(p.server, *numbers, {**p.meta, **used}, arrays, lineage))
+        self._pushing = [push for push in self._pushing if not push.done()] + pushes
+        return pushes
+
+    def _acknowledge(
+        self, task: _Received, pushes: Sequence[Future[Any]], meta: dict[str, Any], results: Sequence[Any]
+    ) -> None:
+        frame = task.frame
         answer = frame.answer(Op.RESULT, meta, results)
         if not pushes:
             self._answer(task, answer)
@@ -339,6 +372,14 @@ class StepWorker:
             meta = {**answer.meta, "cost": self._servers.traffic.take()}
             answer = dataclasses.replace(answer, meta=meta)
         self._reply(task.client, task.frame.request, answer)
+
+
+def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:
+    """Wait for pushes; return whether all servers had them already, from an earlier attempt."""
+    concurrent.futures.wait(pushes)
+    if not pushes or any(push.exception() is not None for push in pushes):
+        return False
+    return not any(push.result().meta["applied"] for push in pushes)
 
 
 class _Countdown:

@@ -63,7 +63,14 @@ class Job:
         self.placed = PlacedVariables(self.client, self._settle)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.placed, self.client)
-        self.pool = WorkerPool(cluster.workers, rules, self._prepare, generation, signals=INTERRUPTS)
+        self.pool = WorkerPool(
+            cluster.workers,
+            rules,
+            self._prepare,
+            generation,
+            signals=INTERRUPTS,
+            find_used=self.client.used_batches,
+        )
         self.pool.start()
         self._beats = ChiefBeats([*cluster.servers, *cluster.workers], generation)
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.

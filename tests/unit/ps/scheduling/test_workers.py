@@ -187,3 +187,64 @@ def test_the_end_of_a_job_waits_for_a_worker_that_may_just_be_starting(monkeypat
     began = time.monotonic()
     pool.end(0, told)
     assert least <= time.monotonic() - began < most
+
+
+def test_a_restarted_worker_goes_on_behind_the_batches_in_the_servers_updates():
+    network = LoopbackNetwork()
+    # The chief knows of 4; the update with the 5th batch was applied, and its acknowledgement lost.
+    pool = pool_of(network, find_used=lambda: {"i@0": 5, "i@1": 9, "other@0": 7})
+    worker = Worker(network, "0")
+    pool.make_dataset("d", b"function")
+    pool.iterate("i", "d")
+    pool.queue.result(pool.queue.schedule(RunRequest("p")))
+    assert [meta["skip"] for op, meta in worker.told if "iterate" in meta] == [0]
+    worker.endpoint.close()
+    again = Worker(network, "0", life="2")
+    until(lambda: len(again.told) >= 3)
+    assert [meta for op, meta in again.told if op is Op.HELLO][-1]["anew"] is True
+    assert [meta["skip"] for op, meta in again.told if "iterate" in meta] == [5]
+    pool.close()
+
+
+def test_a_worker_stays_away_while_the_servers_do_not_say_how_far_its_data_are():
+    network = LoopbackNetwork()
+    asked = []
+
+    def find_used():
+        asked.append(1)
+        if len(asked) == 1:
+            raise ClusterError("no server answers")
+        return {}
+
+    pool = pool_of(network, find_used=find_used)
+    worker = Worker(network, "0")
+    pool.make_dataset("d", b"function")
+    until(lambda: pool.queue.num_workers == 1)
+    worker.endpoint.close()
+    until(lambda: pool.queue.num_workers == 0)
+    Worker(network, "0", life="2")
+    until(lambda: pool.queue.num_workers == 1)
+    assert len(asked) >= 2
+    pool.close()
+
+
+def test_what_a_worker_was_told_in_an_earlier_life_is_no_error_of_the_program():
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    worker = Worker(network, "0")
+    until(lambda: pool.queue.num_workers == 1)
+    handle, refused = worker.endpoint._handler, []
+
+    def refuse_once(client, frame):
+        if frame.op is Op.PROGRAM and not refused:
+            refused.append(frame)
+            return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": "started again"})
+        return handle(client, frame)
+
+    worker.endpoint._handler = refuse_once
+    pool.add_plan("p", PLAN, b"program")
+    # It is told all again, and the program sees nothing of that.
+    assert pool.queue.result(pool.queue.schedule(RunRequest("p"))).plan == "p"
+    assert len(refused) == 1
+    pool.queue.join()
+    pool.close()

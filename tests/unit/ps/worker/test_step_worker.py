@@ -211,15 +211,20 @@ def test_a_chief_that_starts_again_begins_anew_and_the_one_before_is_refused(chi
     assert chief.ask(Op.RUN, call, generation=3).meta["kind"] == "KeyError"
 
 
+def wait_for_queue(chief, count):
+    """Wait until the worker has begun all but so many closures."""
+    deadline = time.monotonic() + 10
+    while chief.worker._tasks.qsize() > count:
+        assert time.monotonic() < deadline
+
+
 def test_what_waits_of_an_earlier_chief_is_not_run(chief):
     chief.add_plan()
     never = Future()
     chief.servers.pull = lambda keys: never
     chief.run(0, arrays=[np.float32(0)] * 3)
     chief.run(1, arrays=[np.float32(0)] * 3)
-    deadline = time.monotonic() + 10
-    while chief.worker._tasks.qsize() > 1:
-        assert time.monotonic() < deadline
+    wait_for_queue(chief, 1)
     chief.ask(Op.HELLO, {"chief": "second"}, generation=3)
     never.set_result([np.float32(0)])
     # The first one was under way; its push is refused by the servers, whose chief is the second one, too.
@@ -233,3 +238,73 @@ def test_a_closure_whose_values_a_server_has_lost_is_to_run_again(chief):
     chief.run(0, arrays=[np.float32(0)] * 3)
     chief.servers.pushes.get(timeout=10)[-1].set_exception(StaleValuesError("pull again"))
     assert chief.answers.get(timeout=10).meta["kind"] == "WorkerLostError"
+
+
+def own_batches(chief, count):
+    """Let the worker have a dataset whose batches are pushed to a server."""
+    batches = cloudpickle.dumps(lambda context: [np.float32(i) for i in range(count)])
+    chief.ask(Op.DATASET, {"make": "d"}, [blob(batches)])
+    chief.ask(Op.DATASET, {"iterate": "i", "of": "d"})
+    plan = StepPlan("add", (), 0, (0,), (PushPlan(0, (0,), {"adds": [5]}),), (1,))
+    chief.add_plan(plan, name="q", function="f", signature='{"t":[["float32",[]]]}')
+
+
+def acknowledged(applied):
+    return Frame(Op.OK, meta={"applied": applied})
+
+
+CALL = {"plan": None, "function": "f", "takes": ["i"], "states": 0}
+
+
+def test_a_push_says_how_far_the_worker_s_own_data_are(chief):
+    own_batches(chief, 3)
+    for number in range(2):
+        chief.run(number, **CALL)
+        *_, meta, pushed, done = chief.servers.pushes.get(timeout=10)
+        assert (meta, pushed) == ({"adds": [5], "used": {"i@1": number + 1}}, [float(number)])
+        done.set_result(acknowledged(True))
+        assert chief.answers.get(timeout=10).meta["taken"] == {"i": number + 1}
+
+
+@pytest.mark.parametrize(("applied", "following"), [(False, 0.0), (True, 1.0)])
+def test_a_closure_that_a_lost_worker_had_pushed_uses_no_second_batch(chief, applied, following):
+    own_batches(chief, 3)
+    chief.run(0, again=True, **CALL)
+    chief.run(1, **CALL)
+    *_, pushed, done = chief.servers.pushes.get(timeout=10)
+    assert pushed == [0.0]
+    # The next closure waits: which batch it takes is not known yet.
+    assert chief.servers.pushes.empty()
+    done.set_result(acknowledged(applied))
+    assert chief.answers.get(timeout=10).meta["taken"] == {"i": int(applied)}
+    *_, pushed, done = chief.servers.pushes.get(timeout=10)
+    assert pushed == [following]
+    done.set_result(acknowledged(True))
+
+
+def test_a_worker_that_was_missed_drops_what_waits_and_finishes_what_it_has_begun(chief):
+    own_batches(chief, 3)
+    chief.run(0, **CALL)
+    *_, done = chief.servers.pushes.get(timeout=10)
+    waiting = Future()
+    chief.servers.pull = lambda keys: waiting
+    chief.add_plan()
+    chief.run(1, arrays=[np.float32(0)] * 3)
+    chief.run(2, **CALL)
+    wait_for_queue(chief, 1)
+    life = chief.life
+    assert chief.worker.handle(CHIEF, Frame(Op.HELLO, 9, 0, {"anew": True})) is None
+    waiting.set_result([np.float32(0)])
+    # The one that was begun pushes, the one that waited does not.
+    assert chief.servers.pushes.get(timeout=10)[1] == 1
+    assert chief.answers.get(timeout=10).meta["kind"] == "WorkerLostError"
+    assert chief.servers.pushes.empty()
+    assert chief.answers.empty()
+    for push in [done, *chief.worker._pushing]:
+        if not push.done():
+            push.set_result(acknowledged(True))
+    found = [chief.answers.get(timeout=10) for _ in range(3)]
+    (answer,) = [a for a in found if a.request == 9]
+    assert (answer.op, answer.meta["life"] != life) == (Op.OK, True)
+    # Of several greetings in a row, the first one begins the life.
+    assert chief.ask(Op.HELLO, {"anew": True}).meta["life"] == answer.meta["life"]
