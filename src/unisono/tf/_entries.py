@@ -1,0 +1,135 @@
+"""What a name below `tf` is here: the kinds of entries of the table of names.
+
+Tests: tests/unit/tf/test_entries.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """The name is an object of another module.
+
+    Args:
+        path: where it is, such as `"keras.Model"`.
+        note: what is different, for the page on migrating; "" for nothing.
+
+    >>> At("math.pi").load()
+    3.141592653589793
+    """
+
+    path: str
+    note: str = ""
+
+    def load(self) -> Any:
+        """Return the object."""
+        return object_at(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """The name is a function of another module, whose arguments have TensorFlow's names.
+
+    Args:
+        path: where the function is.
+        names: from TensorFlow's names of arguments to those of the function, for all that differ.
+        order: TensorFlow's order of arguments, by the function's names, where it differs.
+        defaults: of arguments, where TensorFlow has others.
+        note: what is different; "" for nothing.
+
+    >>> Op("operator.add").load()(1, 2, name="sum")
+    3
+    """
+
+    path: str
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        function = object_at(self.path)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # TensorFlow names the operations of a graph, which JAX does not have.
+            kwargs.pop("name", None)
+            named = {self.names.get(key, key): value for key, value in kwargs.items()}
+            if self.order:
+                named |= dict(zip(self.order, args, strict=False))
+                args = ()
+            return function(*args, **{**self.defaults, **named})
+
+        return call
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The name is a plain value, such as a dtype.
+
+    Args:
+        value: the value.
+        shown: how the page on migrating writes it.
+    """
+
+    value: Any
+    shown: str
+    note: str = ""
+
+    @property
+    def path(self) -> str:
+        """How it is written."""
+        return self.shown
+
+    def load(self) -> Any:
+        """Return the value."""
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """The name has no counterpart.
+
+    Args:
+        why: the rest of a sentence that begins with the name.
+        write: what to write instead.
+    """
+
+    why: str
+    write: str
+
+
+#: What the table says of one name.
+Entry = At | Op | Value | Missing
+
+
+def object_at(path: str) -> Any:
+    """Return the object of a dotted path.
+
+    Args:
+        path: of a module, or of an object in one.
+
+    >>> object_at("os.path.join").__name__
+    'join'
+    """
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # An absent part of the path is an object, perhaps; an absent package behind it is an error.
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(f"No module named {parts[0]!r}", name=parts[0])

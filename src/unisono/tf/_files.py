@@ -1,0 +1,112 @@
+"""Files as `tf.io` names them, in the file system of this machine.
+
+Tests: tests/unit/tf/test_files.py.
+"""
+
+from __future__ import annotations
+
+import glob as _glob
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from unisono._errors import MissingPackageError
+
+Path = str | os.PathLike[str]
+
+exists = os.path.exists
+isdir = os.path.isdir
+mkdir = os.mkdir
+remove = os.remove
+rmtree = shutil.rmtree
+stat = os.stat
+
+
+def makedirs(path: Path) -> None:
+    """Make a directory, and those that it lies in, where they are not there."""
+    os.makedirs(path, exist_ok=True)
+
+
+def listdir(path: Path) -> list[str]:
+    """Return the names of what a directory holds."""
+    return sorted(os.listdir(path))
+
+
+def glob(pattern: str | list[str]) -> list[str]:
+    """Return the paths that a pattern, or one of several, describes."""
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    return sorted({path for p in patterns for path in _glob.glob(p)})
+
+
+def copy(src: Path, dst: Path, overwrite: bool = False) -> None:
+    """Copy a file.
+
+    Raises:
+        FileExistsError: the other is there, and `overwrite` is False.
+    """
+    if not overwrite and os.path.exists(dst):
+        raise FileExistsError(f"{os.fspath(dst)!r} exists. Write `overwrite=True` to replace it.")
+    shutil.copyfile(src, dst)
+
+
+def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
+    """Rename a file or directory.
+
+    Raises:
+        FileExistsError: the other is there, and `overwrite` is False.
+    """
+    if not overwrite and os.path.exists(dst):
+        raise FileExistsError(f"{os.fspath(dst)!r} exists. Write `overwrite=True` to replace it.")
+    os.replace(src, dst)
+
+
+def walk(top: Path, topdown: bool = True, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each directory below `top`, with the names of its directories and files."""
+    return os.walk(os.fspath(top), topdown, onerror)
+
+
+def GFile(name: Path, mode: str = "r") -> IO[Any]:  # noqa: N802 (TensorFlow's name)
+    """Return an open file."""
+    return open(name, mode, encoding=None if "b" in mode else "utf-8")
+
+
+def read_file(filename: Path, name: str | None = None) -> bytes:
+    """Return what a file holds; in datasets, and outside of functions."""
+    with open(_text(filename), "rb") as file:
+        return file.read()
+
+
+def write_file(filename: Path, contents: bytes | str, name: str | None = None) -> None:
+    """Write a file, and make the directories that it lies in."""
+    target = _text(filename)
+    os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+    with open(target, "wb") as file:
+        file.write(contents.encode() if isinstance(contents, str) else contents)
+
+
+def decode_image(contents: bytes, channels: int = 0, **kwargs: Any) -> np.ndarray:
+    """Return the pixels of an image file: an array of shape [height, width, channels], uint8.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise MissingPackageError(
+            "Images are decoded by Pillow, which is not installed. Write `pip install pillow`."
+        ) from None
+    picture = Image.open(io.BytesIO(contents))
+    mode = {0: picture.mode, 1: "L", 3: "RGB", 4: "RGBA"}[channels]
+    pixels = np.asarray(picture.convert(mode))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _text(path: Any) -> str:
+    # A dataset of file names gives them as NumPy's strings or bytes.
+    value = path.item() if isinstance(path, (np.ndarray, np.generic)) else path
+    return os.fsdecode(value)

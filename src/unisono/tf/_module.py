@@ -1,0 +1,192 @@
+"""Modules whose names are looked up in a table: `unisono.tf` and what is below it.
+
+Tests: tests/unit/tf/test_module.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unisono.tf._entries import Entry, Missing, object_at
+
+#: Modules of TensorFlow that are other packages' as wholes: names that the table lacks are looked up there.
+FALLS_TO = {"keras": "keras"}
+
+
+class NameTable:
+    """The names below `tf`, and the modules that they lie in.
+
+    Args:
+        entries: by dotted name.
+
+    >>> table = NameTable({"math.sqrt": Missing("is gone", "x ** 0.5")})
+    >>> table.is_module("math"), table.names_in("math")
+    (True, ['sqrt'])
+    """
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = dict(entries)
+        self._members: dict[str, set[str]] = {}
+        for path in entries:
+            parts = path.split(".")
+            for i, part in enumerate(parts):
+                self._members.setdefault(".".join(parts[:i]), set()).add(part)
+
+    def is_module(self, path: str) -> bool:
+        """Return whether a name is a module's.
+
+        Args:
+            path: the name; "" is `tf`.
+        """
+        if path in self._members:
+            return True
+        other = self.falls_to(path)
+        return other is not None and _is_module(other)
+
+    def names_in(self, path: str) -> list[str]:
+        """Return what the table has in a module.
+
+        Args:
+            path: the module's name.
+        """
+        return sorted(self._members.get(path, ()))
+
+    def falls_to(self, path: str) -> str | None:
+        """Return where names are looked up that the table does not have, or None.
+
+        Args:
+            path: a name.
+        """
+        first, _, rest = path.partition(".")
+        if first not in FALLS_TO:
+            return None
+        return f"{FALLS_TO[first]}.{rest}" if rest else FALLS_TO[first]
+
+    def find(self, shown: str, path: str) -> Any:
+        """Return the object of a name.
+
+        Args:
+            shown: the name of the root for errors: `"tf"`.
+            path: the name.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        entry = self.entries.get(path)
+        if isinstance(entry, Missing):
+            raise AttributeError(f"`{shown}.{path}` {entry.why}. Write: {entry.write}")
+        if entry is not None:
+            return entry.load()
+        other = self.falls_to(path)
+        if other is not None:
+            try:
+                return object_at(other)
+            except (AttributeError, ModuleNotFoundError):
+                pass
+        raise AttributeError(self._unknown(shown, path))
+
+    def _unknown(self, shown: str, path: str) -> str:
+        module, _, name = path.rpartition(".")
+        known = self.names_in(module)
+        other = self.falls_to(module) if module else None
+        if other is not None and _is_module(other):
+            known = [*known, *(n for n in dir(object_at(other)) if not n.startswith("_"))]
+        text = f"`{shown}.{path}` is not among the names that `unisono.tf` has"
+        alike = difflib.get_close_matches(name, known, n=1)
+        if alike:
+            return f"{text}. Did you mean `{'.'.join(p for p in (shown, module, alike[0]) if p)}`?"
+        return f"{text}. docs/migrating.md lists them"
+
+
+class NameModule(types.ModuleType):
+    """A module whose attributes are what the table says."""
+
+    _table: NameTable
+    _path: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in self._table.entries:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        path = f"{self._path}.{name}" if self._path else name
+        if path not in self._table.entries and self._table.is_module(path):
+            return importlib.import_module(f"{self.__name__}.{name}")
+        value = self._table.find("tf", path)
+        self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        names = {*self.__dict__, *self._table.names_in(self._path)}
+        other = self._table.falls_to(self._path) if self._path else None
+        return sorted(names | set(dir(object_at(other))) if other else names)
+
+
+class NameFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules below a root, such as `unisono.tf` or `tensorflow`.
+
+    Args:
+        root: the name of the root.
+        table: of the names below it.
+        with_root: whether it finds the root, too.
+    """
+
+    def __init__(self, root: str, table: NameTable, with_root: bool = False) -> None:
+        self.root, self.table, self._with_root = root, table, with_root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the specification of a module of the table, or None; see `importlib`."""
+        if fullname == self.root:
+            below = ""
+            if not self._with_root:
+                return None
+        elif fullname.startswith(f"{self.root}."):
+            below = fullname.removeprefix(f"{self.root}.")
+            if below.startswith("_") or not self.table.is_module(below):
+                return None
+        else:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Return the module; see `importlib`."""
+        return as_names(NameModule(spec.name), self.table, spec.name.removeprefix(self.root).lstrip("."))
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: a module of names is complete when it is made."""
+
+
+def as_names(module: types.ModuleType, table: NameTable, path: str) -> types.ModuleType:
+    """Let a module look its names up in a table; return it.
+
+    Args:
+        module: the module.
+        table: the table.
+        path: the module's name below the root.
+    """
+    module.__class__ = NameModule
+    module.__dict__.update(_table=table, _path=path)
+    return module
+
+
+def add_finder(finder: NameFinder) -> None:
+    """Let `import` find the modules of a root.
+
+    Args:
+        finder: of that root.
+    """
+    sys.meta_path.insert(0, finder)
+
+
+def _is_module(path: str) -> bool:
+    try:
+        return isinstance(object_at(path), types.ModuleType)
+    except (AttributeError, ModuleNotFoundError):
+        return False

@@ -1,0 +1,333 @@
+"""Operations whose arguments TensorFlow orders otherwise, each a few lines over `keras.ops`.
+
+Tests: tests/unit/tf/test_operations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy.typing as npt
+from keras import ops
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
+
+
+def squared_difference(x: PyTree, y: PyTree, name: str | None = None) -> Any:
+    """Return `(x - y) ** 2`.
+
+    >>> float(squared_difference(3.0, 1.0))
+    4.0
+    """
+    return ops.square(ops.subtract(x, y))
+
+
+def add_n(inputs: Sequence[PyTree], name: str | None = None) -> Any:
+    """Return the sum of a list of tensors of one shape.
+
+    >>> float(add_n([1.0, 2.0, 3.0]))
+    6.0
+    """
+    total = ops.convert_to_tensor(inputs[0])
+    for value in inputs[1:]:
+        total = ops.add(total, value)
+    return total
+
+
+def confusion_matrix(
+    labels: PyTree,
+    predictions: PyTree,
+    num_classes: int | None = None,
+    weights: PyTree | None = None,
+    dtype: npt.DTypeLike = "int32",
+    name: str | None = None,
+) -> Any:
+    """Return how often each label (row) was predicted as each class (column).
+
+    >>> confusion_matrix([0, 1, 1], [0, 1, 0]).tolist()
+    [[1, 0], [1, 1]]
+    """
+    labels, predictions = jnp.asarray(labels, "int32"), jnp.asarray(predictions, "int32")
+    if num_classes is None:
+        num_classes = int(jnp.maximum(labels.max(), predictions.max())) + 1
+    ones = jnp.ones(labels.shape) if weights is None else jnp.asarray(weights)
+    matrix = jnp.zeros((num_classes, num_classes), ones.dtype).at[labels, predictions].add(ones)
+    return matrix.astype(dtype)
+
+
+def split(value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: str | None = None) -> Any:
+    """Return a tensor in pieces: a number of equal ones, or ones of the given sizes.
+
+    >>> [p.tolist() for p in split([1, 2, 3], [1, 2])]
+    [[1], [2, 3]]
+    """
+    if isinstance(num_or_size_splits, int):
+        return ops.split(value, num_or_size_splits, axis)
+    sizes = [int(s) for s in num_or_size_splits]
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = ops.shape(value)[axis] - sum(s for s in sizes if s != -1)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    return ops.split(value, ends, axis)
+
+
+def gather(
+    params: PyTree,
+    indices: PyTree,
+    validate_indices: bool | None = None,
+    axis: int | None = None,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Return the slices of `params` at `indices`.
+
+    >>> gather([[1, 2], [3, 4]], [1]).tolist()
+    [[3, 4]]
+    """
+    if batch_dims:
+        def take(p: Any, i: Any) -> Any:
+            return gather(p, i, axis=None if axis is None else axis - 1, batch_dims=batch_dims - 1)
+
+        return jax.vmap(take)(jnp.asarray(params), jnp.asarray(indices))
+    return ops.take(params, indices, axis=0 if axis is None else axis)
+
+
+def where(condition: PyTree, x: PyTree | None = None, y: PyTree | None = None, name: str | None = None) -> Any:
+    """Return `x` where the condition holds, else `y`; with the condition alone, the indices where it holds.
+
+    >>> where([True, False], 1, 2).tolist(), where([False, True]).tolist()
+    ([1, 2], [[1]])
+    """
+    if x is None:
+        return ops.stack(ops.nonzero(condition), axis=-1)
+    return ops.where(condition, x, y)
+
+
+def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None, name: str | None = None) -> Any:
+    """Return the entries where a mask holds; outside of functions, since the size depends on the data.
+
+    >>> boolean_mask([1, 2, 3], [True, False, True]).tolist()
+    [1, 3]
+    """
+    start = axis or 0
+    mask = jnp.asarray(mask)
+    if isinstance(mask, jax.core.Tracer):
+        raise InvalidArgumentError(
+            "The size of `tf.boolean_mask` depends on the data, and a function is compiled for given sizes. "
+            "Received: a mask that the function computes. Write `tf.where(mask, x, 0)`, or call it outside."
+        )
+    return jnp.asarray(tensor)[(slice(None),) * start + (mask,)]
+
+
+def one_hot(
+    indices: PyTree,
+    depth: int,
+    on_value: float | None = None,
+    off_value: float | None = None,
+    axis: int | None = None,
+    dtype: npt.DTypeLike | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return vectors that are `on_value` at their index, else `off_value`.
+
+    >>> one_hot([1], 3).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
+    if on_value is None and off_value is None:
+        return ops.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=dtype or "float32")
+    hot = ops.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype="bool")
+    made = jnp.where(hot, 1 if on_value is None else on_value, 0 if off_value is None else off_value)
+    return made if dtype is None else made.astype(dtype)
+
+
+def shape(input: PyTree, out_type: npt.DTypeLike = "int32", name: str | None = None) -> tuple[int, ...]:
+    """Return the shape, as integers: programs are compiled for given shapes."""
+    return tuple(jnp.shape(input))
+
+
+def identity(input: PyTree, name: str | None = None) -> Any:
+    """Return a tensor of the same value."""
+    return jax.tree.map(jnp.array, input)
+
+
+def arange(
+    start: Any, limit: Any = None, delta: Any = 1, dtype: npt.DTypeLike | None = None, name: str | None = None
+) -> Any:
+    """Return the numbers from `start` (0 where it is alone) up to `limit`.
+
+    >>> arange(3).tolist(), arange(1, 6, 2).tolist()
+    ([0, 1, 2], [1, 3, 5])
+    """
+    if limit is None:
+        start, limit = 0, start
+    return jnp.arange(start, limit, delta, dtype)
+
+
+def zeros(shape: Any, dtype: npt.DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+    """Return zeros."""
+    return jnp.zeros(shape, dtype)
+
+
+def ones(shape: Any, dtype: npt.DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+    """Return ones."""
+    return jnp.ones(shape, dtype)
+
+
+def eye(
+    num_rows: int,
+    num_columns: int | None = None,
+    batch_shape: Sequence[int] | None = None,
+    dtype: npt.DTypeLike = "float32",
+    name: str | None = None,
+) -> Any:
+    """Return an identity matrix, or a batch of them."""
+    made = jnp.eye(num_rows, num_columns, dtype=dtype)
+    return made if batch_shape is None else jnp.broadcast_to(made, (*batch_shape, *made.shape))
+
+
+def diag(diagonal: PyTree, name: str | None = None) -> Any:
+    """Return matrices with a diagonal, and zeros elsewhere."""
+    diagonal = jnp.asarray(diagonal)
+    return diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype)
+
+
+def global_norm(t_list: Sequence[PyTree], name: str | None = None) -> Any:
+    """Return the Euclidean norm of all tensors together.
+
+    >>> float(global_norm([3.0, 4.0]))
+    5.0
+    """
+    return ops.sqrt(add_n([ops.sum(ops.square(t)) for t in t_list if t is not None]))
+
+
+def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+    """Return a tensor, made shorter where its norm is larger than `clip_norm`.
+
+    >>> clip_by_norm([3.0, 4.0], 1.0).round(2).tolist()
+    [0.6, 0.8]
+    """
+    t = jnp.asarray(t)
+    norm = ops.sqrt(ops.sum(ops.square(t), axis=axes, keepdims=True))
+    return t * (clip_norm / ops.maximum(norm, clip_norm))
+
+
+def clip_by_global_norm(
+    t_list: Sequence[PyTree], clip_norm: Any, use_norm: Any = None, name: str | None = None
+) -> tuple[list[Any], Any]:
+    """Return tensors, made shorter together where their common norm is larger than `clip_norm`; and that norm."""
+    norm = global_norm(t_list) if use_norm is None else use_norm
+    scale = clip_norm / ops.maximum(norm, clip_norm)
+    return [None if t is None else t * scale for t in t_list], norm
+
+
+def l2_normalize(x: PyTree, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """Return a tensor divided by its norm along an axis."""
+    x = jnp.asarray(x)
+    return x * ops.rsqrt(ops.maximum(ops.sum(ops.square(x), axis=axis, keepdims=True), epsilon))
+
+
+def l2_loss(t: PyTree, name: str | None = None) -> Any:
+    """Return half of the sum of squares."""
+    return ops.sum(ops.square(t)) / 2
+
+
+def matmul(
+    a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+) -> Any:
+    """Return the product of matrices."""
+    if transpose_a:
+        a = ops.swapaxes(a, -1, -2)
+    if transpose_b:
+        b = ops.swapaxes(b, -1, -2)
+    return ops.matmul(a, b)
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+    """Return the result of one of two functions."""
+    return ops.cond(pred, true_fn, false_fn)
+
+
+def map_fn(
+    fn: Callable[[Any], Any], elems: PyTree, dtype: Any = None, fn_output_signature: Any = None, **kwargs: Any
+) -> Any:
+    """Return a function's results for each row, stacked."""
+    return ops.vectorized_map(fn, jax.tree.map(jnp.asarray, elems))
+
+
+def embedding_lookup(params: PyTree, ids: PyTree, max_norm: float | None = None, name: str | None = None) -> Any:
+    """Return the rows of a table."""
+    rows = ops.take(getattr(params, "value", params), ids, axis=0)
+    return rows if max_norm is None else clip_by_norm(rows, max_norm, axes=-1)
+
+
+def dropout(x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> Any:
+    """Return a tensor with entries set to zero at random, and the others scaled."""
+    return keras.random.dropout(x, rate, noise_shape, seed)
+
+
+def sparse_softmax_cross_entropy(labels: PyTree, logits: PyTree, name: str | None = None) -> Any:
+    """Return the cross entropy of each example."""
+    return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+
+def softmax_cross_entropy(labels: PyTree, logits: PyTree, axis: int = -1, name: str | None = None) -> Any:
+    """Return the cross entropy of each example."""
+    return -ops.sum(ops.multiply(labels, ops.log_softmax(logits, axis)), axis)
+
+
+def sigmoid_cross_entropy(labels: PyTree = None, logits: PyTree = None, name: str | None = None) -> Any:
+    """Return the cross entropy of each entry, in the form that never overflows."""
+    return ops.maximum(logits, 0) - logits * labels + ops.log1p(ops.exp(-ops.abs(logits)))
+
+
+def _window(size: Any, data_format: str | None) -> tuple[Any, str]:
+    if data_format not in (None, "NHWC", "NCHW"):
+        raise InvalidArgumentError(f"`data_format` is 'NHWC' or 'NCHW'. Received: {data_format!r}.")
+    last = data_format != "NCHW"
+    if not isinstance(size, int) and len(size) == 4:
+        size = size[1:3] if last else size[2:]
+    return size, "channels_last" if last else "channels_first"
+
+
+def max_pool(
+    input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None, name: str | None = None
+) -> Any:
+    """Return the maximum of each window."""
+    window, form = _window(ksize, data_format)
+    return ops.max_pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
+
+
+def avg_pool(
+    input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None, name: str | None = None
+) -> Any:
+    """Return the mean of each window."""
+    window, form = _window(ksize, data_format)
+    return ops.average_pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
+
+
+def conv2d(
+    input: PyTree,
+    filters: PyTree,
+    strides: Any,
+    padding: str,
+    data_format: str | None = None,
+    dilations: Any = 1,
+    name: str | None = None,
+) -> Any:
+    """Return a convolution."""
+    steps, form = _window(strides, data_format)
+    return ops.conv(input, filters, steps, padding.lower(), form, _window(dilations, data_format)[0])
+
+
+def assert_equal(x: PyTree, y: PyTree, message: str | None = None, **kwargs: Any) -> None:
+    """Raise an error where two tensors differ; outside of functions.
+
+    Raises:
+        InvalidArgumentError: they differ.
+    """
+    if not bool(ops.all(ops.equal(x, y))):
+        raise InvalidArgumentError(message or f"Two tensors must be equal. Received: {x} and {y}.")

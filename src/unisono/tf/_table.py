@@ -1,0 +1,11 @@
+"""The table of names below `tf`, as one."""
+
+from __future__ import annotations
+
+from unisono.tf._module import NameTable
+from unisono.tf.names._core import CORE
+from unisono.tf.names._distribution import DISTRIBUTION
+from unisono.tf.names._programs import PROGRAMS
+
+#: All names.
+TABLE = NameTable({**CORE, **DISTRIBUTION, **PROGRAMS})

@@ -1,0 +1,253 @@
+"""Tensors, contexts and shapes as TensorFlow names them, over JAX arrays.
+
+Tests: tests/unit/tf/test_tensors.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from unisono._errors import InvalidTypeError
+from unisono._mesh import resolve_devices
+from unisono._types import PyTree, UserValue
+from unisono.data import TensorSpec as _TensorSpec
+
+
+def add_methods() -> None:
+    """Give JAX's arrays the method `numpy()`, which tensors of TensorFlow have.
+
+    Tracers get none: what a program computes has no numbers while it is traced, as in TensorFlow.
+    """
+    if not hasattr(jax.Array, "numpy"):
+        # A subclass is not possible: JAX makes the arrays.
+        setattr(jax.Array, "numpy", lambda self: np.asarray(self))  # noqa: B010
+
+
+def constant(
+    value: PyTree, dtype: npt.DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
+) -> jax.Array:
+    """Return a tensor of a value.
+
+    Args:
+        value: numbers, nested lists, or an array.
+        dtype: of the tensor; None for the value's, with float32 for Python's floats and int32 for its
+            integers.
+        shape: of the tensor: one number fills it.
+        name: is not used.
+
+    Raises:
+        InvalidTypeError: the value holds strings.
+
+    >>> constant([1, 2]).dtype, constant(0.5).dtype
+    (dtype('int32'), dtype('float32'))
+    """
+    array = value if isinstance(value, jax.Array) else getattr(value, "value", value)
+    if isinstance(array, (str, bytes)) or getattr(np.asarray(array), "dtype", np.dtype(int)).kind in "SUO":
+        raise InvalidTypeError(
+            f"A tensor holds numbers or booleans. Received: {value!r}. Make numbers of strings in the dataset, "
+            "by `map` with plain Python."
+        )
+    made = jnp.asarray(array, dtype)
+    if shape is None:
+        return made
+    return jnp.broadcast_to(made, shape) if made.ndim == 0 else made.reshape(shape)
+
+
+class TensorSpec(_TensorSpec):
+    """The shape and dtype of a tensor, as an `input_signature` has it.
+
+    Args:
+        shape: with None where any size is allowed; None for any shape.
+        dtype: of the tensor.
+        name: is not used.
+
+    >>> TensorSpec([None, 3], "float32").shape
+    (None, 3)
+    """
+
+    def __init__(
+        self, shape: Sequence[int | None] | None = None, dtype: npt.DTypeLike = np.float32, name: str | None = None
+    ) -> None:
+        super().__init__(None if shape is None else list(shape), dtype)
+
+
+def shape_of(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None:
+    """Return a shape as a tuple: what `tf.TensorShape` is here.
+
+    Args:
+        dims: the sizes.
+
+    >>> shape_of([None, 3])
+    (None, 3)
+    """
+    return None if dims is None else tuple(dims)
+
+
+class Module:
+    """An object whose variables can be listed.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        # As TensorFlow does: `MyModule` becomes `my_module`.
+        self.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """All variables of the module, and of what its attributes hold."""
+        found: dict[int, Any] = {}
+        _collect(vars(self), found, set())
+        return tuple(found.values())
+
+    @property
+    def trainable_variables(self) -> tuple[Any, ...]:
+        """Those that training changes."""
+        return tuple(v for v in self.variables if v.trainable)
+
+
+def _collect(value: UserValue, found: dict[int, Any], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if hasattr(value, "assign") and hasattr(value, "trainable"):
+        found[id(value)] = value
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            _collect(value[key], found, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, found, seen)
+    elif isinstance(value, Module):
+        _collect(vars(value), found, seen)
+    elif hasattr(value, "variables"):
+        for variable in value.variables:
+            found[id(variable)] = variable
+
+
+def executing_eagerly() -> bool:
+    """Return whether operations run at once: not while a function is traced."""
+    return not isinstance(jnp.zeros(()), jax.core.Tracer)
+
+
+def inside_function() -> bool:
+    """Return whether a function is being traced."""
+    return not executing_eagerly()
+
+
+@contextlib.contextmanager
+def control_dependencies(control_inputs: Sequence[UserValue]) -> Iterator[None]:
+    """Do nothing: assignments happen in the order of the program.
+
+    Args:
+        control_inputs: what was to happen before.
+    """
+    yield
+
+
+@contextlib.contextmanager
+def name_scope(name: str) -> Iterator[None]:
+    """Name the operations of a block, as profiles show them.
+
+    Args:
+        name: of the block.
+    """
+    with jax.named_scope(name):
+        yield
+
+
+def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which arrays are made on a device.
+
+    Under a strategy, variables and replicas stay where the strategy puts them, as in TensorFlow.
+
+    Args:
+        name: such as `"/gpu:0"`, `"CPU:1"` or `"/job:worker/task:1"`, of which only the device counts.
+
+    Raises:
+        InvalidArgumentError: there is no such device here.
+    """
+    found = re.search(r"(?i)\b(cpu|gpu|tpu)(?::(\d+|\*))?", str(name))
+    if found is None:
+        return contextlib.nullcontext()
+    index = found[2] if found[2] and found[2] != "*" else "0"
+    return jax.default_device(resolve_devices([f"{found[1]}:{index}"])[0])
+
+
+def no_op(*args: UserValue, **kwargs: UserValue) -> None:
+    """Do nothing: what this sets has no meaning here.
+
+    Args:
+        *args: are not used.
+        **kwargs: are not used.
+    """
+
+
+def same(value: UserValue = None) -> UserValue:
+    """Return the argument: a decorator that changes nothing.
+
+    Args:
+        value: any.
+    """
+    return value
+
+
+def group(*inputs: UserValue, name: str | None = None) -> tuple[UserValue, ...]:
+    """Return what is to be done together, which has been done.
+
+    Args:
+        *inputs: results.
+        name: is not used.
+    """
+    return inputs
+
+
+def print_values(*inputs: UserValue, sep: str = " ", end: str = "\n", **kwargs: UserValue) -> None:
+    """Print values, also inside a function, each time that it runs.
+
+    Args:
+        *inputs: what to print.
+        sep: between the values.
+        end: is not used inside a function.
+        **kwargs: are not used.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):
+        texts = [x.replace("{", "{{").replace("}", "}}") if isinstance(x, str) else "{}" for x in inputs]
+        jax.debug.print(sep.join(texts), *(x for x in inputs if not isinstance(x, str)), ordered=False)
+        return
+    print(*(np.asarray(x) if isinstance(x, jax.Array) else x for x in inputs), sep=sep, end=end)
+
+
+def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with a gradient of its own, `f(*args) -> (result, gradient)`.
+
+    Args:
+        function: returns its result and `gradient(upstream)`.
+
+    >>> @custom_gradient
+    ... def double(x):
+    ...     return 2 * x, lambda upstream: 3 * upstream
+    >>> float(jax.grad(double)(1.0))
+    3.0
+    """
+
+    @jax.custom_vjp
+    def call(*args: Any) -> Any:
+        return function(*args)[0]
+
+    def backward(args: tuple[Any, ...], upstream: Any) -> tuple[Any, ...]:
+        gradients = function(*args)[1](upstream)
+        return gradients if isinstance(gradients, tuple) else tuple(jax.tree.leaves([gradients]))
+
+    call.defvjp(lambda *args: (function(*args)[0], args), backward)
+    wrapped: Callable[..., Any] = call
+    return wrapped

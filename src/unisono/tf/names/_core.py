@@ -1,0 +1,237 @@
+"""Names of TensorFlow's core: dtypes, tensors, operations.
+
+Tests: tests/unit/tf/names/test_core.py.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from unisono.tf._entries import At, Entry, Missing, Op, Value
+
+_STRINGS = Missing(
+    "has no counterpart: arrays of JAX hold numbers and booleans",
+    "numbers made of the strings in the dataset, by `map` with plain Python, before the batch",
+)
+_RAGGED = Missing(
+    "has no counterpart: arrays of JAX are dense", "`Dataset.padded_batch` and a mask, or `keras.layers.Masking`"
+)
+
+DTYPES: dict[str, Entry] = {
+    **{
+        name: Value(jnp.dtype(name), f'"{name}"')
+        for name in (
+            "bfloat16", "complex64", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+            "uint8", "uint16", "uint32", "uint64",
+        )
+    },
+    "bool": Value(jnp.dtype("bool"), '"bool"'),
+    "half": Value(jnp.dtype("float16"), '"float16"'),
+    "double": Value(jnp.dtype("float64"), '"float64"'),
+    "string": _STRINGS,
+    "dtypes.DType": At("numpy.dtype"),
+    "DType": At("numpy.dtype"),
+    "as_dtype": At("jax.numpy.dtype"),
+    "dtypes.as_dtype": At("jax.numpy.dtype"),
+}  # fmt: skip
+
+TENSORS: dict[str, Entry] = {
+    "Tensor": At("jax.Array"),
+    "TensorSpec": At("unisono.tf._tensors.TensorSpec"),
+    "TensorShape": At("unisono.tf._tensors.shape_of"),
+    "Variable": At("unisono.Variable"),
+    "VariableAggregation": At("unisono.VariableAggregation"),
+    "VariableSynchronization": At("unisono.VariableSynchronization"),
+    "IndexedSlices": At("unisono.IndexedSlices"),
+    "GradientTape": At("unisono.GradientTape"),
+    "Module": At("unisono.tf._tensors.Module"),
+    "function": At("unisono.function"),
+    "RaggedTensor": _RAGGED,
+    "ragged": _RAGGED,
+    "SparseTensor": Missing("has no counterpart here", "dense arrays, or `keras.layers.Embedding` of indices"),
+    "strings": _STRINGS,
+    "constant": At("unisono.tf._tensors.constant"),
+    "convert_to_tensor": At("unisono.tf._tensors.constant"),
+    "executing_eagerly": At("unisono.tf._tensors.executing_eagerly"),
+    "inside_function": At("unisono.tf._tensors.inside_function"),
+    "is_tensor": At("keras.ops.is_tensor"),
+    "control_dependencies": At("unisono.tf._tensors.control_dependencies"),
+    "name_scope": At("unisono.tf._tensors.name_scope"),
+    "device": At("unisono.tf._tensors.device"),
+    "no_op": At("unisono.tf._tensors.no_op"),
+    "group": At("unisono.tf._tensors.group"),
+    "print": At("unisono.tf._tensors.print_values"),
+    "py_function": Missing("has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"),
+    "numpy_function": Missing("has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"),
+    "Graph": Missing("has no counterpart: there are no graphs", "`unisono.function`"),
+    "Session": Missing("has no counterpart: there are no graphs", "`unisono.function`, and a call"),
+    "placeholder": Missing("has no counterpart: there are no graphs", "an argument of a `unisono.function`"),
+    "newaxis": Value(None, "None"),
+    "no_gradient": At("keras.ops.stop_gradient"),
+    "stop_gradient": Op("keras.ops.stop_gradient", {"input": "variable"}),
+    "custom_gradient": At("unisono.tf._tensors.custom_gradient"),
+    "__version__": Value("2.21.0+unisono", "the version of TensorFlow whose names these are"),
+}
+
+_X = {"input_tensor": "x", "input": "x", "tensor": "x", "features": "x", "logits": "x", "t": "x"}
+_XY = {"x": "x1", "y": "x2"}
+_AXIS = {**_X, "keep_dims": "keepdims", "reduction_indices": "axis"}
+
+
+def _ops() -> dict[str, Entry]:
+    reductions = {
+        "reduce_mean": "mean", "reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min",
+        "reduce_prod": "prod", "reduce_all": "all", "reduce_any": "any", "reduce_std": "std",
+        "reduce_variance": "var", "reduce_logsumexp": "logsumexp",
+    }  # fmt: skip
+    ops: dict[str, Entry] = {name: Op(f"keras.ops.{op}", _AXIS) for name, op in reductions.items()}
+    for name in (
+        "abs", "acos:arccos", "asin:arcsin", "atan:arctan", "ceil", "cos", "cosh", "erf", "exp", "expm1",
+        "floor", "log", "log1p", "log_sigmoid", "logical_not", "negative", "reciprocal", "round", "rsqrt",
+        "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt", "square", "tan", "tanh",
+        "is_finite:isfinite", "is_inf:isinf", "is_nan:isnan", "real", "imag", "conj",
+    ):  # fmt: skip
+        ours, _, op = name.partition(":")
+        ops[ours] = Op(f"keras.ops.{op or ours}", _X)
+    for name in (
+        "add", "atan2:arctan2", "divide", "divide_no_nan", "equal", "floordiv:floor_divide", "floormod:mod",
+        "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor",
+        "maximum", "minimum", "mod", "multiply", "not_equal", "pow:power", "subtract", "truediv:true_divide",
+    ):  # fmt: skip
+        ours, _, op = name.partition(":")
+        ops[ours] = Op(f"keras.ops.{op or ours}", _XY)
+    ops |= {
+        "argmax": Op("keras.ops.argmax", _X, defaults={"axis": 0}, order=("x", "axis")),
+        "argmin": Op("keras.ops.argmin", _X, defaults={"axis": 0}, order=("x", "axis")),
+        "cumsum": Op("keras.ops.cumsum", defaults={"axis": 0}, order=("x", "axis")),
+        "cumprod": Op("keras.ops.cumprod", defaults={"axis": 0}, order=("x", "axis")),
+        "top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+        "in_top_k": Op("keras.ops.in_top_k"),
+        "squared_difference": At("unisono.tf._operations.squared_difference"),
+        "add_n": At("unisono.tf._operations.add_n"),
+        "accumulate_n": At("unisono.tf._operations.add_n"),
+        "bincount": Op("keras.ops.bincount", {"arr": "x"}),
+        "confusion_matrix": At("unisono.tf._operations.confusion_matrix"),
+        "l2_normalize": At("unisono.tf._operations.l2_normalize"),
+        "unsorted_segment_sum": Op("keras.ops.segment_sum", order=("data", "segment_ids", "num_segments")),
+        "unsorted_segment_max": Op("keras.ops.segment_max", order=("data", "segment_ids", "num_segments")),
+    }
+    return ops
+
+
+MATH = _ops()
+
+#: Those of `tf.math` that are at `tf`, too.
+_AT_ROOT = """
+    abs acos add add_n argmax argmin asin atan atan2 cos cosh cumsum divide equal exp floor greater
+    greater_equal less less_equal logical_and logical_not logical_or math maximum minimum multiply negative
+    not_equal pow reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
+    reduce_sum round sigmoid sign sin sinh sqrt square subtract tan tanh truediv
+""".split()
+
+ARRAYS: dict[str, Entry] = {
+    "cast": Op("keras.ops.cast"),
+    "saturate_cast": Op("keras.ops.saturate_cast", {"value": "x"}),
+    "reshape": Op("keras.ops.reshape", {"tensor": "x", "shape": "newshape"}),
+    "transpose": Op("keras.ops.transpose", {"a": "x", "perm": "axes"}),
+    "concat": Op("keras.ops.concatenate", {"values": "xs"}, order=("xs", "axis")),
+    "stack": Op("keras.ops.stack", {"values": "x"}),
+    "unstack": Op("keras.ops.unstack", {"value": "x"}, order=("x", "num", "axis")),
+    "split": At("unisono.tf._operations.split"),
+    "expand_dims": Op("keras.ops.expand_dims", {"input": "x"}),
+    "squeeze": Op("keras.ops.squeeze", {"input": "x"}),
+    "tile": Op("keras.ops.tile", {"input": "x", "multiples": "repeats"}),
+    "repeat": Op("keras.ops.repeat", {"input": "x"}),
+    "pad": Op("keras.ops.pad", {"tensor": "x", "paddings": "pad_width"}),
+    "gather": At("unisono.tf._operations.gather"),
+    "where": At("unisono.tf._operations.where"),
+    "boolean_mask": At("unisono.tf._operations.boolean_mask"),
+    "one_hot": At("unisono.tf._operations.one_hot"),
+    "shape": At("unisono.tf._operations.shape"),
+    "rank": Op("keras.ops.ndim", {"input": "x"}),
+    "size": Op("keras.ops.size", {"input": "x"}),
+    "identity": At("unisono.tf._operations.identity"),
+    "range": At("unisono.tf._operations.arange"),
+    "linspace": Op("keras.ops.linspace"),
+    "zeros": At("unisono.tf._operations.zeros"),
+    "ones": At("unisono.tf._operations.ones"),
+    "fill": Op("keras.ops.full", {"dims": "shape", "value": "fill_value"}),
+    "eye": At("unisono.tf._operations.eye"),
+    "zeros_like": Op("keras.ops.zeros_like", {"input": "x"}),
+    "ones_like": Op("keras.ops.ones_like", {"input": "x"}),
+    "broadcast_to": Op("keras.ops.broadcast_to", {"input": "x"}),
+    "reverse": Op("keras.ops.flip", {"tensor": "x"}),
+    "roll": Op("keras.ops.roll", {"input": "x"}),
+    "sort": Op("keras.ops.sort", {"values": "x"}),
+    "argsort": Op("keras.ops.argsort", {"values": "x"}),
+    "searchsorted": Op("keras.ops.searchsorted"),
+    "slice": Op("keras.ops.slice", {"input_": "inputs", "begin": "start_indices", "size": "shape"}),
+    "clip_by_value": Op(
+        "keras.ops.clip", {"t": "x", "clip_value_min": "x_min", "clip_value_max": "x_max"}
+    ),
+    "clip_by_norm": At("unisono.tf._operations.clip_by_norm"),
+    "clip_by_global_norm": At("unisono.tf._operations.clip_by_global_norm"),
+    "norm": Op("keras.ops.norm", {"tensor": "x"}),
+    "einsum": Op("keras.ops.einsum"),
+    "tensordot": Op("keras.ops.tensordot", {"a": "x1", "b": "x2"}),
+    "matmul": At("unisono.tf._operations.matmul"),
+    "meshgrid": Op("keras.ops.meshgrid"),
+    "cond": At("unisono.tf._operations.cond"),
+    "while_loop": Op("keras.ops.while_loop"),
+    "map_fn": At("unisono.tf._operations.map_fn"),
+    "vectorized_map": At("unisono.tf._operations.map_fn"),
+    "unique": Missing(
+        "makes an array whose size depends on the data", "`numpy.unique` outside of a function"
+    ),
+    "linalg.matmul": At("unisono.tf._operations.matmul"),
+    "linalg.norm": Op("keras.ops.norm", {"tensor": "x"}),
+    "linalg.inv": Op("keras.ops.inv", {"input": "x"}),
+    "linalg.det": Op("keras.ops.det", {"input": "x"}),
+    "linalg.trace": Op("keras.ops.trace"),
+    "linalg.diag": At("unisono.tf._operations.diag"),
+    "linalg.cholesky": Op("keras.ops.cholesky", {"input": "x"}),
+    "linalg.global_norm": At("unisono.tf._operations.global_norm"),
+    "bitwise.bitwise_and": Op("keras.ops.bitwise_and", _XY),
+    "bitwise.bitwise_or": Op("keras.ops.bitwise_or", _XY),
+    "bitwise.bitwise_xor": Op("keras.ops.bitwise_xor", _XY),
+}
+
+NN: dict[str, Entry] = {
+    f"nn.{name}": Op(f"keras.ops.{op}", _X)
+    for name, op in {
+        "relu": "relu", "relu6": "relu6", "elu": "elu", "selu": "selu", "gelu": "gelu", "silu": "silu",
+        "swish": "silu", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh",
+        "softmax": "softmax", "log_softmax": "log_softmax", "softplus": "softplus", "softsign": "softsign",
+    }.items()
+}  # fmt: skip
+NN |= {
+    "nn.compute_average_loss": At("unisono.nn.compute_average_loss"),
+    "nn.scale_regularization_loss": At("unisono.nn.scale_regularization_loss"),
+    "nn.embedding_lookup": At("unisono.tf._operations.embedding_lookup"),
+    "nn.moments": Op("keras.ops.moments"),
+    "nn.l2_loss": At("unisono.tf._operations.l2_loss"),
+    "nn.l2_normalize": At("unisono.tf._operations.l2_normalize"),
+    "nn.dropout": At("unisono.tf._operations.dropout"),
+    "nn.bias_add": Op("keras.ops.add", {"value": "x1", "bias": "x2"}),
+    "nn.sparse_softmax_cross_entropy_with_logits": At("unisono.tf._operations.sparse_softmax_cross_entropy"),
+    "nn.softmax_cross_entropy_with_logits": At("unisono.tf._operations.softmax_cross_entropy"),
+    "nn.sigmoid_cross_entropy_with_logits": At("unisono.tf._operations.sigmoid_cross_entropy"),
+    "nn.max_pool2d": At("unisono.tf._operations.max_pool"),
+    "nn.max_pool": At("unisono.tf._operations.max_pool"),
+    "nn.avg_pool2d": At("unisono.tf._operations.avg_pool"),
+    "nn.conv2d": At("unisono.tf._operations.conv2d"),
+    "nn.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+    "nn.in_top_k": Op("keras.ops.in_top_k"),
+}
+
+CORE: dict[str, Entry] = {
+    **DTYPES,
+    **TENSORS,
+    **ARRAYS,
+    **NN,
+    **{f"math.{name}": entry for name, entry in MATH.items()},
+    **{name: MATH[name] for name in _AT_ROOT if name in MATH},
+    "math.l2_normalize": At("unisono.tf._operations.l2_normalize"),
+    "math.softmax": Op("keras.ops.softmax", _X),
+    "math.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+}

@@ -1,0 +1,77 @@
+"""Names of `tf.distribute`, with `experimental`, and of `tf.contrib.distribute` and `tf.compat.v1.distribute`.
+
+Tests: tests/unit/tf/names/test_distribution.py.
+"""
+
+from __future__ import annotations
+
+from unisono.tf._entries import At, Entry, Missing
+
+_RPC = Missing("is TensorFlow's generic gRPC server, which is not part of Unisono", "the package `grpcio`")
+
+_SAME = """
+    CrossDeviceOps DistributedDataset DistributedIterator DistributedValues HierarchicalCopyAllReduce
+    InputContext InputOptions InputReplicationMode MirroredStrategy MultiWorkerMirroredStrategy NcclAllReduce
+    OneDeviceStrategy ParameterServerStrategy ReduceOp ReductionToOneDevice ReplicaContext RunOptions Server
+    Strategy StrategyExtended TPUStrategy experimental_set_strategy get_replica_context get_strategy
+    has_strategy in_cross_replica_context
+""".split()
+
+_RESOLVERS = """
+    ClusterResolver GCEClusterResolver KubernetesClusterResolver KubernetesExecutableLocation
+    SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver TPUClusterResolver UnionResolver
+    UnionClusterResolver
+""".split()
+
+_COORDINATOR = """
+    ClusterCoordinator PerWorkerValue PerWorkerValues RemoteValue experimental_get_current_worker_index
+""".split()
+
+_EXPERIMENTAL = """
+    CentralStorageStrategy CollectiveCommunication CollectiveHints CommunicationImplementation
+    CommunicationOptions MultiWorkerMirroredStrategy ParameterServerStrategy PreemptionCheckpointHandler
+    PreemptionWatcher TPUStrategy TerminationConfig ValueContext
+""".split()
+
+_PARTITIONERS = "FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner".split()
+
+DISTRIBUTE: dict[str, Entry] = {
+    **{name: At(f"unisono.{name}") for name in _SAME},
+    **{f"cluster_resolver.{name}": At(f"unisono.cluster_resolver.{name}") for name in _RESOLVERS},
+    **{f"coordinator.{name}": At(f"unisono.coordinator.{name}") for name in _COORDINATOR},
+    **{f"experimental.{name}": At(f"unisono.experimental.{name}") for name in _EXPERIMENTAL},
+    **{f"experimental.coordinator.{name}": At(f"unisono.coordinator.{name}") for name in _COORDINATOR},
+    **{f"experimental.partitioners.{name}": At(f"unisono.partitioners.{name}") for name in _PARTITIONERS},
+    "experimental.rpc": _RPC,
+    "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
+}
+
+#: `tf.contrib.distribute` of 2018, and the names of `tf.compat.v1.distribute`.
+CONTRIB: dict[str, Entry] = {
+    "MirroredStrategy": At("unisono.MirroredStrategy"),
+    "CollectiveAllReduceStrategy": At("unisono.CollectiveAllReduceStrategy"),
+    "ParameterServerStrategy": At("unisono.ParameterServerStrategy"),
+    "OneDeviceStrategy": At("unisono.OneDeviceStrategy"),
+    "TPUStrategy": At("unisono.TPUStrategy"),
+    "DistributionStrategy": At("unisono.Strategy"),
+    "CrossTowerOps": At("unisono.CrossDeviceOps"),
+    "AllReduceCrossTowerOps": At("unisono.NcclAllReduce"),
+    "ReductionToOneDeviceCrossTowerOps": At("unisono.ReductionToOneDevice"),
+    "TowerContext": At("unisono.ReplicaContext"),
+    "get_tower_context": At("unisono.get_replica_context"),
+    "get_cross_tower_context": At("unisono.in_cross_replica_context"),
+    "get_distribution_strategy": At("unisono.get_strategy"),
+    "has_distribution_strategy": At("unisono.has_strategy"),
+    "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
+    "require_tower_context": Missing("is gone", "`unisono.get_replica_context() is not None`"),
+    "Monitor": Missing("is gone", "a loop around `strategy.run`"),
+    "Step": Missing("is gone", "`strategy.run`"),
+    "StandardInputStep": Missing("is gone", "`strategy.run`"),
+    "StandardSingleLossStep": Missing("is gone", "`strategy.run`"),
+}
+
+DISTRIBUTION: dict[str, Entry] = {
+    **{f"distribute.{name}": entry for name, entry in DISTRIBUTE.items()},
+    **{f"contrib.distribute.{name}": entry for name, entry in CONTRIB.items()},
+    **{f"compat.v1.distribute.{name}": entry for name, entry in DISTRIBUTE.items()},
+}
