@@ -69,6 +69,7 @@ _MODULES = [
     "partitioners",
     "summary",
     "testing",
+    "tf",
     "tpu",
 ]
 

@@ -116,6 +116,18 @@ def doctor(
     raise typer.Exit(_doctor.main(directory or Path(tempfile.gettempdir()), machine))
 
 
+@app.command()
+def migrate(
+    script: Annotated[Path, typer.Argument(help="A program that was written for TensorFlow.")],
+) -> None:
+    """Print the lines of a program for TensorFlow that need a change, and why."""
+    from unisono.tf import _migrate
+
+    text, can_run = _migrate.report(script)
+    typer.echo(text)
+    raise typer.Exit(0 if can_run else 1)
+
+
 @app.callback(invoke_without_command=True)
 def unisono(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -81,7 +81,7 @@ def _devices(device_type: str | None, prefix: str, all_cpus: bool = False) -> li
 
 def _has_accelerators() -> bool:
     """Return whether JAX may have other devices than CPUs; it starts where it may."""
-    platforms = jax.config.jax_platforms
+    platforms = jax.config.read("jax_platforms")
     return platforms is None or bool(set(platforms.split(",")) - {"cpu", ""})
 
 
@@ -125,8 +125,8 @@ def set_logical_device_configuration(device: Device, logical_devices: Sequence[A
     """
     if device.device_type != "CPU":
         raise UnsupportedError(
-            f"JAX divides CPUs alone into virtual devices. Received: {device.name}. Use virtual CPU devices, or "
-            "let JAX share the GPU: XLA_PYTHON_CLIENT_MEM_FRACTION."
+            f"JAX divides CPUs alone into virtual devices. Received: {device.name}. Use virtual CPU "
+            "devices, or let JAX share the GPU: XLA_PYTHON_CLIENT_MEM_FRACTION."
         )
     if jax_runs():
         raise UnsupportedError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 import numpy.typing as npt
 from keras import ops
 
@@ -57,11 +58,12 @@ def random_crop(value: PyTree, size: Sequence[int], seed: int | None = None, nam
 def convert_image_dtype(image: PyTree, dtype: npt.DTypeLike, saturate: bool = False) -> Any:
     """Return images of another dtype: floats lie between 0 and 1, integers use their whole range."""
     image, target = jnp.asarray(image), jnp.dtype(dtype)
+    to_int, from_int = (float(np.iinfo(d).max) if d.kind in "iu" else 1.0 for d in (target, image.dtype))
     is_float = jnp.issubdtype(image.dtype, jnp.floating), jnp.issubdtype(target, jnp.floating)
     if is_float == (False, True):
-        return image.astype(target) * (1 / jnp.iinfo(image.dtype).max)
+        return image.astype(target) * (1 / from_int)
     if is_float == (True, False):
-        return jnp.clip(image * (jnp.iinfo(target).max + 0.5), 0, jnp.iinfo(target).max).astype(target)
+        return jnp.clip(image * (to_int + 0.5), 0, to_int).astype(target)
     return image.astype(target)
 
 

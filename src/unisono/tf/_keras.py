@@ -59,7 +59,7 @@ def get_value(x: PyTree) -> np.ndarray:
     >>> float(get_value(2.5))
     2.5
     """
-    return keras.ops.convert_to_numpy(x)
+    return np.asarray(keras.ops.convert_to_numpy(x))
 
 
 def set_value(x: keras.Variable, value: PyTree) -> None:
@@ -90,7 +90,7 @@ class DatasetCreator:
         return self.dataset_fn(context)
 
 
-class ModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras' callback, for paths as TensorFlow 2 has them.
 
     Keras 3 demands `.weights.h5` or `.keras` at the end of the path; it is added.
@@ -128,7 +128,9 @@ def SyncBatchNormalization(**kwargs: Any) -> keras.layers.BatchNormalization:  #
     return keras.layers.BatchNormalization(synchronized=True, **kwargs)
 
 
-def save_model(obj: keras.Model, export_dir: str, signatures: UserValue = None, options: UserValue = None) -> None:
+def save_model(
+    obj: keras.Model, export_dir: str, signatures: UserValue = None, options: UserValue = None
+) -> None:
     """Export a model, as `tf.saved_model.save` does.
 
     Args:

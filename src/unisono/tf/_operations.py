@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy.typing as npt
+from jax.typing import DTypeLike
 from keras import ops
 
 from unisono._errors import InvalidArgumentError
@@ -44,7 +44,7 @@ def confusion_matrix(
     predictions: PyTree,
     num_classes: int | None = None,
     weights: PyTree | None = None,
-    dtype: npt.DTypeLike = "int32",
+    dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> Any:
     """Return how often each label (row) was predicted as each class (column).
@@ -60,7 +60,45 @@ def confusion_matrix(
     return matrix.astype(dtype)
 
 
-def split(value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: str | None = None) -> Any:
+def bincount(arr: PyTree, weights: PyTree | None = None, minlength: int | None = None, **kwargs: Any) -> Any:
+    """Return how often each number from 0 on is there.
+
+    >>> bincount([0, 1, 1]).tolist()
+    [1, 2]
+    """
+    return ops.bincount(jnp.asarray(arr), weights, minlength or 0)
+
+
+def unsorted_segment_sum(
+    data: PyTree, segment_ids: PyTree, num_segments: int, name: str | None = None
+) -> Any:
+    """Return the sums of the rows with each number.
+
+    >>> unsorted_segment_sum([1, 2, 4], [0, 1, 0], 2).tolist()
+    [5, 2]
+    """
+    return jax.ops.segment_sum(jnp.asarray(data), jnp.asarray(segment_ids), num_segments)
+
+
+def unsorted_segment_max(
+    data: PyTree, segment_ids: PyTree, num_segments: int, name: str | None = None
+) -> Any:
+    """Return the largest of the rows with each number.
+
+    >>> unsorted_segment_max([1, 2, 4], [0, 1, 0], 2).tolist()
+    [4, 2]
+    """
+    return jax.ops.segment_max(jnp.asarray(data), jnp.asarray(segment_ids), num_segments)
+
+
+def meshgrid(*args: PyTree, indexing: str = "xy", name: str | None = None) -> Any:
+    """Return the coordinates of a grid."""
+    return ops.meshgrid(*map(jnp.asarray, args), indexing=indexing)
+
+
+def split(
+    value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: str | None = None
+) -> Any:
     """Return a tensor in pieces: a number of equal ones, or ones of the given sizes.
 
     >>> [p.tolist() for p in split([1, 2, 3], [1, 2])]
@@ -89,6 +127,7 @@ def gather(
     [[3, 4]]
     """
     if batch_dims:
+
         def take(p: Any, i: Any) -> Any:
             return gather(p, i, axis=None if axis is None else axis - 1, batch_dims=batch_dims - 1)
 
@@ -96,7 +135,9 @@ def gather(
     return ops.take(params, indices, axis=0 if axis is None else axis)
 
 
-def where(condition: PyTree, x: PyTree | None = None, y: PyTree | None = None, name: str | None = None) -> Any:
+def where(
+    condition: PyTree, x: PyTree | None = None, y: PyTree | None = None, name: str | None = None
+) -> Any:
     """Return `x` where the condition holds, else `y`; with the condition alone, the indices where it holds.
 
     >>> where([True, False], 1, 2).tolist(), where([False, True]).tolist()
@@ -129,7 +170,7 @@ def one_hot(
     on_value: float | None = None,
     off_value: float | None = None,
     axis: int | None = None,
-    dtype: npt.DTypeLike | None = None,
+    dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> Any:
     """Return vectors that are `on_value` at their index, else `off_value`.
@@ -144,7 +185,7 @@ def one_hot(
     return made if dtype is None else made.astype(dtype)
 
 
-def shape(input: PyTree, out_type: npt.DTypeLike = "int32", name: str | None = None) -> tuple[int, ...]:
+def shape(input: PyTree, out_type: DTypeLike = "int32", name: str | None = None) -> tuple[int, ...]:
     """Return the shape, as integers: programs are compiled for given shapes."""
     return tuple(jnp.shape(input))
 
@@ -155,7 +196,7 @@ def identity(input: PyTree, name: str | None = None) -> Any:
 
 
 def arange(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: npt.DTypeLike | None = None, name: str | None = None
+    start: Any, limit: Any = None, delta: Any = 1, dtype: DTypeLike | None = None, name: str | None = None
 ) -> Any:
     """Return the numbers from `start` (0 where it is alone) up to `limit`.
 
@@ -167,12 +208,12 @@ def arange(
     return jnp.arange(start, limit, delta, dtype)
 
 
-def zeros(shape: Any, dtype: npt.DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+def zeros(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
     """Return zeros."""
     return jnp.zeros(shape, dtype)
 
 
-def ones(shape: Any, dtype: npt.DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+def ones(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
     """Return ones."""
     return jnp.ones(shape, dtype)
 
@@ -181,7 +222,7 @@ def eye(
     num_rows: int,
     num_columns: int | None = None,
     batch_shape: Sequence[int] | None = None,
-    dtype: npt.DTypeLike = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> Any:
     """Return an identity matrix, or a batch of them."""
@@ -218,7 +259,7 @@ def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None, name: str | None =
 def clip_by_global_norm(
     t_list: Sequence[PyTree], clip_norm: Any, use_norm: Any = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Return tensors, made shorter together where their common norm is larger than `clip_norm`; and that norm."""
+    """Return tensors, made shorter together where their norm is larger than `clip_norm`; and that norm."""
     norm = global_norm(t_list) if use_norm is None else use_norm
     scale = clip_norm / ops.maximum(norm, clip_norm)
     return [None if t is None else t * scale for t in t_list], norm
@@ -258,13 +299,17 @@ def map_fn(
     return ops.vectorized_map(fn, jax.tree.map(jnp.asarray, elems))
 
 
-def embedding_lookup(params: PyTree, ids: PyTree, max_norm: float | None = None, name: str | None = None) -> Any:
+def embedding_lookup(
+    params: PyTree, ids: PyTree, max_norm: float | None = None, name: str | None = None
+) -> Any:
     """Return the rows of a table."""
     rows = ops.take(getattr(params, "value", params), ids, axis=0)
     return rows if max_norm is None else clip_by_norm(rows, max_norm, axes=-1)
 
 
-def dropout(x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> Any:
+def dropout(
+    x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
+) -> Any:
     """Return a tensor with entries set to zero at random, and the others scaled."""
     return keras.random.dropout(x, rate, noise_shape, seed)
 
@@ -290,11 +335,16 @@ def _window(size: Any, data_format: str | None) -> tuple[Any, str]:
     last = data_format != "NCHW"
     if not isinstance(size, int) and len(size) == 4:
         size = size[1:3] if last else size[2:]
-    return size, "channels_last" if last else "channels_first"
+    return size if isinstance(size, int) else tuple(size), "channels_last" if last else "channels_first"
 
 
 def max_pool(
-    input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None, name: str | None = None
+    input: PyTree,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> Any:
     """Return the maximum of each window."""
     window, form = _window(ksize, data_format)
@@ -302,7 +352,12 @@ def max_pool(
 
 
 def avg_pool(
-    input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None, name: str | None = None
+    input: PyTree,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> Any:
     """Return the mean of each window."""
     window, form = _window(ksize, data_format)

@@ -25,8 +25,8 @@ def provide_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules:
         raise UnsupportedError(
-            "`unisono.tf` provides the module `tensorflow`. Received: a process that has imported it already. "
-            "Remove the import of TensorFlow from what runs before, such as `sitecustomize`."
+            "`unisono.tf` provides the module `tensorflow`. Received: a process that has imported it "
+            "already. Remove the import of TensorFlow from what runs before, such as `sitecustomize`."
         )
     add_finder(NameFinder("tensorflow", TABLE, with_root=True))
 

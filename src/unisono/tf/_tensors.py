@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
+from jax.typing import DTypeLike
 
 from unisono._errors import InvalidTypeError
 from unisono._mesh import resolve_devices
@@ -28,11 +28,18 @@ def add_methods() -> None:
     """
     if not hasattr(jax.Array, "numpy"):
         # A subclass is not possible: JAX makes the arrays.
-        setattr(jax.Array, "numpy", lambda self: np.asarray(self))  # noqa: B010
+        setattr(jax.Array, "numpy", _numpy)  # noqa: B010
+
+
+def _numpy(array: jax.Array) -> np.ndarray:
+    return np.asarray(array)
 
 
 def constant(
-    value: PyTree, dtype: npt.DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
+    value: PyTree,
+    dtype: DTypeLike | None = None,
+    shape: Sequence[int] | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Return a tensor of a value.
 
@@ -52,8 +59,8 @@ def constant(
     array = value if isinstance(value, jax.Array) else getattr(value, "value", value)
     if isinstance(array, (str, bytes)) or getattr(np.asarray(array), "dtype", np.dtype(int)).kind in "SUO":
         raise InvalidTypeError(
-            f"A tensor holds numbers or booleans. Received: {value!r}. Make numbers of strings in the dataset, "
-            "by `map` with plain Python."
+            f"A tensor holds numbers or booleans. Received: {value!r}. Make numbers of strings in the "
+            "dataset, by `map` with plain Python."
         )
     made = jnp.asarray(array, dtype)
     if shape is None:
@@ -74,7 +81,10 @@ class TensorSpec(_TensorSpec):
     """
 
     def __init__(
-        self, shape: Sequence[int | None] | None = None, dtype: npt.DTypeLike = np.float32, name: str | None = None
+        self,
+        shape: Sequence[int | None] | None = None,
+        dtype: DTypeLike = np.float32,
+        name: str | None = None,
     ) -> None:
         super().__init__(None if shape is None else list(shape), dtype)
 
@@ -180,7 +190,10 @@ def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
     if found is None:
         return contextlib.nullcontext()
     index = found[2] if found[2] and found[2] != "*" else "0"
-    return jax.default_device(resolve_devices([f"{found[1]}:{index}"])[0])
+    context: contextlib.AbstractContextManager[Any] = jax.default_device(
+        resolve_devices([f"{found[1]}:{index}"])[0]
+    )
+    return context
 
 
 def no_op(*args: UserValue, **kwargs: UserValue) -> None:

@@ -1,1 +1,1 @@
-"""The table of names below `tf`, by area: data that `unisono.tf`, the page on migrating and `migrate` read."""
+"""The table of names below `tf`, by area: `unisono.tf`, the page on migrating and `migrate` read it."""

@@ -14,7 +14,8 @@ _STRINGS = Missing(
     "numbers made of the strings in the dataset, by `map` with plain Python, before the batch",
 )
 _RAGGED = Missing(
-    "has no counterpart: arrays of JAX are dense", "`Dataset.padded_batch` and a mask, or `keras.layers.Masking`"
+    "has no counterpart: arrays of JAX are dense",
+    "`Dataset.padded_batch` and a mask, or `keras.layers.Masking`",
 )
 
 DTYPES: dict[str, Entry] = {
@@ -48,7 +49,9 @@ TENSORS: dict[str, Entry] = {
     "function": At("unisono.function"),
     "RaggedTensor": _RAGGED,
     "ragged": _RAGGED,
-    "SparseTensor": Missing("has no counterpart here", "dense arrays, or `keras.layers.Embedding` of indices"),
+    "SparseTensor": Missing(
+        "has no counterpart here", "dense arrays, or `keras.layers.Embedding` of indices"
+    ),
     "strings": _STRINGS,
     "constant": At("unisono.tf._tensors.constant"),
     "convert_to_tensor": At("unisono.tf._tensors.constant"),
@@ -61,8 +64,12 @@ TENSORS: dict[str, Entry] = {
     "no_op": At("unisono.tf._tensors.no_op"),
     "group": At("unisono.tf._tensors.group"),
     "print": At("unisono.tf._tensors.print_values"),
-    "py_function": Missing("has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"),
-    "numpy_function": Missing("has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"),
+    "py_function": Missing(
+        "has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"
+    ),
+    "numpy_function": Missing(
+        "has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"
+    ),
     "Graph": Missing("has no counterpart: there are no graphs", "`unisono.function`"),
     "Session": Missing("has no counterpart: there are no graphs", "`unisono.function`, and a call"),
     "placeholder": Missing("has no counterpart: there are no graphs", "an argument of a `unisono.function`"),
@@ -110,11 +117,11 @@ def _ops() -> dict[str, Entry]:
         "squared_difference": At("unisono.tf._operations.squared_difference"),
         "add_n": At("unisono.tf._operations.add_n"),
         "accumulate_n": At("unisono.tf._operations.add_n"),
-        "bincount": Op("keras.ops.bincount", {"arr": "x"}),
+        "bincount": At("unisono.tf._operations.bincount"),
         "confusion_matrix": At("unisono.tf._operations.confusion_matrix"),
         "l2_normalize": At("unisono.tf._operations.l2_normalize"),
-        "unsorted_segment_sum": Op("keras.ops.segment_sum", order=("data", "segment_ids", "num_segments")),
-        "unsorted_segment_max": Op("keras.ops.segment_max", order=("data", "segment_ids", "num_segments")),
+        "unsorted_segment_sum": At("unisono.tf._operations.unsorted_segment_sum"),
+        "unsorted_segment_max": At("unisono.tf._operations.unsorted_segment_max"),
     }
     return ops
 
@@ -122,12 +129,14 @@ def _ops() -> dict[str, Entry]:
 MATH = _ops()
 
 #: Those of `tf.math` that are at `tf`, too.
-_AT_ROOT = """
-    abs acos add add_n argmax argmin asin atan atan2 cos cosh cumsum divide equal exp floor greater
-    greater_equal less less_equal logical_and logical_not logical_or math maximum minimum multiply negative
-    not_equal pow reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
-    reduce_sum round sigmoid sign sin sinh sqrt square subtract tan tanh truediv
-""".split()
+_AT_ROOT = [
+    "abs", "acos", "add", "add_n", "argmax", "argmin", "asin", "atan", "atan2", "cos", "cosh", "cumsum",
+    "divide", "equal", "exp", "floor", "greater", "greater_equal", "less", "less_equal", "logical_and",
+    "logical_not", "logical_or", "math", "maximum", "minimum", "multiply", "negative", "not_equal",
+    "pow", "reduce_all", "reduce_any", "reduce_logsumexp", "reduce_max", "reduce_mean", "reduce_min",
+    "reduce_prod", "reduce_sum", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "square",
+    "subtract", "tan", "tanh", "truediv",
+]  # fmt: skip
 
 ARRAYS: dict[str, Entry] = {
     "cast": Op("keras.ops.cast"),
@@ -166,16 +175,14 @@ ARRAYS: dict[str, Entry] = {
     "argsort": Op("keras.ops.argsort", {"values": "x"}),
     "searchsorted": Op("keras.ops.searchsorted"),
     "slice": Op("keras.ops.slice", {"input_": "inputs", "begin": "start_indices", "size": "shape"}),
-    "clip_by_value": Op(
-        "keras.ops.clip", {"t": "x", "clip_value_min": "x_min", "clip_value_max": "x_max"}
-    ),
+    "clip_by_value": Op("keras.ops.clip", {"t": "x", "clip_value_min": "x_min", "clip_value_max": "x_max"}),
     "clip_by_norm": At("unisono.tf._operations.clip_by_norm"),
     "clip_by_global_norm": At("unisono.tf._operations.clip_by_global_norm"),
     "norm": Op("keras.ops.norm", {"tensor": "x"}),
     "einsum": Op("keras.ops.einsum"),
     "tensordot": Op("keras.ops.tensordot", {"a": "x1", "b": "x2"}),
     "matmul": At("unisono.tf._operations.matmul"),
-    "meshgrid": Op("keras.ops.meshgrid"),
+    "meshgrid": At("unisono.tf._operations.meshgrid"),
     "cond": At("unisono.tf._operations.cond"),
     "while_loop": Op("keras.ops.while_loop"),
     "map_fn": At("unisono.tf._operations.map_fn"),
@@ -205,6 +212,7 @@ NN: dict[str, Entry] = {
     }.items()
 }  # fmt: skip
 NN |= {
+    "nn.gelu": Op("keras.ops.gelu", _X, defaults={"approximate": False}, order=("x", "approximate")),
     "nn.compute_average_loss": At("unisono.nn.compute_average_loss"),
     "nn.scale_regularization_loss": At("unisono.nn.scale_regularization_loss"),
     "nn.embedding_lookup": At("unisono.tf._operations.embedding_lookup"),

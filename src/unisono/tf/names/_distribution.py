@@ -1,4 +1,4 @@
-"""Names of `tf.distribute`, with `experimental`, and of `tf.contrib.distribute` and `tf.compat.v1.distribute`.
+"""Names of `tf.distribute`, of `tf.contrib.distribute` and of `tf.compat.v1.distribute`.
 
 Tests: tests/unit/tf/names/test_distribution.py.
 """
@@ -9,31 +9,36 @@ from unisono.tf._entries import At, Entry, Missing
 
 _RPC = Missing("is TensorFlow's generic gRPC server, which is not part of Unisono", "the package `grpcio`")
 
-_SAME = """
-    CrossDeviceOps DistributedDataset DistributedIterator DistributedValues HierarchicalCopyAllReduce
-    InputContext InputOptions InputReplicationMode MirroredStrategy MultiWorkerMirroredStrategy NcclAllReduce
-    OneDeviceStrategy ParameterServerStrategy ReduceOp ReductionToOneDevice ReplicaContext RunOptions Server
-    Strategy StrategyExtended TPUStrategy experimental_set_strategy get_replica_context get_strategy
-    has_strategy in_cross_replica_context
-""".split()
+_SAME = [
+    "CrossDeviceOps", "DistributedDataset", "DistributedIterator", "DistributedValues",
+    "HierarchicalCopyAllReduce", "InputContext", "InputOptions", "InputReplicationMode",
+    "MirroredStrategy", "MultiWorkerMirroredStrategy", "NcclAllReduce", "OneDeviceStrategy",
+    "ParameterServerStrategy", "ReduceOp", "ReductionToOneDevice", "ReplicaContext", "RunOptions",
+    "Server", "Strategy", "StrategyExtended", "TPUStrategy", "experimental_set_strategy",
+    "get_replica_context", "get_strategy", "has_strategy", "in_cross_replica_context",
+]  # fmt: skip
 
-_RESOLVERS = """
-    ClusterResolver GCEClusterResolver KubernetesClusterResolver KubernetesExecutableLocation
-    SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver TPUClusterResolver UnionResolver
-    UnionClusterResolver
-""".split()
+_RESOLVERS = [
+    "ClusterResolver", "GCEClusterResolver", "KubernetesClusterResolver",
+    "KubernetesExecutableLocation", "SimpleClusterResolver", "SlurmClusterResolver",
+    "TFConfigClusterResolver", "TPUClusterResolver", "UnionResolver", "UnionClusterResolver",
+]  # fmt: skip
 
-_COORDINATOR = """
-    ClusterCoordinator PerWorkerValue PerWorkerValues RemoteValue experimental_get_current_worker_index
-""".split()
+_COORDINATOR = [
+    "ClusterCoordinator", "PerWorkerValue", "PerWorkerValues", "RemoteValue",
+    "experimental_get_current_worker_index",
+]  # fmt: skip
 
-_EXPERIMENTAL = """
-    CentralStorageStrategy CollectiveCommunication CollectiveHints CommunicationImplementation
-    CommunicationOptions MultiWorkerMirroredStrategy ParameterServerStrategy PreemptionCheckpointHandler
-    PreemptionWatcher TPUStrategy TerminationConfig ValueContext
-""".split()
+_EXPERIMENTAL = [
+    "CentralStorageStrategy", "CollectiveCommunication", "CollectiveHints",
+    "CommunicationImplementation", "CommunicationOptions", "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy", "PreemptionCheckpointHandler", "PreemptionWatcher", "TPUStrategy",
+    "TerminationConfig", "ValueContext",
+]  # fmt: skip
 
-_PARTITIONERS = "FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner".split()
+_PARTITIONERS = [
+    "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner",
+]  # fmt: skip
 
 DISTRIBUTE: dict[str, Entry] = {
     **{name: At(f"unisono.{name}") for name in _SAME},

@@ -1,4 +1,4 @@
-"""Names that whole programs use: data, checkpoints, summaries, files, devices, random numbers, Keras' old names.
+"""Names of data, checkpoints, summaries, files, devices and random numbers, and Keras' old names.
 
 Tests: tests/unit/tf/names/test_programs.py.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from unisono.tf._entries import At, Entry, Missing, Op
 
-_FILES = """
-    copy exists glob isdir listdir makedirs mkdir remove rename rmtree stat walk
-""".split()
+_FILES = [
+    "copy", "exists", "glob", "isdir", "listdir", "makedirs", "mkdir", "remove", "rename", "rmtree",
+    "stat", "walk",
+]  # fmt: skip
 
 DATA: dict[str, Entry] = {
     **{
@@ -130,7 +131,7 @@ RANDOM: dict[str, Entry] = {
     "constant_initializer": At("keras.initializers.Constant"),
     "truncated_normal_initializer": At("keras.initializers.TruncatedNormal"),
     "initializers.GlorotUniform": At("keras.initializers.GlorotUniform"),
-    "image.resize": At("unisono.tf._images.resize"),
+    "image.resize": At("unisono.tf._images.resize", note='"bicubic" has another kernel in Keras'),
     "image.random_flip_left_right": At("unisono.tf._images.random_flip_left_right"),
     "image.flip_left_right": At("unisono.tf._images.flip_left_right"),
     "image.random_crop": At("unisono.tf._images.random_crop"),

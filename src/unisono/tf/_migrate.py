@@ -1,0 +1,191 @@
+"""What a program for TensorFlow needs before it runs here: its lines, compared with the table of names.
+
+Tests: tests/unit/tf/test_migrate.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono._errors import InvalidArgumentError
+from unisono.tf._entries import Missing, Value
+from unisono.tf._module import NameTable
+from unisono.tf._table import TABLE
+
+#: Packages that are not TensorFlow, but need it.
+_NEED_TENSORFLOW = {
+    "tensorflow_datasets": "Load the data with `keras.datasets`, scikit-learn or files, into a "
+    "`tf.data.Dataset` from arrays or a generator.",
+    "tensorflow_hub": "Use `keras.applications` or `keras_hub`.",
+    "tensorflow_text": "Make numbers of strings in the dataset, by `map` with plain Python.",
+    "tensorflow_probability": "Use `tensorflow_probability.substrates.jax`.",
+    "tensorflow_addons": "Use Keras 3's own layers and optimizers.",
+    "tf_keras": "Write `import keras`.",
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Finding:
+    """A line of a program that needs a change, or that means something else here.
+
+    Args:
+        line: its number, from 1.
+        name: what stands there, such as `"tf.SparseTensor"`.
+        text: what to write, and why.
+        is_error: whether the line fails as it stands.
+    """
+
+    line: int
+    name: str
+    text: str
+    is_error: bool = True
+
+
+def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> list[Finding]:
+    """Return what a program needs, in the order of its lines.
+
+    Args:
+        source: the program's text.
+        file: its name, for errors.
+        table: of the names below `tf`.
+
+    Raises:
+        InvalidArgumentError: the text is no Python.
+
+    >>> [f.name for f in findings("import tensorflow as tf; tf.SparseTensor")]
+    ['import tensorflow as tf', 'tf.SparseTensor']
+    """
+    try:
+        tree = ast.parse(source, file)
+    except SyntaxError as error:
+        raise InvalidArgumentError(
+            f"A program must be Python. Received: {file}, line {error.lineno}: {error.msg}."
+        ) from None
+    found = set(_of_imports(tree, table))
+    aliases = _aliases(tree)
+    for node in _outermost_names(tree):
+        path = _path_of(node, aliases)
+        if path:
+            found.update(_of_name(path, node.lineno, table))
+    return sorted(found)
+
+
+def _of_imports(tree: ast.AST, table: NameTable) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _of_import(alias.name, alias.asname, node)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from _of_import(node.module, None, node)
+            if node.module.split(".")[0] == "tensorflow":
+                below = node.module.partition(".")[2]
+                for alias in node.names:
+                    path = f"{below}.{alias.name}" if below else alias.name
+                    yield from _of_name(path, node.lineno, table)
+
+
+def _of_import(module: str, alias: str | None, node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
+    first, _, below = module.partition(".")
+    if first in _NEED_TENSORFLOW:
+        yield Finding(node.lineno, first, f"needs TensorFlow. {_NEED_TENSORFLOW[first]}")
+    if first != "tensorflow":
+        return
+    shown = ast.unparse(node)
+    if isinstance(node, ast.ImportFrom):
+        write = f"from unisono.tf{'.' + below if below else ''} import {shown.partition(' import ')[2]}"
+    elif below:
+        write = f"import unisono.tf.{below}{' as ' + alias if alias else ''}"
+    else:
+        write = f"from unisono import tf{' as ' + alias if alias not in (None, 'tf') else ''}"
+    yield Finding(
+        node.lineno, shown, f"Write: {write}. Or run it by `python -m unisono.tf`, as it is.", False
+    )
+
+
+def _of_name(path: str, line: int, table: NameTable) -> Iterator[Finding]:
+    shown = f"tf.{path}"
+    parts = path.split(".")
+    for length in range(1, len(parts) + 1):
+        below = ".".join(parts[:length])
+        entry = table.entries.get(below)
+        if isinstance(entry, Missing):
+            yield Finding(line, shown, f"{entry.why}. Write: {entry.write}.")
+            return
+        if entry is not None:
+            if not isinstance(entry, Value) and entry.note:
+                yield Finding(line, shown, f"{entry.note}.", False)
+            return
+        if not table.is_module(below):
+            try:
+                # A name of Keras, which the table does not list.
+                table.find("tf", below)
+            except AttributeError as error:
+                said = str(error).removeprefix(f"`{shown}` ").removesuffix(".")
+                yield Finding(line, shown, said if said.endswith("?") else f"{said}.")
+            return
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Return what the program's names stand for below `tf`: "" is TensorFlow itself."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first, _, below = alias.name.partition(".")
+                if first == "tensorflow":
+                    # `import tensorflow.keras` binds `tensorflow`.
+                    aliases[alias.asname or first] = below if alias.asname else ""
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tensorflow":
+            below = node.module.partition(".")[2]
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = f"{below}.{alias.name}" if below else alias.name
+    return aliases
+
+
+def _outermost_names(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Yield each chain of attributes once: of `a.b.c` the whole."""
+    inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            yield node
+
+
+def _path_of(node: ast.Attribute, aliases: dict[str, str]) -> str | None:
+    parts: list[str] = []
+    value: ast.expr = node
+    while isinstance(value, ast.Attribute):
+        parts.insert(0, value.attr)
+        value = value.value
+    if not isinstance(value, ast.Name) or value.id not in aliases:
+        return None
+    start = aliases[value.id]
+    return ".".join([start, *parts] if start else parts)
+
+
+def report(path: Path) -> tuple[str, bool]:
+    """Return what `unisono migrate` prints of a program, and whether it can run.
+
+    Args:
+        path: of the program.
+
+    Raises:
+        InvalidArgumentError: it cannot be read, or is no Python.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"A program is a text file. Received: {path} ({error}).") from None
+    found = findings(source, str(path))
+    lines = [
+        f"{path}:{f.line}: {'error' if f.is_error else 'note'}: `{f.name}` {f.text.replace('?.', '?')}"
+        for f in found
+    ]
+    errors = sum(f.is_error for f in found)
+    if not errors:
+        lines.append(f"{path}: runs by `python -m unisono.tf {path}` as far as its names tell.")
+    else:
+        lines.append(f"{path}: {errors} {'line needs' if errors == 1 else 'lines need'} a change.")
+    return "\n".join(lines), not errors
