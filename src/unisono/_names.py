@@ -92,7 +92,6 @@ HINTS: dict[str, str] = {
     "experimental_run_v2": _write("strategy.run"),
     "initialize_tpu_system": _write("unisono.tpu.experimental.initialize_tpu_system"),
     "scale_regularization_loss": _write("unisono.nn.scale_regularization_loss"),
-    "tf": "is TensorFlow. In Unisono write `unisono.` instead of `tf.distribute.`",
     "train": _write("unisono.checkpoint"),
     "tpu.experimental.embedding": "has no counterpart. In Unisono write `keras.layers.Embedding`",
     # Keras

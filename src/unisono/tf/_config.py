@@ -81,7 +81,7 @@ def _devices(device_type: str | None, prefix: str, all_cpus: bool = False) -> li
 
 def _has_accelerators() -> bool:
     """Return whether JAX may have other devices than CPUs; it starts where it may."""
-    platforms = jax.config.read("jax_platforms")
+    platforms = getattr(jax.config, "jax_platforms", None)
     return platforms is None or bool(set(platforms.split(",")) - {"cpu", ""})
 
 

@@ -1,6 +1,6 @@
 """What a name below `tf` is here: the kinds of entries of the table of names.
 
-Tests: tests/unit/tf/test_entries.py.
+Tests: tests/unit/tf/test_module.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Op:
         names: from TensorFlow's names of arguments to those of the function, for all that differ.
         order: TensorFlow's order of arguments, by the function's names, where it differs.
         defaults: of arguments, where TensorFlow has others.
+        tensors: how many of the first arguments are tensors, which may be lists of numbers.
         note: what is different; "" for nothing.
 
     >>> Op("operator.add").load()(1, 2, name="sum")
@@ -51,6 +54,7 @@ class Op:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     order: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tensors: int = 1
     note: str = ""
 
     def load(self) -> Callable[..., Any]:
@@ -62,10 +66,12 @@ class Op:
             # TensorFlow names the operations of a graph, which JAX does not have.
             kwargs.pop("name", None)
             named = {self.names.get(key, key): value for key, value in kwargs.items()}
+            # Lists may be tensors in TensorFlow; JAX asks for arrays.
+            given = [_as_array(a) if i < self.tensors else a for i, a in enumerate(args)]
             if self.order:
-                named |= dict(zip(self.order, args, strict=False))
-                args = ()
-            return function(*args, **{**self.defaults, **named})
+                named |= dict(zip(self.order, given, strict=False))
+                given = []
+            return function(*given, **{**self.defaults, **named})
 
         return call
 
@@ -108,6 +114,14 @@ class Missing:
 
 #: What the table says of one name.
 Entry = At | Op | Value | Missing
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or any(hasattr(item, "shape") for item in value):
+        return value
+    array = np.asarray(value)
+    # NumPy's own default is 64 bits, TensorFlow's 32.
+    return array.astype("float32") if array.dtype == np.float64 else array
 
 
 def object_at(path: str) -> Any:

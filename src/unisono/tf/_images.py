@@ -1,6 +1,6 @@
 """Images as `tf.image` names them, over `keras.ops.image`.
 
-Tests: tests/unit/tf/test_images.py.
+Tests: tests/unit/tf/test_tensors.py.
 """
 
 from __future__ import annotations

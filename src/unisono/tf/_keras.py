@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from unisono import export as _export
 from unisono._types import PyTree, UserValue
-from unisono.data import Dataset
+from unisono.data._dataset import Dataset
 from unisono.data._sharding import InputContext
+from unisono.export import export_saved_model, load_from_saved_model
 
 
 def add_methods() -> None:
@@ -125,7 +125,10 @@ def SyncBatchNormalization(**kwargs: Any) -> keras.layers.BatchNormalization:  #
     Args:
         **kwargs: those of the layer.
     """
-    return keras.layers.BatchNormalization(synchronized=True, **kwargs)
+    layer = keras.layers.BatchNormalization(**kwargs)
+    # Not in the constructor: outside of a strategy Keras rejects it on JAX.
+    layer.synchronized = True
+    return layer
 
 
 def save_model(
@@ -139,7 +142,7 @@ def save_model(
         signatures: are not used.
         options: are not used.
     """
-    _export.export_saved_model(obj, export_dir)
+    export_saved_model(obj, export_dir)
 
 
 def load_model(export_dir: str, tags: UserValue = None, options: UserValue = None) -> Any:
@@ -150,4 +153,4 @@ def load_model(export_dir: str, tags: UserValue = None, options: UserValue = Non
         tags: are not used.
         options: are not used.
     """
-    return _export.load_from_saved_model(export_dir)
+    return load_from_saved_model(export_dir)

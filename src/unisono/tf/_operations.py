@@ -144,8 +144,8 @@ def where(
     ([1, 2], [[1]])
     """
     if x is None:
-        return ops.stack(ops.nonzero(condition), axis=-1)
-    return ops.where(condition, x, y)
+        return jnp.stack(jnp.nonzero(jnp.asarray(condition)), axis=-1)
+    return jnp.where(jnp.asarray(condition), jnp.asarray(x), jnp.asarray(y))
 
 
 def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None, name: str | None = None) -> Any:
@@ -248,8 +248,8 @@ def global_norm(t_list: Sequence[PyTree], name: str | None = None) -> Any:
 def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return a tensor, made shorter where its norm is larger than `clip_norm`.
 
-    >>> clip_by_norm([3.0, 4.0], 1.0).round(2).tolist()
-    [0.6, 0.8]
+    >>> clip_by_norm([3.0, 4.0], 2.5).tolist()
+    [1.5, 2.0]
     """
     t = jnp.asarray(t)
     norm = ops.sqrt(ops.sum(ops.square(t), axis=axes, keepdims=True))

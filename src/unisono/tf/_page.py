@@ -1,6 +1,6 @@
 """docs/migrating.md, made from the table of names.
 
-Tests: tests/unit/tf/test_page.py.
+Tests: tests/unit/tf/test_names.py.
 """
 
 from __future__ import annotations

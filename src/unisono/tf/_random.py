@@ -1,6 +1,6 @@
 """Random numbers with TensorFlow's arguments, over `keras.random`.
 
-Tests: tests/unit/tf/test_random.py.
+Tests: tests/unit/tf/test_tensors.py.
 """
 
 from __future__ import annotations

@@ -44,8 +44,6 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
         raise SystemExit(0 if arguments else 2)
-    import unisono.tf  # noqa: F401 (adds what arrays lack)
-
     provide_tensorflow()
     if arguments[0] == "-m":
         if len(arguments) == 1:

@@ -1,4 +1,7 @@
-"""The table of names below `tf`, as one."""
+"""The table of names below `tf`, as one.
+
+Tests: tests/unit/tf/test_names.py.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from unisono._errors import InvalidTypeError
 from unisono._mesh import resolve_devices
 from unisono._types import PyTree, UserValue
-from unisono.data import TensorSpec as _TensorSpec
+from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
 
 
 def add_methods() -> None:
@@ -235,7 +235,8 @@ def print_values(*inputs: UserValue, sep: str = " ", end: str = "\n", **kwargs: 
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):
         texts = [x.replace("{", "{{").replace("}", "}}") if isinstance(x, str) else "{}" for x in inputs]
-        jax.debug.print(sep.join(texts), *(x for x in inputs if not isinstance(x, str)), ordered=False)
+        arrays = [x for x in inputs if not isinstance(x, str)]
+        jax.debug.callback(lambda *given: print(sep.join(texts).format(*given)), *arrays)
         return
     print(*(np.asarray(x) if isinstance(x, jax.Array) else x for x in inputs), sep=sep, end=end)
 

@@ -1,6 +1,6 @@
 """Names of TensorFlow's core: dtypes, tensors, operations.
 
-Tests: tests/unit/tf/names/test_core.py.
+Tests: tests/unit/tf/test_names.py.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _ops() -> dict[str, Entry]:
         "maximum", "minimum", "mod", "multiply", "not_equal", "pow:power", "subtract", "truediv:true_divide",
     ):  # fmt: skip
         ours, _, op = name.partition(":")
-        ops[ours] = Op(f"keras.ops.{op or ours}", _XY)
+        ops[ours] = Op(f"keras.ops.{op or ours}", _XY, tensors=2)
     ops |= {
         "argmax": Op("keras.ops.argmax", _X, defaults={"axis": 0}, order=("x", "axis")),
         "argmin": Op("keras.ops.argmin", _X, defaults={"axis": 0}, order=("x", "axis")),

@@ -1,6 +1,6 @@
 """Names of `tf.distribute`, of `tf.contrib.distribute` and of `tf.compat.v1.distribute`.
 
-Tests: tests/unit/tf/names/test_distribution.py.
+Tests: tests/unit/tf/test_names.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names of data, checkpoints, summaries, files, devices and random numbers, and Keras' old names.
 
-Tests: tests/unit/tf/names/test_programs.py.
+Tests: tests/unit/tf/test_names.py.
 """
 
 from __future__ import annotations

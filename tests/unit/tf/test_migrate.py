@@ -1,0 +1,84 @@
+"""What `unisono migrate` says of programs."""
+
+import pytest
+
+from unisono import UnisonoError
+from unisono.tf._migrate import findings, report
+
+
+def said(source):
+    return [(f.line, f.name, f.is_error) for f in findings(source)]
+
+
+def test_the_import_is_the_only_line_of_a_good_program():
+    source = "import tensorflow as tf\ns = tf.distribute.MirroredStrategy()\nx = tf.keras.layers.Dense(1)\n"
+    assert said(source) == [(1, "import tensorflow as tf", False)]
+    assert "Write: from unisono import tf." in findings(source)[0].text
+
+
+@pytest.mark.parametrize(
+    ("line", "write"),
+    [
+        ("import tensorflow as tf", "from unisono import tf."),
+        ("import tensorflow as T", "from unisono import tf as T."),
+        ("import tensorflow.keras as k", "import unisono.tf.keras as k."),
+        ("from tensorflow import keras", "from unisono.tf import keras."),
+        (
+            "from tensorflow.keras.layers import Dense as D, Conv2D",
+            "from unisono.tf.keras.layers import Dense as D, Conv2D.",
+        ),
+    ],
+)
+def test_imports(line, write):
+    (finding,) = findings(line)
+    assert f"Write: {write}" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "text"),
+    [
+        ("import tensorflow as t\nt.SparseTensor", "tf.SparseTensor", "dense arrays"),
+        ("from tensorflow import keras\nkeras.layers.Dens(1)", "tf.keras.layers.Dens", "Did you mean"),
+        ("from tensorflow.keras import layers as L\nL.Dens(1)", "tf.keras.layers.Dens", "Did you mean"),
+        ("from tensorflow.keras.layers import Dens\n", "tf.keras.layers.Dens", "Did you mean"),
+        ("import tensorflow.keras\ntensorflow.ragged.stack", "tf.ragged.stack", "padded_batch"),
+        ("import tensorflow_datasets as tfds", "tensorflow_datasets", "keras.datasets"),
+        (
+            "def f():\n  import tensorflow as tf\n  return tf.sparse.add",
+            "tf.sparse.add",
+            "not among the names",
+        ),
+    ],
+)
+def test_what_cannot_run_is_an_error(source, name, text):
+    (error,) = [f for f in findings(source) if f.is_error]
+    assert error.name == name
+    assert text in error.text
+
+
+def test_names_of_other_modules_are_nothing():
+    assert said("import numpy as np\nnp.SparseTensor\ntf.SparseTensor\nself.tf.ragged\n") == []
+
+
+def test_a_report(tmp_path):
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text("import tensorflow as tf\ntf.constant(1)\n")
+    bad.write_text("import tensorflow as tf\ntf.SparseTensor(1)\ntf.string\n")
+    text, can_run = report(good)
+    assert can_run
+    assert f"runs by `python -m unisono.tf {good}`" in text
+    text, can_run = report(bad)
+    assert not can_run
+    assert f"{bad}:2: error: `tf.SparseTensor`" in text
+    assert text.endswith("2 lines need a change.")
+
+
+def test_programs_that_cannot_be_read(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import tensorflow as tf\nprint 'x'\n")
+    with pytest.raises(UnisonoError, match=r"broken.py, line 2"):
+        report(broken)
+    with pytest.raises(UnisonoError, match="text file"):
+        report(tmp_path / "none.py")
+    with pytest.raises(UnisonoError, match="text file"):
+        report(tmp_path)

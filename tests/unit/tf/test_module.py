@@ -1,0 +1,103 @@
+"""Modules whose names stand in a table, as `import` and programs see them."""
+
+import importlib
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from unisono import tf
+from unisono.tf._entries import At, Missing, Op, Value, object_at
+from unisono.tf._module import NameFinder, NameTable
+
+
+def test_names_are_what_the_table_says():
+    import unisono
+
+    assert tf.distribute.MirroredStrategy is unisono.MirroredStrategy
+    assert tf.distribute.experimental.CentralStorageStrategy is unisono.experimental.CentralStorageStrategy
+    assert tf.keras.layers.Dense is keras.layers.Dense
+    assert tf.newaxis is None
+    assert tf.__version__.startswith("2.")
+
+
+def test_every_form_of_import_finds_the_same():
+    from unisono.tf.keras import layers
+    from unisono.tf.keras.layers import Dense
+
+    from unisono.tf import keras as by_name
+
+    module = importlib.import_module("unisono.tf.keras.layers")
+    assert by_name.layers.Dense is layers.Dense is Dense is module.Dense is keras.layers.Dense
+    assert tf.keras.layers is module
+    assert "Dense" in dir(module)
+    assert "MirroredStrategy" in dir(tf.distribute)
+
+
+@pytest.mark.parametrize(
+    ("find", "said"),
+    [
+        (lambda: tf.distribute.MirorredStrategy, "Did you mean `tf.distribute.MirroredStrategy`"),
+        (lambda: tf.keras.layers.Dens, "Did you mean `tf.keras.layers.Dense`"),
+        (lambda: tf.reduce_men, "Did you mean `tf.reduce_mean`"),
+        (lambda: tf.xqzw, "`tf.xqzw` is not among the names.*docs/migrating.md"),
+        (lambda: tf.SparseTensor, "has no counterpart.* Write: dense arrays"),
+        (lambda: tf.ragged.constant, "`tf.ragged` has no counterpart"),
+    ],
+)
+def test_a_missing_name_says_what_to_write(find, said):
+    with pytest.raises(AttributeError, match=said):
+        find()
+
+
+def test_a_missing_module_is_an_import_error():
+    with pytest.raises(ImportError):
+        importlib.import_module("unisono.tf.nothing")
+    with pytest.raises(ImportError, match="cannot import name 'Dens'"):
+        from unisono.tf.keras.layers import Dens  # noqa: F401
+
+
+def test_operations_take_tensorflow_names_of_arguments():
+    import jax.numpy as jnp
+
+    call = Op("jax.numpy.sum", {"input_tensor": "a", "keep_dims": "keepdims"}).load()
+    assert call(input_tensor=jnp.ones((2, 3)), axis=1, keep_dims=True, name="total").shape == (2, 1)
+    with_order = Op("jax.numpy.argmax", order=("a", "axis"), defaults={"axis": 0}).load()
+    assert with_order(jnp.eye(2)).tolist() == [0, 1]
+    assert with_order(jnp.eye(2), 1).tolist() == [0, 1]
+
+
+def test_an_object_is_found_by_its_path():
+    assert object_at("keras.layers.Dense") is keras.layers.Dense
+    assert object_at("math") is importlib.import_module("math")
+    with pytest.raises(ModuleNotFoundError):
+        object_at("no_such_package.thing")
+    with pytest.raises(AttributeError):
+        object_at("math.nothing")
+
+
+def test_a_finder_serves_the_modules_of_its_table_alone():
+    table = NameTable({"a.b": Value(1, "1"), "c": At("math.pi"), "d": Missing("is gone", "e")})
+    finder = NameFinder("xroot", table, with_root=True)
+    assert finder.find_spec("xroot") is not None
+    assert finder.find_spec("xroot.a") is not None
+    assert finder.find_spec("xroot.c") is None
+    assert finder.find_spec("xroot.a.b.c") is None
+    assert finder.find_spec("xrooted") is None
+    assert NameFinder("xroot", table).find_spec("xroot") is None
+
+
+def test_importing_starts_no_devices():
+    """A program may make its virtual devices after the import."""
+    code = (
+        "from unisono import tf\n"
+        "cpu, = tf.config.list_physical_devices('CPU')\n"
+        "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)\n"
+        "assert len(tf.config.list_logical_devices('CPU')) == 3\n"
+        "assert tf.distribute.MirroredStrategy().num_replicas_in_sync == 3\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
