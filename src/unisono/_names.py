@@ -10,10 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_SHARDS = (
-    "belongs to variables that are divided over parameter servers, which Unisono does not have yet. Under a "
-    "`unisono.ParameterServerStrategy` each variable lies whole on one server"
-)
 _ESTIMATOR = (
     "belongs to the Estimator, which Unisono does not have yet. Write a Keras model, and train it "
     "with `model.fit` or with a loop around `strategy.run`"
@@ -29,7 +25,6 @@ def _write(what: str) -> str:
 #: From a name below `unisono` to the rest of a sentence that begins with that name.
 HINTS: dict[str, str] = {
     # parameter servers
-    "ShardedVariable": _SHARDS,
     "ClusterCoordinator": _write("unisono.coordinator.ClusterCoordinator"),
     "ParameterServerStrategyV2": _write("unisono.ParameterServerStrategy"),
     "PerWorkerValue": _write("unisono.coordinator.PerWorkerValue"),

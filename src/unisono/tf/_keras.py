@@ -6,15 +6,12 @@ Tests: tests/unit/tf/test_keras.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from unisono._types import PyTree, UserValue
-from unisono.data._dataset import Dataset
-from unisono.data._sharding import InputContext
 from unisono.export import export_saved_model, load_from_saved_model
 
 
@@ -70,24 +67,6 @@ def set_value(x: keras.Variable, value: PyTree) -> None:
         value: its new value.
     """
     x.assign(value)
-
-
-class DatasetCreator:
-    """A function that makes each worker's dataset, as `fit` takes it under a `ParameterServerStrategy`.
-
-    Args:
-        dataset_fn: gets an `InputContext`, and returns a dataset.
-        input_options: are not used.
-    """
-
-    def __init__(
-        self, dataset_fn: Callable[[InputContext], Dataset], input_options: UserValue = None
-    ) -> None:
-        self.dataset_fn, self.input_options = dataset_fn, input_options
-
-    def __call__(self, context: InputContext) -> Dataset:
-        """Return the dataset of a worker."""
-        return self.dataset_fn(context)
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -299,14 +299,6 @@ def map_fn(
     return ops.vectorized_map(fn, jax.tree.map(jnp.asarray, elems))
 
 
-def embedding_lookup(
-    params: PyTree, ids: PyTree, max_norm: float | None = None, name: str | None = None
-) -> Any:
-    """Return the rows of a table."""
-    rows = ops.take(getattr(params, "value", params), ids, axis=0)
-    return rows if max_norm is None else clip_by_norm(rows, max_norm, axes=-1)
-
-
 def dropout(
     x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:

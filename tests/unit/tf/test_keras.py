@@ -38,11 +38,6 @@ def test_checkpoints_get_the_end_that_keras_demands(tmp_path):
     assert found == ["ckpt_1.weights.h5", "ckpt_2.weights.h5", "model.keras", "other.keras"]
 
 
-def test_a_dataset_creator_makes_the_dataset_of_a_worker():
-    creator = tf.keras.utils.experimental.DatasetCreator(lambda context: context.input_pipeline_id)
-    assert creator(tf.distribute.InputContext(2, 1, 2)) == 1
-
-
 def test_synchronized_statistics():
     layer = tf.keras.layers.experimental.SyncBatchNormalization(momentum=0.5)
     assert isinstance(layer, keras.layers.BatchNormalization)

@@ -215,7 +215,7 @@ NN |= {
     "nn.gelu": Op("keras.ops.gelu", _X, defaults={"approximate": False}, order=("x", "approximate")),
     "nn.compute_average_loss": At("unisono.nn.compute_average_loss"),
     "nn.scale_regularization_loss": At("unisono.nn.scale_regularization_loss"),
-    "nn.embedding_lookup": At("unisono.tf._operations.embedding_lookup"),
+    "nn.embedding_lookup": At("unisono.nn.embedding_lookup"),
     "nn.moments": Op("keras.ops.moments"),
     "nn.l2_loss": At("unisono.tf._operations.l2_loss"),
     "nn.l2_normalize": At("unisono.tf._operations.l2_normalize"),

@@ -151,7 +151,7 @@ KERAS: dict[str, Entry] = {
     "keras.callbacks.TensorBoard": At("unisono.callbacks.TensorBoard"),
     "keras.callbacks.ModelCheckpoint": At("unisono.tf._keras.ModelCheckpoint"),
     "keras.losses.Reduction": At("unisono.tf._keras.Reduction"),
-    "keras.utils.experimental.DatasetCreator": At("unisono.tf._keras.DatasetCreator"),
+    "keras.utils.experimental.DatasetCreator": At("unisono.data.DatasetCreator"),
     "keras.layers.experimental.SyncBatchNormalization": At("unisono.tf._keras.SyncBatchNormalization"),
     "keras.layers.experimental.preprocessing.Rescaling": At("keras.layers.Rescaling"),
     "keras.layers.experimental.preprocessing.Normalization": At("keras.layers.Normalization"),
