@@ -109,10 +109,17 @@ class FunctionSteps:
     Args:
         strategy: of one replica, with a `PushLayout`.
         platforms: on which workers compute, by JAX's names.
+        tables: whether a variable is used by rows where a step allows it.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, platforms: Sequence[str] = ("cpu",)) -> None:
+    def __init__(
+        self,
+        strategy: ReplicatedStrategy,
+        platforms: Sequence[str] = ("cpu",),
+        tables: Callable[[keras.Variable], bool] = lambda variable: False,
+    ) -> None:
         self._strategy, self._platforms = strategy, tuple(platforms)
+        self._tables = tables
         self._layout = push_layout_of(strategy)
         #: By signature.
         self._programs: dict[Hashable, FunctionProgram] = {}
@@ -171,6 +178,7 @@ class FunctionSteps:
             push.notes,
             arrays,
             self._platforms,
+            self._tables,
         )
         if index in step.arrays:
             step = dataclasses.replace(step, worker=index)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,10 +34,13 @@ from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, pushing
+from unisono.training.tables._lookups import RowStep, TableLookups
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written: an
 #: array of a variable, an array or a tuple of arrays of a note.
 Body = Callable[[list[jax.Array], list[jax.Array]], tuple[UserValue, Mapping[int, Any]]]
+
+_LOG = logging.getLogger("unisono")
 
 #: States of a random generator from which its steps are measured.
 _PROBES = (0, 1, 0x9E3779B9, 0xFFFFFFFF)
@@ -67,8 +71,8 @@ class RandomStream:
 class WorkerProgram:
     """A step as bytes, with what it takes and gives, in this order.
 
-    It takes `reads`, `streams`, then `arrays`; it gives `gradients`, `extras`, `adds`, `assigns`, then the
-    arrays of the result. All are flat.
+    It takes `reads`, `streams`, `arrays`, then what `lookups` says; it gives `gradients`, `extras`, `adds`,
+    `assigns`, then the arrays of the result. All are flat.
 
     Args:
         blob: the serialized `jax.export.Exported`; a function of one argument for each array.
@@ -80,9 +84,10 @@ class WorkerProgram:
         adds: variables to whose values something is added.
         assigns: variables that are overwritten.
         result: puts the result together, of the arrays that the worker sends back.
-        specs: shapes and types of all that the program takes.
+        specs: shapes and types of all that the program takes, but for rows of tables.
         worker: which of `arrays` is the number of the worker: no call has it, and each worker its own; None
             where the program takes none.
+        lookups: of the tables that are used by rows, as are their gradients; None without any.
     """
 
     blob: bytes
@@ -96,6 +101,12 @@ class WorkerProgram:
     result: Result
     specs: tuple[jax.ShapeDtypeStruct, ...]
     worker: int | None = None
+    lookups: TableLookups | None = None
+
+    @property
+    def tables(self) -> tuple[keras.Variable, ...]:
+        """The tables that are used by rows."""
+        return () if self.lookups is None else tuple(v for g in self.lookups.groups for v in g.tables)
 
     @property
     def digest(self) -> str:
@@ -136,6 +147,7 @@ def make_program(
     notes: Sequence[GradientNotes],
     arrays: Sequence[jax.ShapeDtypeStruct],
     platforms: Sequence[str],
+    tables: Callable[[keras.Variable], bool] = lambda variable: False,
 ) -> WorkerProgram:
     """Trace a step and return its program.
 
@@ -145,6 +157,7 @@ def make_program(
         notes: of the optimizers that it calls, from `PushLayout.notes_of`, as far as they are known.
         arrays: shapes and types of the call's arrays.
         platforms: on which the program may run.
+        tables: whether a variable is used by rows where the step looks up rows of it and nothing else.
 
     Raises:
         UnsupportedError: for a step that no worker can run by itself.
@@ -161,7 +174,7 @@ def make_program(
         # Only here, since the update takes time to trace, and its slots time to pull.
         trace = _StepTrace(body, variables, notes, arrays, computes_updates=True)
         found = _Programmed(trace, trace.closed())
-    return found.program(platforms)
+    return found.program(platforms, tables)
 
 
 class _StepTrace:
@@ -336,17 +349,29 @@ class _Programmed:
         """Whether the step reads a weight or slot after its update, where there is a stand-in."""
         return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
-    def program(self, platforms: Sequence[str]) -> WorkerProgram:
-        """Return the program of what was found."""
+    def program(
+        self, platforms: Sequence[str], tables: Callable[[keras.Variable], bool]
+    ) -> WorkerProgram:
+        """Return the program of what was found.
+
+        Args:
+            platforms: on which it may run.
+            tables: whether a variable is used by rows where the step allows it.
+        """
         closed, used = self._needed
-        reads = {i for i in used if i < len(self._trace.variables)}
+        rows = self._by_rows(tables)
+        of_tables = set() if rows is None else {used[i] for i in rows.arguments}
+        reads = {i for i in used if i < len(self._trace.variables)} - of_tables
         # What is added to a variable is the difference to its value.
         reads |= {self._argument[id(v)] for _, v in self.adds}
         given, streams, arrays = self._inputs(reads, used)
         taken = [*given, *(self._argument[id(s.variable)] for s in streams), *arrays]
         specs = tuple(self._trace.specs[i] for i in taken)
+        place = {at: taken.index(i) for at, i in enumerate(used) if i not in of_tables}
+        step = self._step(_whole(closed, place) if rows is None else rows.runner(place, len(taken)), taken)
+        lookups = None if rows is None else rows.lookups(place, specs, platforms)
         return WorkerProgram(
-            exported(self._step(closed, [taken.index(i) for i in used], taken), specs, platforms),
+            exported(step, [*specs, *([] if rows is None else rows.specs())], platforms),
             tuple(self._trace.variables[i] for i in given),
             tuple(streams),
             tuple(i - self._first_array for i in arrays),
@@ -356,21 +381,39 @@ class _Programmed:
             tuple(variable for _, variable in self.assigns),
             self._trace.result,
             specs,
+            lookups,
         )
 
+    def _by_rows(self, tables: Callable[[keras.Variable], bool]) -> RowStep | None:
+        """Return the step with the tables that it uses by rows."""
+        closed, used = self._needed
+        variables = {at: self._trace.variables[i] for at, i in enumerate(used) if i < len(self._trace.variables)}
+        candidates = {at: v for at, v in variables.items() if not kind_of(v).is_seed and v.shape and tables(v)}
+        place = self._place_of_output
+        return RowStep.of(closed, candidates, {place[n]: v for n, _, v in self.gradients}, _warn_of_whole)
+
+    @functools.cached_property
+    def _place_of_output(self) -> dict[int, int]:
+        """The number of a result among those that are needed: results may share an array."""
+        return {number: at for at, number in enumerate(sorted(set(self._outputs)))}
+
     def _step(
-        self, closed: jex.ClosedJaxpr, of_used: Sequence[int], taken: Sequence[int]
+        self, compute: Callable[[Sequence[Any]], Sequence[Any]], taken: Sequence[int]
     ) -> Callable[..., list[jax.Array]]:
-        """Return the program as a function of what is taken."""
-        compute = jex.jaxpr_as_fun(closed)
-        # Results may share an array.
-        place = {number: at for at, number in enumerate(sorted(set(self._outputs)))}
+        """Return the program as a function of what is taken.
+
+        Args:
+            compute: the step, as a function of what is taken and of what comes of tables.
+            taken: the arguments of the trace.
+        """
+        of_output = self._place_of_output
         old_of = {number: taken.index(self._argument[id(v)]) for number, v in self.adds}
 
         def step(*values: jax.Array) -> list[jax.Array]:
-            found = compute(*(values[i] for i in of_used))
+            found = compute(values)
             return [
-                found[place[n]] - values[old_of[n]] if n in old_of else found[place[n]] for n in self._outputs
+                found[of_output[n]] - values[old_of[n]] if n in old_of else found[of_output[n]]
+                for n in self._outputs
             ]
 
         return step
@@ -389,6 +432,23 @@ class _Programmed:
             still = RandomStream(variables[i], np.zeros(variables[i].shape, stored_dtype(variables[i])))
             streams.append(changed.get(id(variables[i]), still))
         return given, streams, [i for i in used if i >= self._first_array]
+
+
+def _whole(
+    closed: jex.ClosedJaxpr, place: Mapping[int, int]
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a program as a function of what is taken, of which `place` has the number for each argument."""
+    compute = jex.jaxpr_as_fun(closed)
+    return lambda values: compute(*(values[place[at]] for at in range(len(place))))
+
+
+def _warn_of_whole(variable: keras.Variable, why: str) -> None:
+    _LOG.warning(
+        "A step uses all of the table %s (%.0f MB), not the rows of its lookups alone: %s.",
+        variable.path,
+        np.dtype(stored_dtype(variable)).itemsize * np.prod(variable.shape) / 1e6,
+        why,
+    )
 
 
 def _beside_update(variable: keras.Variable) -> UnsupportedError:

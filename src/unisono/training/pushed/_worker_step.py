@@ -5,7 +5,7 @@ Tests: tests/virtual/training/pushed/test_worker_step.py.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,6 +31,7 @@ class WorkerStep:
         strategy: of one replica, with a `PushLayout`.
         task: which step.
         platforms: on which workers compute, by JAX's names.
+        tables: whether a variable is used by rows where a step allows it.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class WorkerStep:
         strategy: ReplicatedStrategy,
         task: TrainerTask,
         platforms: Sequence[str] = ("cpu",),
+        tables: Callable[[keras.Variable], bool] = lambda variable: False,
     ) -> None:
         self._model, self._task, self._platforms = model, task, tuple(platforms)
+        self._tables = tables
         self._step = TrainerStep(model, strategy, task)
         self._layout = push_layout_of(strategy)
         self._programs: dict[Hashable, WorkerProgram] = {}
@@ -87,7 +90,7 @@ class WorkerStep:
         def body(values: list[Any], leaves: list[Any]) -> tuple[Any, Mapping[int, Any]]:
             return self._traced(lists, values, jax.tree.unflatten(structure, leaves))
 
-        return make_program(body, variables, notes, arrays, self._platforms)
+        return make_program(body, variables, notes, arrays, self._platforms, self._tables)
 
     def _traced(
         self, lists: Sequence[list[keras.Variable]], values: list[Any], batch: PyTree

@@ -1,0 +1,278 @@
+"""Rows of tables on a worker: which a step needs, from which server they come, and where their gradients go.
+
+Each row travels once, however often a step looks it up. Programs get as many places for rows as a power of
+two, so that few of them are compiled: a step never gets fewer places than it has had before.
+
+Tests: tests/unit/ps/worker/test_table_rows.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+#: An array of any shape and dtype.
+Array = np.ndarray[Any, Any]
+
+#: Asks a server for rows of variables: its number, numbers there, and an array of indices for each.
+AskRows = Callable[[int, Sequence[int], Sequence[Array]], Future[list[Array]]]
+
+#: The place of a number that is none of a row: behind every row, so that a lookup gives NaN.
+NO_PLACE = int(np.iinfo(np.int32).max)
+
+#: Places for rows at least, and at least this part of the numbers that a step looks up.
+_FEWEST_PLACES = 8
+_LEAST_PART = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePart:
+    """Rows of a table on one server.
+
+    Args:
+        server: its number.
+        number: of the variable there.
+        begin: the first row.
+        end: one past the last.
+    """
+
+    server: int
+    number: int
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """A table.
+
+    Args:
+        parts: where its rows are, in their order.
+        row: the shape of a row.
+        dtype: of the table.
+    """
+
+    parts: tuple[TablePart, ...]
+    row: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlan:
+    """Tables of which a step uses the same rows.
+
+    Args:
+        size: how many rows each has.
+        tables: the tables.
+    """
+
+    size: int
+    tables: tuple[TablePlan, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupPlan:
+    """How a worker finds the rows of a step.
+
+    Args:
+        digest: of the program that computes the numbers of rows, empty where there is none.
+        takes: which of the step's arguments it takes.
+        groups: the tables.
+        sites: for each array of numbers its group, and whether a number that is none of a row stands for the
+            nearest one.
+    """
+
+    digest: str
+    takes: tuple[int, ...]
+    groups: tuple[GroupPlan, ...]
+    sites: tuple[tuple[int, bool], ...]
+
+    @classmethod
+    def from_meta(cls, meta: Any) -> LookupPlan:
+        """Return the plan that `dataclasses.asdict` has turned into something that JSON can hold."""
+        groups = tuple(
+            GroupPlan(
+                group["size"],
+                tuple(
+                    TablePlan(tuple(TablePart(**p) for p in t["parts"]), tuple(t["row"]), t["dtype"])
+                    for t in group["tables"]
+                ),
+            )
+            for group in meta["groups"]
+        )
+        sites = tuple((group, clamps) for group, clamps in meta["sites"])
+        return cls(meta["digest"], tuple(meta["takes"]), groups, sites)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPush:
+    """What a step pushes for one part of a table: the numbers of its rows there, then an array of rows each.
+
+    Args:
+        group: of the table.
+        begin: the first row of the part.
+        end: one past the last.
+        outputs: which outputs of the program travel: by rows, or numbers, one of which goes with each row.
+    """
+
+    group: int
+    begin: int
+    end: int
+    outputs: tuple[int, ...]
+
+
+class RowNumbers:
+    """The rows that a step uses, each once, in ascending order.
+
+    Args:
+        plan: of the step.
+        found: what the program has computed: an array of numbers for each lookup.
+
+    >>> group = GroupPlan(10, ())
+    >>> numbers = RowNumbers(LookupPlan("", (), (group,), ((0, False),)), [np.array([7, 2, 7, 11])])
+    >>> numbers.rows[0].tolist(), numbers.places[0].tolist() == [1, 0, 1, NO_PLACE]
+    ([2, 7], True)
+    """
+
+    def __init__(self, plan: LookupPlan, found: Sequence[Any]) -> None:
+        self._plan = plan
+        #: For each group, its rows.
+        self.rows: list[Array] = [np.empty(0, np.int64)] * len(plan.groups)
+        #: For each lookup, the places of its rows among these.
+        self.places: list[Array] = [np.empty(0, np.int32)] * len(plan.sites)
+        #: For each group, how many numbers are looked up.
+        self.asked = [0] * len(plan.groups)
+        for group in range(len(plan.groups)):
+            own = [i for i, (of, _) in enumerate(plan.sites) if of == group]
+            self._find(group, own, [np.asarray(found[i]) for i in own])
+
+    def _find(self, group: int, sites: Sequence[int], arrays: Sequence[Array]) -> None:
+        size = self._plan.groups[group].size
+        flat = [
+            np.clip(a.reshape(-1), 0, size - 1) if self._plan.sites[i][1] else a.reshape(-1)
+            for i, a in zip(sites, arrays, strict=True)
+        ]
+        numbers = np.concatenate([np.empty(0, np.int64), *flat]).astype(np.int64, copy=False)
+        is_row = (numbers >= 0) & (numbers < size)
+        self.rows[group], inverse = np.unique(numbers[is_row], return_inverse=True)
+        places = np.full(numbers.shape, NO_PLACE, np.int32)
+        places[is_row] = inverse
+        self.asked[group] = numbers.size
+        for i, part in zip(sites, np.split(places, np.cumsum([a.size for a in arrays])[:-1]), strict=True):
+            self.places[i] = part.reshape(np.shape(arrays[sites.index(i)]))
+
+    def part(self, group: int, begin: int, end: int) -> slice:
+        """Return which of a group's rows lie in a part of the table.
+
+        Args:
+            group: its number.
+            begin: the first row of the part.
+            end: one past the last.
+        """
+        low, high = np.searchsorted(self.rows[group], (begin, end))
+        return slice(int(low), int(high))
+
+
+class TableRows:
+    """Brings rows of tables to the steps of a worker.
+
+    Args:
+        ask: a server for rows.
+    """
+
+    def __init__(self, ask: AskRows) -> None:
+        self._ask = ask
+        #: By plan and group, how many places there were for its rows.
+        self._places: dict[tuple[LookupPlan, int], int] = {}
+
+    def pull(self, plan: LookupPlan, numbers: RowNumbers) -> PulledRows:
+        """Ask the servers for rows, each server once.
+
+        Args:
+            plan: of the step.
+            numbers: of the rows.
+        """
+        wanted: dict[int, list[tuple[int, int, TablePart, slice]]] = {}
+        for group, tables in enumerate(plan.groups):
+            for number, table in enumerate(tables.tables):
+                for part in table.parts:
+                    where = numbers.part(group, part.begin, part.end)
+                    if where.start < where.stop:
+                        wanted.setdefault(part.server, []).append((group, number, part, where))
+        asked = [
+            (
+                own,
+                self._ask(
+                    server,
+                    [part.number for _, _, part, _ in own],
+                    [numbers.rows[group][where] - part.begin for group, _, part, where in own],
+                ),
+            )
+            for server, own in wanted.items()
+        ]
+        places = [self._room(plan, group, numbers) for group in range(len(plan.groups))]
+        return PulledRows(plan, numbers, places, asked)
+
+    def _room(self, plan: LookupPlan, group: int, numbers: RowNumbers) -> int:
+        """Return the number of places for the rows of a group: it does not become smaller."""
+        needed = max(len(numbers.rows[group]), numbers.asked[group] // _LEAST_PART, _FEWEST_PLACES)
+        room = max(1 << (needed - 1).bit_length(), self._places.get((plan, group), 0))
+        self._places[plan, group] = room
+        return room
+
+
+class PulledRows:
+    """Rows that are on their way.
+
+    Args:
+        plan: of the step.
+        numbers: of the rows.
+        places: for each group, how many places there are.
+        asked: for each server what it was asked for, and its answer.
+    """
+
+    def __init__(
+        self,
+        plan: LookupPlan,
+        numbers: RowNumbers,
+        places: Sequence[int],
+        asked: Sequence[tuple[list[tuple[int, int, TablePart, slice]], Future[list[Array]]]],
+    ) -> None:
+        self._plan, self.numbers, self._places, self._asked = plan, numbers, places, asked
+
+    def arguments(self) -> list[Any]:
+        """Return what the step's program takes of tables; wait for the servers."""
+        rows = {
+            (group, number): np.zeros((self._places[group], *table.row), np.dtype(table.dtype))
+            for group, tables in enumerate(self._plan.groups)
+            for number, table in enumerate(tables.tables)
+        }
+        for own, answer in self._asked:
+            for (group, number, _, where), found in zip(own, answer.result(), strict=True):
+                rows[group, number][where] = found
+        given: list[Any] = []
+        for group, tables in enumerate(self._plan.groups):
+            given += [rows[group, number] for number in range(len(tables.tables))]
+            given.append(np.int32(len(self.numbers.rows[group])))
+        return [*given, *self.numbers.places]
+
+
+def pushed_rows(pushes: Sequence[RowPush], numbers: RowNumbers, outputs: Sequence[Any]) -> Iterator[Any]:
+    """Yield the arrays of a push that belong to tables.
+
+    Args:
+        pushes: for each part of a table.
+        numbers: of the rows.
+        outputs: of the program.
+    """
+    for push in pushes:
+        where = numbers.part(push.group, push.begin, push.end)
+        indices = numbers.rows[push.group][where] - push.begin
+        yield indices
+        for i in push.outputs:
+            output = np.asarray(outputs[i])
+            yield output[where] if output.ndim else np.broadcast_to(output, indices.shape).copy()

@@ -1,0 +1,234 @@
+"""What is known, in a traced program, of values that have one row for each row of a table. Pure.
+
+Such a value is computed for some rows of the table alone. `Rows` says what all others hold, where that is one
+number: zero, in the gradient of a lookup. A value that was made of something smaller, as the zeros to which a
+gradient is added, is `Spread` along the rows: it can be made with any number of them.
+
+Tests: tests/virtual/training/tables/test_row_program.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+#: An argument or result of an operation in a trace.
+Operand = jex.Var | jex.Literal
+
+
+class NotByRowsError(Exception):
+    """A program needs all rows of a table; the text says for what."""
+
+
+class RowGroup:
+    """Tables, and values like them, of which a program uses the same rows.
+
+    Args:
+        size: how many rows the tables have.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._joined: RowGroup | None = None
+
+    @property
+    def root(self) -> RowGroup:
+        """The group that this one is a part of; itself where it was not joined."""
+        return self if self._joined is None else self._joined.root
+
+    def join(self, other: RowGroup) -> RowGroup:
+        """Let two groups be one, and return it.
+
+        Args:
+            other: of as many rows.
+        """
+        one, two = self.root, other.root
+        if one is not two:
+            two._joined = one
+        return one
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A value with one row for each row of a table.
+
+    Args:
+        group: whose rows.
+        rest: what each element of the rows holds that are not computed; None where that is not known.
+    """
+
+    group: RowGroup
+    rest: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A value whose rows are equal.
+
+    Args:
+        rest: what each element holds; None where they differ, or that is not known.
+    """
+
+    rest: Any = None
+
+
+#: What is known of a value; None of one that has nothing to do with tables.
+RowKnowledge = Rows | Spread | None
+
+#: Operations on elements, each of which looks at one element of each operand.
+ELEMENTWISE = frozenset(
+    (
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type "
+        "cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 "
+        "expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter "
+        "not or pow reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
+        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+    ).split()
+)
+
+#: What a row that is not computed must hold, so that a reduction over the rows can leave it out.
+NEUTRAL = {"reduce_sum": 0, "reduce_and": True, "reduce_or": False}
+
+
+def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
+    """Return what an operation on elements gives for the rows that are not computed; None if not known.
+
+    Args:
+        eqn: the operation.
+        states: of its operands.
+    """
+    rests = [_rest(atom, state) for atom, state in zip(eqn.invars, states, strict=True)]
+    name = eqn.primitive.name
+    dtype = eqn.outvars[0].aval.dtype
+    if name == "mul" and any(r is not None and r == 0 for r in rests):
+        # Of finite numbers: where plain Keras multiplies all rows by infinity, these stay as they are.
+        return np.zeros((), dtype)
+    if name == "div" and rests[0] is not None and rests[0] == 0 and not isinstance(states[1], Rows):
+        return np.zeros((), dtype)
+    if name == "select_n":
+        cases = rests[1:]
+        return cases[0] if all(r is not None and r == cases[0] for r in cases) else None
+    if any(r is None for r in rests):
+        return None
+    with jax.ensure_compile_time_eval():
+        return np.asarray(eqn.primitive.bind(*rests, **eqn.params))
+
+
+def _rest(atom: Operand, state: RowKnowledge) -> Any:
+    if isinstance(state, (Rows, Spread)):
+        return state.rest
+    if isinstance(atom, jex.Literal) and np.ndim(atom.val) == 0:
+        return np.asarray(atom.val, atom.aval.dtype)
+    return None
+
+
+def inlined(
+    closed: jex.ClosedJaxpr, calls: dict[str, str], is_wanted: Callable[[Sequence[Any]], bool]
+) -> jex.ClosedJaxpr:
+    """Return a program whose calls are replaced by what they call.
+
+    Args:
+        closed: the program.
+        calls: by name of an operation, the parameter with the program that it calls.
+        is_wanted: whether the calls of a program with these shapes and types are replaced.
+    """
+
+    def run(*given: Any) -> list[Any]:
+        return _run(closed.jaxpr, closed.consts, given, calls, is_wanted)
+
+    return jax.make_jaxpr(run)(*(_spec(aval) for aval in closed.in_avals))
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _run(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    given: Sequence[Any],
+    calls: dict[str, str],
+    is_wanted: Callable[[Sequence[Any]], bool],
+) -> list[Any]:
+    known: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, given, strict=True))
+
+    def value(atom: Operand) -> Any:
+        return atom.val if isinstance(atom, jex.Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [value(atom) for atom in eqn.invars]
+        called = eqn.params.get(calls.get(eqn.primitive.name, ""))
+        inner = called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called
+        name = eqn.primitive.name
+        if inner is not None and is_wanted(list(avals_in(inner))):
+            own = called.consts if isinstance(called, jex.ClosedJaxpr) else ()
+            results = _run(inner, own, operands, calls, is_wanted)
+        elif name == "cond" and is_wanted([a for b in eqn.params["branches"] for a in avals_in(b.jaxpr)]):
+            branches = [
+                _run(b.jaxpr, b.consts, operands[1:], calls, is_wanted) for b in eqn.params["branches"]
+            ]
+            # Of elements, so that all branches may be computed.
+            results = [jax.lax.select_n(_choice(operands[0], len(branches)), *r) for r in zip(*branches)]
+        elif name == "optimization_barrier" and is_wanted([atom.aval for atom in eqn.invars]):
+            results = operands
+        else:
+            results = bound(eqn, operands)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
+def _choice(index: Any, branches: int) -> Any:
+    """Return the number of a branch as `select_n` takes it."""
+    return jax.lax.convert_element_type(index, bool) if branches == 2 else index
+
+
+def avals_in(jaxpr: jex.Jaxpr) -> Any:
+    """Yield shapes and types of all values of a program, also of what it calls.
+
+    Args:
+        jaxpr: the program.
+    """
+    for atom in (*jaxpr.invars, *jaxpr.outvars):
+        yield atom.aval
+    for eqn in jaxpr.eqns:
+        for atom in eqn.outvars:
+            yield atom.aval
+        for inner in inner_programs(eqn):
+            yield from avals_in(inner)
+
+
+def inner_programs(eqn: jex.JaxprEqn) -> Any:
+    """Yield the programs that an operation calls.
+
+    Args:
+        eqn: the operation.
+    """
+    for param in eqn.params.values():
+        for inner in param if isinstance(param, (tuple, list)) else (param,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, jex.Jaxpr):
+                yield inner
+
+
+def bound(eqn: jex.JaxprEqn, operands: Sequence[Any], **change: Any) -> list[Any]:
+    """Return the results of an operation.
+
+    Args:
+        eqn: the operation.
+        operands: for it.
+        change: parameters that are others.
+    """
+    if change:
+        return [eqn.primitive.bind(*operands, **{**eqn.params, **change})]
+    # By way of a program of this one operation: how calls are bound differs between releases of JAX.
+    given = {a: x for a, x in zip(eqn.invars, operands, strict=True) if isinstance(a, jex.Var)}
+    outputs = [jex.Var(atom.aval) for atom in eqn.outvars]
+    alone = jex.Jaxpr((), list(given), outputs, [eqn.replace(outvars=outputs)], eqn.effects)
+    return list(jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))(*given.values()))
