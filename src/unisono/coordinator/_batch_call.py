@@ -101,7 +101,7 @@ class BatchCall:
                 "A function must use the same random generators for batches of every form. Received: "
                 f"others for {form}."
             )
-        self._job.placed.place([(v, None) for v in program.variables], step.optimizers)
+        self._job.placed.place([(v, None) for v in program.variables], step.optimizers, step.tables)
         fits = program.reads == self._function.reads
         if not program.reads:
             self._function.plan = self._job.use(step)

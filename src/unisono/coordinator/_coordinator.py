@@ -56,7 +56,7 @@ class ClusterCoordinator:
         if hasattr(self, "_strategy"):
             return
         self._strategy, self._job = strategy, strategy.job
-        self._steps = FunctionSteps(strategy)
+        self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
         #: By function and kinds of arguments.
         self._calls: dict[Hashable, BatchCall] = {}
 
@@ -99,7 +99,9 @@ class ClusterCoordinator:
             call = self._calls.setdefault(call.key, call)
             return RemoteValue(self._job.pool.queue.result, call.run(given, iterators), call.rebuild)
         program = self._steps.program(own, *given)
-        self._job.placed.place([(v, None) for v in program.variables], program.step.optimizers)
+        self._job.placed.place(
+            [(v, None) for v in program.variables], program.step.optimizers, program.step.tables
+        )
         future = self._job.run(program.step, self._steps.arrays(*given))
         return RemoteValue(
             self._job.pool.queue.result, future, lambda done: program.step.result.rebuild(done.arrays)

@@ -28,6 +28,8 @@ from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer, StaleV
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
+from unisono.ps.state._create import NewVariable, encode_news
+from unisono.ps.state._variables import StoredSpec
 
 #: Seconds after which a request is sent again, and between two attempts while a server is away.
 RETRY_AFTER = 5.0
@@ -250,6 +252,25 @@ class ServerClient:
         server, number = key
         self.call(server, Op.WRITE, {"ids": [number]}, [np.asarray(value)])
 
+    def rows(self, server: int, numbers: Sequence[int], indices: Sequence[Any]) -> Future[list[Any]]:
+        """Return rows of variables of a server, later.
+
+        Args:
+            server: its number.
+            numbers: of the variables there.
+            indices: for each variable, an array of its rows.
+        """
+        found: Future[list[Any]] = Future()
+
+        def answered(sent: Future[Frame]) -> None:
+            if (error := sent.exception()) is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(list(sent.result().arrays))
+
+        self.send(server, Op.ROWS, {"ids": list(numbers)}, indices).add_done_callback(answered)
+        return found
+
     def create(self, server: int, variables: Sequence[tuple[str, Any]]) -> list[int]:
         """Make variables on a server; return their numbers there.
 
@@ -257,12 +278,25 @@ class ServerClient:
             server: its number.
             variables: names and first values.
         """
-        arrays = [np.asarray(value) for _, value in variables]
-        specs = [
-            {"name": name, "shape": list(array.shape), "dtype": array.dtype.name, "has_array": True}
-            for (name, _), array in zip(variables, arrays, strict=True)
-        ]
-        numbers: list[int] = self.call(server, Op.CREATE, {"variables": specs}, arrays).meta["ids"]
+        return self.create_variables(
+            server,
+            [
+                NewVariable(
+                    StoredSpec(name, np.shape(value), np.asarray(value).dtype.name), np.asarray(value)
+                )
+                for name, value in variables
+            ],
+        )
+
+    def create_variables(self, server: int, news: Sequence[NewVariable]) -> list[int]:
+        """Make variables on a server; return their numbers there.
+
+        Args:
+            server: its number.
+            news: what is known of them.
+        """
+        meta, arrays = encode_news(news)
+        numbers: list[int] = self.call(server, Op.CREATE, {"variables": meta}, arrays).meta["ids"]
         return numbers
 
     def end(self, code: int) -> list[str]:

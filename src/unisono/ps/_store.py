@@ -97,14 +97,14 @@ class VariableStore:
     ) -> list[tuple[int, int, Array]]:
         """Return number, version and value of each variable that is newer than a client's copy.
 
-        The values are not copied, and do not change.
+        The values do not change; those of tables are copied.
 
         Args:
             numbers: of the variables.
             versions: those of the client's copies, of this lineage; -1 for none, None for none at all.
 
         Raises:
-            InvalidArgumentError: a variable does not exist or is a table.
+            InvalidArgumentError: a variable does not exist.
         """
         if versions is not None and len(versions) != len(numbers):
             raise InvalidArgumentError(
@@ -113,9 +113,9 @@ class VariableStore:
             )
         with self.lock:
             self._check_state()
-            found = [find(self.variables, n, DenseVariable) for n in numbers]
+            found = [find(self.variables, n) for n in numbers]
             return [
-                (n, v.version, v.host())
+                (n, v.version, v.host() if isinstance(v, DenseVariable) else v.host().copy())
                 for i, (n, v) in enumerate(zip(numbers, found, strict=True))
                 if versions is None or versions[i] != v.version
             ]

@@ -124,6 +124,14 @@ class StateLayout:
         """
         return self._stacked if is_stacked else self._whole
 
+    def makes_later(self, nbytes: int) -> bool:
+        """Return whether the first value of a variable is made where it will lie, and not when it is created.
+
+        Args:
+            nbytes: of the value.
+        """
+        return False
+
     def prepare(self, optimizer: keras.Optimizer | None) -> bool:
         """Decide how the variables of an optimizer lie, before a program is made that updates them.
 

@@ -12,7 +12,8 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
 - JAX lowers some operations on CPUs as `_lowering` does.
-- Keras' initializers compute their values as `_initial_values` does.
+- Keras' initializers compute their values as `_initial_values` does; those of large variables on parameter
+  servers are computed there, see `tables/_row_initial`.
 
 Tests: tests/virtual/training/test_exact.py and test_failures.py.
 """
@@ -54,6 +55,7 @@ from unisono.training._keras_data import data_needed, keras_arguments
 from unisono.training._model_state import State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
+from unisono.training.tables._row_initial import initialize_later
 from unisono.training.trainer._batch_policy import build_sequential
 from unisono.training.trainer._nested_calls import apart_from_outer_call
 from unisono.training.trainer._protocol import StepFunction
@@ -89,6 +91,7 @@ def install() -> None:
     install_lowerings()
     _wrap(keras.Variable, "__init__", _marked)
     _wrap(keras.Variable, "assign", _assign)
+    _wrap(keras.Variable, "_initialize_with_initializer", initialize_later)
     _read_on_devices()
     _mark_new_models()
     _wrap(keras.Sequential, "build", build_sequential)

@@ -335,8 +335,15 @@ def test_bad_pushes_of_rows_change_nothing():
         with pytest.raises(InvalidArgumentError, match=said):
             store.push(push)
     assert_unchanged(store, before)
-    with pytest.raises(InvalidArgumentError, match="dense variable"):
-        store.pull([0])
+
+
+def test_a_pull_of_a_whole_table_is_a_copy():
+    store, program = make_table()
+    ((_, _, before),) = store.pull([0])
+    store.push(rows_push(1, program, [3]))
+    ((_, _, after),) = store.pull([0])
+    np.testing.assert_array_equal(before, ones(20, 3))
+    assert not np.array_equal(after, before)
 
 
 def test_combined_rows_keep_the_dtype_and_the_order_of_the_batch():

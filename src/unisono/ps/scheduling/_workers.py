@@ -176,7 +176,7 @@ class WorkerPool:
         self,
         name: str,
         plan: StepPlan,
-        program: bytes,
+        programs: Sequence[bytes],
         function: str | None = None,
         signature: str | None = None,
     ) -> None:
@@ -185,12 +185,12 @@ class WorkerPool:
         Args:
             name: of the plan.
             plan: how it is run.
-            program: exported.
+            programs: exported: that of the step, and where it uses tables that of its lookups.
             function: for batches that workers take: the function's name.
             signature: likewise, their form.
         """
         meta = {"name": name, "plan": plan.to_meta(), "function": function, "signature": signature}
-        data = [blob(program)]
+        data = [blob(program) for program in programs]
         self._set_up(lambda worker: (Op.PROGRAM, meta, data))
 
     def make_dataset(self, name: str, function: bytes) -> None:

@@ -68,7 +68,9 @@ class NewVariable:
         if self.value is not None:
             memory[...] = self.value
         elif program is None:
-            memory[...] = self.fill
+            # New memory holds zeros that take no room until something else is written.
+            if self.fill or self.spec.kind != TABLE:
+                memory[...] = self.fill
         elif program.exported.in_avals:
             _fill_by_rows(memory, program)
         else:

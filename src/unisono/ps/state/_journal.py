@@ -31,7 +31,7 @@ class Journal(Protocol):
         """Forget what was staged."""
 
     def table(self, key: str, spec: StoredSpec) -> tuple[Array, bool]:
-        """Return memory for a table, and whether its rows are there already."""
+        """Return memory for a table, of zeros, or with its rows; and whether these are there already."""
 
     def keep_program(self, digest: str, blob: bytes) -> None:
         """Keep a program."""
@@ -91,7 +91,7 @@ class NoJournal:
             key: of the table.
             spec: of the table.
         """
-        return np.empty(spec.shape, spec.dtype), False
+        return np.zeros(spec.shape, spec.dtype), False
 
     def keep_program(self, digest: str, blob: bytes) -> None:
         """Do nothing.

@@ -32,6 +32,7 @@ from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
+from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, RowPush, TableRows, pushed_rows
 from unisono.ps.worker._worker_data import Taken, WorkerData
 
 #: From arrays to arrays: an exported program, compiled here.
@@ -52,6 +53,9 @@ class Servers(Protocol):
     def pull(self, keys: Sequence[tuple[int, int]]) -> Future[list[Any]]:
         """Return the values of variables, later."""
 
+    def rows(self, server: int, numbers: Sequence[int], indices: Sequence[Any]) -> Future[list[Any]]:
+        """Return rows of variables of a server, later."""
+
     def push(
         self, server: int, closure: int, watermark: int, meta: Any, arrays: Sequence[Any], lineage: str | None
     ) -> Future[Any]:
@@ -66,11 +70,13 @@ class PushPlan:
         server: its number.
         outputs: which outputs of the program travel, in this order.
         meta: what the server is told about them.
+        rows: what travels before these, of tables.
     """
 
     server: int
     outputs: tuple[int, ...]
     meta: Any
+    rows: tuple[RowPush, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +91,7 @@ class StepPlan:
             `OWN_INDEX`.
         pushes: what goes to which server.
         results: which outputs go to the chief.
+        lookups: how the rows of tables are found that are its last arguments; None without tables.
     """
 
     digest: str
@@ -93,6 +100,7 @@ class StepPlan:
     arrays: tuple[int, ...]
     pushes: tuple[PushPlan, ...]
     results: tuple[int, ...]
+    lookups: LookupPlan | None = None
 
     def to_meta(self) -> dict[str, Any]:
         """Return the plan as JSON holds it."""
@@ -101,7 +109,10 @@ class StepPlan:
     @classmethod
     def from_meta(cls, meta: Any) -> StepPlan:
         """Return the plan of what `to_meta` returned."""
-        pushes = tuple(PushPlan(p["server"], tuple(p["outputs"]), p["meta"]) for p in meta["pushes"])
+        pushes = tuple(
+            PushPlan(p["server"], tuple(p["outputs"]), p["meta"], tuple(_row_push(r) for r in p["rows"]))
+            for p in meta["pushes"]
+        )
         return cls(
             meta["digest"],
             tuple((server, number) for server, number in meta["pulls"]),
@@ -109,7 +120,12 @@ class StepPlan:
             tuple(meta["arrays"]),
             pushes,
             tuple(meta["results"]),
+            None if meta["lookups"] is None else LookupPlan.from_meta(meta["lookups"]),
         )
+
+
+def _row_push(meta: Any) -> RowPush:
+    return RowPush(meta["group"], meta["begin"], meta["end"], tuple(meta["outputs"]))
 
 
 @dataclasses.dataclass
@@ -144,6 +160,7 @@ class StepWorker:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
         self._is_chief, self._num_workers = is_chief, num_workers
         self._own_index = np.asarray(index, np.int32)
+        self._rows = TableRows(servers.rows)
         self._programs: dict[str, Program] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
@@ -250,7 +267,13 @@ class StepWorker:
 
     def _note_plan(self, frame: Frame) -> None:
         plan = StepPlan.from_meta(frame.meta["plan"])
-        self._exported[plan.digest] = bytes(frame.arrays[0])
+        programs = [
+            plan.digest,
+            *([plan.lookups.digest] if plan.lookups is not None and plan.lookups.digest else []),
+        ]
+        for digest, array in zip(programs, frame.arrays, strict=True):
+            if digest not in self._programs:
+                self._exported[digest] = bytes(array)
         self._plans[frame.meta["name"]] = plan
         if frame.meta.get("signature") is not None:
             self._of_batches[frame.meta["function"], frame.meta["signature"]] = frame.meta["name"]
@@ -316,19 +339,30 @@ class StepWorker:
             arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
         ]
         values = pulled.result()
-        outputs = self._program(plan.digest)(*values, *given)
-        pushes = self._push(task, plan, outputs, taken, getattr(values, "lineages", {}))
+        given = [*values, *given]
+        numbers: RowNumbers | None = None
+        if plan.lookups is not None:
+            rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
+            given += rows.arguments()
+        outputs = self._program(plan.digest)(*given)
+        pushes = self._push(task, plan, outputs, numbers, taken, getattr(values, "lineages", {}))
         if taken and meta.get("again") and _had_been_applied(pushes):
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
         results = [np.asarray(outputs[i]) for i in plan.results]
         self._acknowledge(task, pushes, {"plan": name, "taken": self._data.counts(taken)}, results)
 
+    def _numbers(self, plan: LookupPlan, given: Sequence[Any]) -> RowNumbers:
+        """Return the rows that a step uses."""
+        found = self._program(plan.digest)(*(given[i] for i in plan.takes)) if plan.digest else ()
+        return RowNumbers(plan, found)
+
     def _push(
         self,
         task: _Received,
         plan: StepPlan,
         outputs: Sequence[Any],
+        numbers_of_rows: RowNumbers | None,
         taken: Taken,
         lineages: Mapping[int, str],
     ) -> list[Future[Any]]:
@@ -338,9 +372,12 @@ class StepWorker:
         used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
         pushes = []
         for p in plan.pushes:
-            arrays = [np.asarray(outputs[i]) for i in p.outputs]
+            sent, told = [np.asarray(outputs[i]) for i in p.outputs], p.meta
+            if p.rows:
+                rows, updates = pushed_rows(p.rows, numbers_of_rows, outputs, told["updates"])
+                sent, told = [*rows, *sent], {**told, "updates": updates}
             lineage = lineages.get(p.server)
-            pushes.append(self._servers.push(p.server, *numbers, {**p.meta, **used}, arrays, lineage))
+            pushes.append(self._servers.push(p.server, *numbers, {**told, **used}, sent, lineage))
         self._pushing = [push for push in self._pushing if not push.done()] + pushes
         return pushes
 

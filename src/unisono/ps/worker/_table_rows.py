@@ -9,7 +9,7 @@ Tests: tests/unit/ps/worker/test_table_rows.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -113,7 +113,7 @@ class RowPush:
     """What a step pushes for one part of a table: the numbers of its rows there, then an array of rows each.
 
     Args:
-        group: of the table.
+        group: of the table; -1 for all rows of the part.
         begin: the first row of the part.
         end: one past the last.
         outputs: which outputs of the program travel: by rows, or numbers, one of which goes with each row.
@@ -261,18 +261,30 @@ class PulledRows:
         return [*given, *self.numbers.places]
 
 
-def pushed_rows(pushes: Sequence[RowPush], numbers: RowNumbers, outputs: Sequence[Any]) -> Iterator[Any]:
-    """Yield the arrays of a push that belong to tables.
+def pushed_rows(
+    pushes: Sequence[RowPush], numbers: RowNumbers | None, outputs: Sequence[Any], updates: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return the arrays of a push that belong to tables, and the updates without those of no row.
 
     Args:
         pushes: for each part of a table.
-        numbers: of the rows.
+        numbers: of the rows that the step uses; None for a step that uses no table by rows.
         outputs: of the program.
+        updates: what the server is told: of each part of a table, then of all else.
     """
-    for push in pushes:
-        where = numbers.part(push.group, push.begin, push.end)
-        indices = numbers.rows[push.group][where] - push.begin
-        yield indices
+    arrays: list[Any] = []
+    told = []
+    for push, update in zip(pushes, updates, strict=False):
+        if numbers is None or push.group < 0:
+            where, indices = slice(push.begin, push.end), np.arange(push.end - push.begin)
+        else:
+            where = numbers.part(push.group, push.begin, push.end)
+            indices = numbers.rows[push.group][where] - push.begin
+        if not len(indices):
+            continue
+        told.append(update)
+        arrays.append(indices)
         for i in push.outputs:
             output = np.asarray(outputs[i])
-            yield output[where] if output.ndim else np.broadcast_to(output, indices.shape).copy()
+            arrays.append(output[where] if output.ndim else np.full(indices.shape, output))
+    return arrays, [*told, *updates[len(pushes) :]]

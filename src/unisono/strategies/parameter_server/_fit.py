@@ -50,7 +50,7 @@ class PushedFunction:
     def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._names = tuple(f"{name}_variables" for name in task.value)
-        self._steps = WorkerStep(model, strategy, task)
+        self._steps = WorkerStep(model, strategy, task, tables=strategy.job.placed.may_be_table)
         #: The variables that are on servers, by `id`, and which of them are states of random generators.
         self._ids: tuple[int, ...] = ()
         self._is_seed: list[bool] = []
@@ -96,8 +96,11 @@ class PushedFunction:
         if ids != self._ids:
             # Not at each step: for a model of three layers that were 64 questions (2026-11-22).
             self._is_seed = [kind_of(v).is_seed for v in variables]
+            # The step tells which of them are tables.
             job.placed.place(
-                list(zip(variables, values, strict=True)), [self._model.optimizer] if trains else []
+                list(zip(variables, values, strict=True)),
+                [self._model.optimizer] if trains else [],
+                self._steps.program(batch).tables,
             )
             self._ids = ids
         for variable, value, is_seed in zip(variables, values, self._is_seed, strict=True):

@@ -106,8 +106,8 @@ class Job:
             OWN_INDEX if number == program.worker else number if of_batches else place
             for place, number in enumerate(program.arrays)
         ]
-        plan, blob = self._plans.plan(program, arrays)
-        self.pool.add_plan(name, plan, blob, function, form)
+        plan, programs = self._plans.plan(program, arrays)
+        self.pool.add_plan(name, plan, programs, function, form)
         self._names[key] = program, name
         return name
 

@@ -6,6 +6,7 @@ Tests: tests/virtual/strategies/test_parameter_server.py.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,8 +21,19 @@ from unisono.ps._placement import Division, Placement, VariablePart
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.step.variables._sharded_variable import bounds_of
+from unisono.strategies.parameter_server._first_values import FirstValue, read_table
 from unisono.training.pushed._held import OnServers
 from unisono.training.pushed._server_update import OptimizerUpdates
+from unisono.training.tables._row_update import RowUpdate
+from unisono.training.tables._row_values import NotByRowsError
+
+_LOG = logging.getLogger("unisono")
+
+#: A variable of more bytes is used by rows where a step only looks rows up.
+TABLE_BYTES = 64 << 20
+
+#: Of a smaller one all rows travel: that takes fewer messages.
+SMALL_TABLE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,12 +45,14 @@ class Placed:
         division: which of its rows lie on which server.
         numbers: of each part, on its server.
         held: what the variable holds.
+        is_table: whether the servers change it by rows.
     """
 
     variable: keras.Variable
     division: Division
     numbers: dict[VariablePart, int]
     held: OnServers
+    is_table: bool = False
 
     @property
     def homes(self) -> tuple[int, ...]:
@@ -70,9 +84,55 @@ class PlacedVariables:
         self._placed: dict[int, Placed] = {}
         self._order: dict[int, int] = {}
         self._updates: dict[int, OptimizerUpdates] = {}
+        self._row_updates: dict[tuple[int, int], RowUpdate | None] = {}
+        #: The `id`s of variables that are used by rows, and of their slots.
+        self._tables: set[int] = set()
 
     def __getitem__(self, variable: keras.Variable) -> Placed:
         return self._placed[id(variable)]
+
+    def may_be_table(self, variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
+        """Return whether a variable is used by rows where a step looks up rows of it and nothing else.
+
+        One of more than `TABLE_BYTES` is; of smaller ones those whose rows stay as they are where they have
+        no gradient, as with SGD.
+
+        Args:
+            variable: of a step.
+            optimizer: built, which the step gives a gradient of it; None for no gradient.
+        """
+        placed, nbytes = self._placed.get(id(variable)), _nbytes(variable)
+        if (placed is not None and not placed.is_table) or nbytes <= SMALL_TABLE_BYTES:
+            return False
+        if optimizer is None:
+            return placed is not None or nbytes > TABLE_BYTES or not variable.trainable
+        update = self.row_update(optimizer, variable)
+        return update is not None and (update.is_whole or nbytes > TABLE_BYTES)
+
+    def row_update(self, optimizer: keras.Optimizer, variable: keras.Variable) -> RowUpdate | None:
+        """Return the update of rows of a variable; None where its rows need each other.
+
+        Args:
+            optimizer: built.
+            variable: one that it trains.
+        """
+        key = id(optimizer), id(variable)
+        if key not in self._row_updates:
+            updates = self._updates_of(optimizer)
+            number = next(i for i, v in enumerate(updates.trained) if v is variable)
+            try:
+                self._row_updates[key] = updates.row_update(number)
+            except NotByRowsError as error:
+                self._row_updates[key] = None
+                _LOG.info("%s is updated as a whole: %s.", variable.path, error)
+        return self._row_updates[key]
+
+    def _updates_of(self, optimizer: keras.Optimizer) -> OptimizerUpdates:
+        updates = self._updates.get(id(optimizer))
+        trained = tuple(trained_variables(optimizer))
+        if updates is None or list(map(id, updates.trained)) != list(map(id, trained)):
+            updates = self._updates[id(optimizer)] = OptimizerUpdates(optimizer)
+        return updates
 
     def updates_of(self, optimizer: keras.Optimizer) -> tuple[OptimizerUpdates, list[Division]]:
         """Return the updates of an optimizer, and where the variables lie that it trains.
@@ -83,14 +143,19 @@ class PlacedVariables:
         return self._updates[id(optimizer)], [self[v].division for v in trained_variables(optimizer)]
 
     def place(
-        self, variables: Sequence[tuple[keras.Variable, Any]], optimizers: Sequence[keras.Optimizer] = ()
+        self,
+        variables: Sequence[tuple[keras.Variable, Any]],
+        optimizers: Sequence[keras.Optimizer] = (),
+        tables: Sequence[keras.Variable] = (),
     ) -> None:
         """Put variables on servers that are not there yet.
 
         Args:
             variables: of a step, each with its value, which Keras' loop may have taken from it.
             optimizers: that update some of them; built.
+            tables: those that the step uses by rows.
         """
+        self._tables |= {id(v) for v in tables}
         values = {id(v): value for v, value in variables}
         slots = {id(v) for optimizer in optimizers for v in optimizer.variables}
         trained = [(v, None) for optimizer in optimizers for v in trained_variables(optimizer)]
@@ -106,24 +171,26 @@ class PlacedVariables:
 
     def _create(self, new: Sequence[Placed], values: Mapping[int, Any]) -> None:
         """Bring variables to their servers, all of one server in one request."""
-        whole = {id(p): np.asarray(_value(p.variable, values)) for p in new}
+        firsts = {id(p): FirstValue(_value(p.variable, values), p.is_table) for p in new}
         for server in range(self._client.num_servers):
             own = [(p, part) for p in new for part in p.division.on(server)]
             # By place and path: two models may have variables of one path.
-            named = [
-                (f"{self._order[id(p.variable)]}:{p.variable.path}{part}", part.of(whole[id(p)]))
+            made = [
+                firsts[id(p)].on_server(
+                    f"{self._order[id(p.variable)]}:{p.variable.path}{part}", part, self._client
+                )
                 for p, part in own
             ]
-            numbers = self._client.create(server, named) if own else []
+            numbers = self._client.create_variables(server, made) if own else []
             for (placed, part), number in zip(own, numbers, strict=True):
                 placed.numbers[part] = number
 
     def _place_slots(self, new: list[Placed], optimizer: keras.Optimizer) -> None:
-        updates = self._updates.get(id(optimizer))
-        trained = tuple(trained_variables(optimizer))
-        if updates is None or list(map(id, updates.trained)) != list(map(id, trained)):
-            updates = self._updates[id(optimizer)] = OptimizerUpdates(optimizer)
-        divisions = updates.divisions([self[v].division for v in trained])
+        updates = self._updates_of(optimizer)
+        for i, variable in enumerate(updates.trained):
+            if self[variable].is_table:
+                self._tables |= {id(s) for s in updates.slots_of(i) if s.shape[:1] == variable.shape[:1]}
+        divisions = updates.divisions([self[v].division for v in updates.trained])
         for slot, division in zip(optimizer.variables, divisions, strict=True):
             self._add(new, slot, division)
 
@@ -136,7 +203,9 @@ class PlacedVariables:
             division = self._placement.divide(shape, _nbytes(variable), len(bounds_of(variable)) or 1)
         held = OnServers(variable, self)
         self._order[id(variable)] = len(self._placed)
-        self._placed[id(variable)] = placed = Placed(variable, division, {}, held)
+        self._placed[id(variable)] = placed = Placed(
+            variable, division, {}, held, id(variable) in self._tables
+        )
         new.append(placed)
 
     # --- what the chief reads and writes ---------------------------------------------------------
@@ -149,6 +218,8 @@ class PlacedVariables:
         """
         self._before_read()
         placed = self[variable]
+        if placed.is_table:
+            return read_table(self._client, placed.division, placed.numbers, placed.held)
         return placed.division.joined(self._client.pull(placed.keys).result())
 
     def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,14 +15,18 @@ import jax.export
 import jax.numpy as jnp
 import keras
 
+from unisono._errors import UnsupportedError
 from unisono.ps._client import ServerClient
-from unisono.ps._placement import VariablePart
+from unisono.ps._placement import Division, VariablePart
 from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_worker import PushPlan, StepPlan
+from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
+from unisono.step._keras_internals import trained_variables
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.training.pushed._jaxprs import exported
 from unisono.training.pushed._server_update import Piece, ServerUpdate
 from unisono.training.pushed._worker_program import WorkerProgram
+from unisono.training.tables._lookups import TableLookups
 
 #: What an undivided array counts as: one part.
 _WHOLE = (VariablePart(0),)
@@ -44,7 +48,7 @@ class _Outputs:
 
         def of_parts(variable: keras.Variable) -> dict[VariablePart, int]:
             division = placed[variable].division
-            if division.is_divided:
+            if division.is_divided and not placed[variable].is_table:
                 return {part: next(numbers) for part in division.parts}
             return dict.fromkeys(division.parts, next(numbers))
 
@@ -69,7 +73,7 @@ class PlanMaker:
         self._placed, self._client = placed, client
         self._updates: dict[tuple[int, int, tuple[bool, ...]], tuple[str, ServerUpdate]] = {}
 
-    def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> tuple[StepPlan, bytes]:
+    def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> tuple[StepPlan, list[bytes]]:
         """Return how workers run a program, and what they run; the servers have their programs then.
 
         Args:
@@ -87,11 +91,45 @@ class PlanMaker:
             tuple(push for push in pushes if push.outputs or push.meta["updates"]),
             outputs.results,
         )
-        return plan, blob
+        if program.lookups is None:
+            return plan, [blob]
+        lookups, of_lookups = self._lookups(program, program.lookups)
+        return dataclasses.replace(plan, lookups=lookups), [blob, *of_lookups]
+
+    def _lookups(self, program: WorkerProgram, lookups: TableLookups) -> tuple[LookupPlan, list[bytes]]:
+        """Return how workers find the rows of a step, and the program for that, where there is one."""
+        groups = tuple(
+            GroupPlan(group.size, tuple(self._table(v) for v in group.tables)) for group in lookups.groups
+        )
+        if not lookups.sites:
+            return LookupPlan("", (), groups, ()), []
+        counts = [len(self._placed[v].keys) for v in program.reads]
+        first = [sum(counts[:i]) + max(0, i - len(counts)) for i in range(len(program.specs))]
+        # Numbers of rows that depend on variables are rare: of divided ones all parts are taken.
+        takes = tuple(first[i] + n for i in lookups.takes for n in range(counts[i] if i < len(counts) else 1))
+        reads = [program.reads[i] if i < len(counts) else None for i in lookups.takes]
+        blob = _numbers_in_parts(
+            lookups.blob, [None if v is None else self._placed[v].division for v in reads]
+        )
+        return LookupPlan(digest_of(blob), takes, groups, lookups.sites), [blob]
+
+    def _table(self, variable: keras.Variable) -> TablePlan:
+        placed = self._placed[variable]
+        parts = tuple(
+            TablePart(part.server, placed.numbers[part], *(part.rows or (0, variable.shape[0])))
+            for part in placed.division.pulled
+        )
+        return TablePlan(parts, tuple(variable.shape[1:]), placed.held.dtype.name)
 
     def _push(self, server: int, program: WorkerProgram, outputs: _Outputs) -> PushPlan:
         sent: list[int] = []
-        updates: list[dict[str, Any]] = []
+        rows = [
+            push
+            for optimizer in program.optimizers
+            for push in self._rows(server, optimizer, program, outputs)
+        ]
+        # Before all others, which change what all variables share: the count of iterations.
+        updates: list[dict[str, Any]] = [meta for _, meta in rows]
         for optimizer in program.optimizers:
             digest, update = self._update(server, optimizer, program.has_gradient(optimizer))
             if not update.writes:
@@ -111,7 +149,38 @@ class PlanMaker:
             own = [(v, part) for v in variables for part in self._placed[v].division.on(server)]
             sent += [numbers[id(v), part] for v, part in own]
             meta[key] = [self._placed[v].numbers[part] for v, part in own]
-        return PushPlan(server, tuple(sent), meta)
+        return PushPlan(server, tuple(sent), meta, tuple(push for push, _ in rows))
+
+    def _rows(
+        self, server: int, optimizer: keras.Optimizer, program: WorkerProgram, outputs: _Outputs
+    ) -> Iterator[tuple[RowPush, dict[str, Any]]]:
+        """Yield what is pushed of the tables that an optimizer trains, and what the server is told of it."""
+        groups = [] if program.lookups is None else list(program.lookups.groups)
+        variables = [*trained_variables(optimizer), *optimizer.variables]
+        extras = [name for o, name in program.extras if o is optimizer]
+        for of, variable in program.gradients:
+            placed = self._placed[variable]
+            if of is not optimizer or not placed.is_table:
+                continue
+            update = self._placed.row_update(optimizer, variable)
+            if update is None:
+                raise _not_by_rows(optimizer, variable)
+            group = next((i for i, g in enumerate(groups) if any(v is variable for v in g.tables)), -1)
+            flags = [outputs.extras[id(optimizer), name] for name in extras[: len(update.flags)]]
+            digest = self._client.add_program(server, update.blob)
+            for part in placed.division.on(server):
+                begin, end = part.rows or (0, variable.shape[0])
+                sent = (outputs.gradients[id(optimizer), id(variable), part], *flags)
+                ids = [self._number(variables[i], part) for i in update.values]
+                yield (
+                    RowPush(group, begin, end, sent),
+                    {"program": digest, "values": ids, "slots": [], "gradients": len(sent), "sparse": True},
+                )
+
+    def _number(self, variable: keras.Variable, part: VariablePart) -> int:
+        """Return the number of a variable's part, or of the copy of a variable on the part's server."""
+        placed = self._placed[variable]
+        return placed.numbers[part if part in placed.numbers else VariablePart(part.server)]
 
     def _update(
         self, server: int, optimizer: keras.Optimizer, present: tuple[bool, ...]
@@ -119,10 +188,38 @@ class PlanMaker:
         key = (server, id(optimizer), present)
         if key not in self._updates:
             updates, divisions = self._placed.updates_of(optimizer)
-            update = updates.program(server, divisions, present)
+            tables = frozenset(i for i, v in enumerate(updates.trained) if self._placed[v].is_table)
+            update = updates.program(server, divisions, present, tables)
             digest = self._client.add_program(server, as_lists(update)) if update.writes else ""
             self._updates[key] = digest, update
         return self._updates[key]
+
+
+def _numbers_in_parts(blob: bytes, divisions: Sequence[Division | None]) -> bytes:
+    """Return a program that takes the parts of divided variables.
+
+    Args:
+        blob: takes whole ones.
+        divisions: of its arguments; None for what is no variable.
+    """
+    if not any(division is not None and division.is_divided for division in divisions):
+        return blob
+    inner = jax.export.deserialize(bytearray(blob))
+
+    def numbers(*arrays: jax.Array) -> list[jax.Array]:
+        left = iter(arrays)
+        whole = [
+            jnp.concatenate([next(left) for _ in d.pulled]) if d is not None and d.is_divided else next(left)
+            for d in divisions
+        ]
+        return list(inner.call(*whole))
+
+    specs = [
+        jax.ShapeDtypeStruct(part.shape(aval.shape), aval.dtype)
+        for aval, division in zip(inner.in_avals, divisions, strict=True)
+        for part in (division.pulled if division is not None else _WHOLE)
+    ]
+    return exported(numbers, specs, inner.platforms)
 
 
 def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, int]:
@@ -140,7 +237,9 @@ def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, in
         program.adds,
         program.assigns,
     ]
-    given = [None if v is None else placed[v].division for group in changed for v in group]
+    given = [
+        None if v is None or placed[v].is_table else placed[v].division for group in changed for v in group
+    ]
     if not any(division is not None and division.is_divided for division in (*reads, *given)):
         return program.blob, len(inner.out_avals)
     given += [None] * (len(inner.out_avals) - len(given))
@@ -163,8 +262,18 @@ def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, in
         for spec, division in itertools.zip_longest(program.specs, reads)
         for part in (division.pulled if division is not None else _WHOLE)
     ]
+    # Of tables, with numbers of rows that are open.
+    specs += [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inner.in_avals[len(program.specs) :]]
     return exported(step, specs, inner.platforms), sum(
         len(division.parts) if division is not None and division.is_divided else 1 for division in given
+    )
+
+
+def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable) -> UnsupportedError:
+    return UnsupportedError(
+        "A table on parameter servers must be trained by an optimizer that updates each row by this row's "
+        f"gradient. Received: {type(optimizer).__name__} ({optimizer.name!r}) for {variable.path!r}, which "
+        "an earlier step has used by rows. Train before you evaluate, or use an optimizer such as Adagrad."
     )
 
 

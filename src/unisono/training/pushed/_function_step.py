@@ -29,7 +29,14 @@ from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 from unisono.training.pushed._push_layout import PushTrace, pushing
-from unisono.training.pushed._worker_program import WorkerProgram, array_specs, make_program, push_layout_of
+from unisono.training.pushed._worker_program import (
+    MayBeTable,
+    WorkerProgram,
+    array_specs,
+    make_program,
+    no_table,
+    push_layout_of,
+)
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -109,14 +116,15 @@ class FunctionSteps:
     Args:
         strategy: of one replica, with a `PushLayout`.
         platforms: on which workers compute, by JAX's names.
-        tables: whether a variable is used by rows where a step allows it.
+        tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
+            gives a gradient of it.
     """
 
     def __init__(
         self,
         strategy: ReplicatedStrategy,
         platforms: Sequence[str] = ("cpu",),
-        tables: Callable[[keras.Variable], bool] = lambda variable: False,
+        tables: MayBeTable = no_table,
     ) -> None:
         self._strategy, self._platforms = strategy, tuple(platforms)
         self._tables = tables

@@ -32,6 +32,9 @@ from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLa
 from unisono.step._program import current_frame
 from unisono.training.pushed._preparation import extras_of, prepare_gradients
 
+#: The first values of variables with more bytes are made on servers.
+MADE_LATER = 16 << 20
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientNotes:
@@ -120,6 +123,10 @@ class PushLayout(StateLayout):
     def __init__(self, mesh: ReplicaMesh) -> None:
         super().__init__(mesh)
         self._notes: weakref.WeakKeyDictionary[keras.Optimizer, GradientNotes] = weakref.WeakKeyDictionary()
+
+    def makes_later(self, nbytes: int) -> bool:
+        """Return whether a variable is so large that servers make its first value."""
+        return nbytes > MADE_LATER
 
     @property
     def pushes(self) -> bool:

@@ -31,6 +31,8 @@ from unisono.step._keras_internals import of_shapes, stored_dtype, trained_varia
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
 from unisono.training.pushed._preparation import extras_of, of_prepared_gradients
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
+from unisono.training.tables._row_update import RowUpdate, row_update
+from unisono.training.tables._row_values import NotByRowsError
 
 #: Shapes of weights and slots.
 Shapes = tuple[tuple[int, ...], ...]
@@ -149,7 +151,11 @@ class OptimizerUpdates:
         return found
 
     def program(
-        self, server: int, trained: Sequence[Division], present: Sequence[bool] | None = None
+        self,
+        server: int,
+        trained: Sequence[Division],
+        present: Sequence[bool] | None = None,
+        by_rows: frozenset[int] = frozenset(),
     ) -> ServerUpdate:
         """Return the update of one server.
 
@@ -157,6 +163,7 @@ class OptimizerUpdates:
             server: its number.
             trained: where each variable lies that the optimizer trains.
             present: for each of them, whether there is a gradient; all by default.
+            by_rows: the numbers of those that are left out, since they are updated by rows.
 
         Raises:
             UnsupportedError: when the update needs what lies on another server, or mixes the rows of a
@@ -167,7 +174,8 @@ class OptimizerUpdates:
         # A server may have several parts of a variable: there is one update for the first part of each, one
         # for the second, and so on. What is not divided changes in the first alone.
         count = max(1, *(len(division.on(server)) for division in divisions))
-        updates = [self._of_parts(server, divisions, number, given) for number in range(count)]
+        left_out = {i for v in by_rows for i in (v, *self._slots_of(v))}
+        updates = [self._of_parts(server, divisions, number, given, left_out) for number in range(count)]
         arguments = {key: argument for update in updates for key, argument in update.arguments.items()}
         keys = sorted(arguments, key=lambda key: _KINDS.index(key[0]))
         kinds = {kind: [arguments[key][0] for key in keys if key[0] == kind] for kind in _KINDS}
@@ -191,10 +199,18 @@ class OptimizerUpdates:
         )
 
     def _of_parts(
-        self, server: int, divisions: Sequence[Division], number: int, present: tuple[bool, ...]
+        self,
+        server: int,
+        divisions: Sequence[Division],
+        number: int,
+        present: tuple[bool, ...],
+        left_out: set[int],
     ) -> _PartsUpdate:
         """Return the update of a server's first, second, ... part of each weight and slot."""
-        own = [division.on(server)[number : number + 1] for division in divisions]
+        own = [
+            [] if i in left_out else division.on(server)[number : number + 1]
+            for i, division in enumerate(divisions)
+        ]
         pieces = [
             Piece(v, (parts or division.on(server) or division.parts)[0])
             for v, parts, division in zip([*self.trained, *self.slots], own, divisions, strict=True)
@@ -219,6 +235,40 @@ class OptimizerUpdates:
         whole = self._traced(present)
         if full is not whole and operations(full.closed.jaxpr) != operations(whole.closed.jaxpr):
             raise self._mixes_rows(next(i for i, division in enumerate(divisions) if division.is_divided))
+
+    def row_update(self, number: int) -> RowUpdate:
+        """Return the update of one variable for some of its rows.
+
+        Args:
+            number: of the variable, among those that the optimizer trains.
+
+        Raises:
+            NotByRowsError: when rows cannot be updated by themselves.
+        """
+        if self._optimizer.gradient_accumulation_steps or self._optimizer.use_ema:
+            raise NotByRowsError("its optimizer adds up gradients, or averages weights, over several steps")
+        full = self._traced((True,) * len(self.trained))
+        variables = len(self.trained) + len(self.slots)
+        return row_update(
+            full.closed,
+            full.specs,
+            number,
+            self._slots_of(number),
+            variables + number,
+            variables,
+            self._platforms,
+        )
+
+    def slots_of(self, number: int) -> list[keras.Variable]:
+        """Return the slots that belong to one variable alone.
+
+        Args:
+            number: of the variable, among those that the optimizer trains.
+        """
+        return [self.slots[i - len(self.trained)] for i in self._slots_of(number)]
+
+    def _slots_of(self, number: int) -> list[int]:
+        return [len(self.trained) + i for i, owners in enumerate(self._owners) if owners == (number,)]
 
     # --- what belongs to what --------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +39,8 @@ from unisono.training.tables._lookups import RowStep, TableLookups
 #: array of a variable, an array or a tuple of arrays of a note.
 Body = Callable[[list[jax.Array], list[jax.Array]], tuple[UserValue, Mapping[int, Any]]]
 
-_LOG = logging.getLogger("unisono")
+#: Whether a variable is used by rows where a step allows it; with the optimizer that gets its gradient.
+MayBeTable = Callable[[keras.Variable, keras.Optimizer | None], bool]
 
 #: States of a random generator from which its steps are measured.
 _PROBES = (0, 1, 0x9E3779B9, 0xFFFFFFFF)
@@ -141,13 +141,23 @@ class WorkerProgram:
         return gradients, extras, adds, assigns, list(outputs[at:])
 
 
+def no_table(variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
+    """Return False: every variable is used as a whole.
+
+    Args:
+        variable: any.
+        optimizer: that trains it.
+    """
+    return False
+
+
 def make_program(
     body: Body,
     variables: Sequence[keras.Variable],
     notes: Sequence[GradientNotes],
     arrays: Sequence[jax.ShapeDtypeStruct],
     platforms: Sequence[str],
-    tables: Callable[[keras.Variable], bool] = lambda variable: False,
+    tables: MayBeTable = no_table,
 ) -> WorkerProgram:
     """Trace a step and return its program.
 
@@ -349,9 +359,7 @@ class _Programmed:
         """Whether the step reads a weight or slot after its update, where there is a stand-in."""
         return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
-    def program(
-        self, platforms: Sequence[str], tables: Callable[[keras.Variable], bool]
-    ) -> WorkerProgram:
+    def program(self, platforms: Sequence[str], tables: MayBeTable) -> WorkerProgram:
         """Return the program of what was found.
 
         Args:
@@ -384,13 +392,19 @@ class _Programmed:
             lookups,
         )
 
-    def _by_rows(self, tables: Callable[[keras.Variable], bool]) -> RowStep | None:
+    def _by_rows(self, tables: MayBeTable) -> RowStep | None:
         """Return the step with the tables that it uses by rows."""
         closed, used = self._needed
-        variables = {at: self._trace.variables[i] for at, i in enumerate(used) if i < len(self._trace.variables)}
-        candidates = {at: v for at, v in variables.items() if not kind_of(v).is_seed and v.shape and tables(v)}
+        every = self._trace.variables
+        variables = {at: every[i] for at, i in enumerate(used) if i < len(every)}
+        trained = {id(v): optimizer for _, optimizer, v in self.gradients}
+        candidates = {
+            at: v
+            for at, v in variables.items()
+            if not kind_of(v).is_seed and v.shape and tables(v, trained.get(id(v)))
+        }
         place = self._place_of_output
-        return RowStep.of(closed, candidates, {place[n]: v for n, _, v in self.gradients}, _warn_of_whole)
+        return RowStep.of(closed, candidates, {place[n]: v for n, _, v in self.gradients})
 
     @functools.cached_property
     def _place_of_output(self) -> dict[int, int]:
@@ -434,21 +448,10 @@ class _Programmed:
         return given, streams, [i for i in used if i >= self._first_array]
 
 
-def _whole(
-    closed: jex.ClosedJaxpr, place: Mapping[int, int]
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _whole(closed: jex.ClosedJaxpr, place: Mapping[int, int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a program as a function of what is taken, of which `place` has the number for each argument."""
     compute = jex.jaxpr_as_fun(closed)
     return lambda values: compute(*(values[place[at]] for at in range(len(place))))
-
-
-def _warn_of_whole(variable: keras.Variable, why: str) -> None:
-    _LOG.warning(
-        "A step uses all of the table %s (%.0f MB), not the rows of its lookups alone: %s.",
-        variable.path,
-        np.dtype(stored_dtype(variable)).itemsize * np.prod(variable.shape) / 1e6,
-        why,
-    )
 
 
 def _beside_update(variable: keras.Variable) -> UnsupportedError:

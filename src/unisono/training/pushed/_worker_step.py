@@ -5,7 +5,7 @@ Tests: tests/virtual/training/pushed/test_worker_step.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +16,14 @@ from unisono._reads import NOT_IN_A_STEP
 from unisono._types import PyTree
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
-from unisono.training.pushed._worker_program import WorkerProgram, array_specs, make_program, push_layout_of
+from unisono.training.pushed._worker_program import (
+    MayBeTable,
+    WorkerProgram,
+    array_specs,
+    make_program,
+    no_table,
+    push_layout_of,
+)
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 
 if TYPE_CHECKING:
@@ -31,7 +38,8 @@ class WorkerStep:
         strategy: of one replica, with a `PushLayout`.
         task: which step.
         platforms: on which workers compute, by JAX's names.
-        tables: whether a variable is used by rows where a step allows it.
+        tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
+            gives a gradient of it.
     """
 
     def __init__(
@@ -40,7 +48,7 @@ class WorkerStep:
         strategy: ReplicatedStrategy,
         task: TrainerTask,
         platforms: Sequence[str] = ("cpu",),
-        tables: Callable[[keras.Variable], bool] = lambda variable: False,
+        tables: MayBeTable = no_table,
     ) -> None:
         self._model, self._task, self._platforms = model, task, tuple(platforms)
         self._tables = tables

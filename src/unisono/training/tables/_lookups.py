@@ -6,6 +6,8 @@ Tests: tests/virtual/training/tables/test_lookups.py.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +16,15 @@ import jax.export
 import jax.extend.core as jex
 import jax.numpy as jnp
 import keras
+import numpy as np
 
+from unisono.step._keras_internals import stored_dtype
 from unisono.training.pushed._jaxprs import exported
+from unisono.training.replica._row_analysis import CALLS
 from unisono.training.tables._row_program import RowProgram, RowsAtHand
-from unisono.training.tables._row_values import NotByRowsError, RowGroup
+from unisono.training.tables._row_values import NotByRowsError, RowGroup, aval_of, inlined
+
+_LOG = logging.getLogger("unisono")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,9 +69,7 @@ class RowStep:
         tables: by number of an argument, the tables and their groups.
     """
 
-    def __init__(
-        self, program: RowProgram, tables: Mapping[int, tuple[keras.Variable, RowGroup]]
-    ) -> None:
+    def __init__(self, program: RowProgram, tables: Mapping[int, tuple[keras.Variable, RowGroup]]) -> None:
         self._program, self._tables = program, dict(tables)
         self._roots: list[RowGroup] = list(
             {id(group.root): group.root for _, group in self._tables.values()}.values()
@@ -76,7 +81,6 @@ class RowStep:
         closed: jex.ClosedJaxpr,
         candidates: Mapping[int, keras.Variable],
         gradients: Mapping[int, keras.Variable],
-        why: Callable[[keras.Variable, str], None],
     ) -> RowStep | None:
         """Return the step with all tables that it uses by rows; None where there is none.
 
@@ -84,7 +88,6 @@ class RowStep:
             closed: the step.
             candidates: by number of an argument: the tables that may be used by rows.
             gradients: by number of a result: the variables whose gradients they are.
-            why: is told of each table that the step needs as a whole.
         """
 
         def attempt(numbers: Sequence[int]) -> RowStep:
@@ -108,7 +111,8 @@ class RowStep:
                 attempt([i])
                 usable.append(i)
             except NotByRowsError as error:
-                why(candidates[i], str(error))
+                if _is_looked_up(closed, i):
+                    _warn_of_whole(candidates[i], str(error))
         return attempt(usable) if usable else None
 
     @property
@@ -123,11 +127,11 @@ class RowStep:
         found = []
         for root, size in zip(self._roots, sizes, strict=True):
             for i, _ in self._of(root):
-                aval = self._program.jaxpr.invars[i].aval
+                aval = aval_of(self._program.jaxpr.invars[i])
                 found.append(jax.ShapeDtypeStruct((size, *aval.shape[1:]), aval.dtype))
             found.append(jax.ShapeDtypeStruct((), jnp.int32))
         found += [
-            jax.ShapeDtypeStruct(site.numbers.aval.shape, jnp.int32) for site in self._program.sites
+            jax.ShapeDtypeStruct(aval_of(site.numbers).shape, jnp.int32) for site in self._program.sites
         ]
         return found
 
@@ -176,3 +180,19 @@ class RowStep:
 
     def _of(self, root: RowGroup) -> list[tuple[int, keras.Variable]]:
         return [(i, v) for i, (v, group) in self._tables.items() if group.root is root]
+
+
+def _warn_of_whole(variable: keras.Variable, why: str) -> None:
+    nbytes = np.dtype(jnp.dtype(stored_dtype(variable))).itemsize * math.prod(variable.shape)
+    _LOG.warning(
+        "A step uses all of the table %s (%.0f MB), not the rows of its lookups alone: %s.",
+        variable.path,
+        nbytes / 1e6,
+        why,
+    )
+
+
+def _is_looked_up(closed: jex.ClosedJaxpr, argument: int) -> bool:
+    """Return whether a program takes rows of an argument, besides what else it does with it."""
+    flat = inlined(closed, dict(CALLS), lambda avals: True).jaxpr
+    return any(e.primitive.name == "gather" and e.invars[0] is flat.invars[argument] for e in flat.eqns)

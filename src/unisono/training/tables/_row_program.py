@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 
 from unisono.training.pushed._jaxprs import pruned
 from unisono.training.replica._row_analysis import CALLS
@@ -31,8 +30,10 @@ from unisono.training.tables._row_values import (
     RowKnowledge,
     Rows,
     Spread,
+    aval_of,
     bound,
     inlined,
+    literal_of,
     rest_of,
 )
 
@@ -40,7 +41,7 @@ from unisono.training.tables._row_values import (
 _CLAMPING = ("CLIP", "PROMISE_IN_BOUNDS")
 
 #: An array of numbers, whether numbers that are none of a row are clamped, and how many rows there are.
-_SiteKey = tuple[jex.Var, bool, int]
+_SiteKey = tuple[Operand, bool, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,7 +144,7 @@ class RowProgram:
         states = [self.state(atom) for atom in eqn.invars]
         name = eqn.primitive.name
         if not any(isinstance(s, Rows) for s in states):
-            if name == "scatter-add" and isinstance(states[0], Spread):
+            if name == "scatter-add" and isinstance(states[0], Spread) and self._key(eqn) in self._sites:
                 return [self._learn_scatter(eqn, states)]
             return self._learn_made(eqn, states)
         if name in ELEMENTWISE:
@@ -156,17 +157,16 @@ class RowProgram:
     def _learn_made(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> list[RowKnowledge]:
         """Of an operation without rows: it may give a value whose rows are equal, or create rows."""
         plain: list[RowKnowledge] = [None] * len(eqn.outvars)
-        if len(eqn.outvars) > 1 or not self._has_rows([eqn.outvars[0].aval]):
+        if len(eqn.outvars) > 1 or not self._has_rows([aval_of(eqn.outvars[0])]):
             return plain
         name, operands = eqn.primitive.name, eqn.invars
         if name == "broadcast_in_dim" and _repeats_rows(eqn):
-            is_literal = isinstance(operands[0], jex.Literal)
-            return [Spread(np.asarray(operands[0].val, operands[0].aval.dtype) if is_literal else None)]
+            return [Spread(literal_of(operands[0]))]
         if name == "iota" and eqn.params["dimension"] != 0:
             return [Spread()]
         if self._created is not None and name in ("iota", "random_bits"):
             return [Rows(self._created)]
-        sized = [s for s, atom in zip(states, operands, strict=True) if atom.aval.shape]
+        sized = [s for s, atom in zip(states, operands, strict=True) if aval_of(atom).shape]
         if name in ELEMENTWISE and sized and all(isinstance(s, Spread) for s in sized):
             return [Spread(rest_of(eqn, states))]
         return plain
@@ -174,12 +174,12 @@ class RowProgram:
     def _learn_elementwise(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
         group = _joined([s.group for s in states if isinstance(s, Rows)])
         for atom, state in zip(eqn.invars, states, strict=True):
-            if state is None and atom.aval.shape and atom.aval.shape[0] != 1:
+            if state is None and aval_of(atom).shape and aval_of(atom).shape[0] != 1:
                 raise NotByRowsError(f"`{eqn.primitive.name}` combines it with a value for all of its rows")
         return Rows(group, rest_of(eqn, states))
 
     def _learn_gather(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
-        dims, operand = eqn.params["dimension_numbers"], eqn.invars[0].aval
+        dims, operand = eqn.params["dimension_numbers"], aval_of(eqn.invars[0])
         is_of_rows = (
             isinstance(states[0], Rows)
             and dims.collapsed_slice_dims == (0,)
@@ -189,42 +189,39 @@ class RowProgram:
         )
         if not is_of_rows or states[1] is not None:
             raise NotByRowsError("a lookup is not along its first axis")
+        if isinstance(eqn.invars[1], jex.Literal):
+            raise NotByRowsError("a lookup has a constant number of a row")
         self._site(eqn, states[0].group)  # type: ignore[union-attr]
         return None
 
     def _learn_scatter(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
+        """Of what is added to the rows that a lookup has taken before: its gradient."""
         dims = eqn.params["dimension_numbers"]
         is_of_rows = (
             dims.inserted_window_dims == (0,)
             and dims.scatter_dims_to_operand_dims == (0,)
             and not dims.operand_batching_dims
-            and len(dims.update_window_dims) == len(eqn.invars[0].aval.shape) - 1
+            and len(dims.update_window_dims) == len(aval_of(eqn.invars[0]).shape) - 1
         )
-        if not is_of_rows or any(s is not None for s in states[1:]):
-            if not any(isinstance(s, Rows) for s in states):
-                return None
-            raise NotByRowsError("something is added to it that does not go to rows")
-        state = states[0]
-        group = state.group if isinstance(state, Rows) else RowGroup(eqn.invars[0].aval.shape[0])
-        site = self._site(eqn, group)
-        return Rows(site.group, state.rest if isinstance(state, (Rows, Spread)) else None)
+        site, state = self._sites.get(self._key(eqn)), states[0]
+        if site is None or not is_of_rows or any(s is not None for s in states[1:]):
+            raise NotByRowsError("something is added to it that does not go to rows of a lookup")
+        if isinstance(state, Rows):
+            state.group.join(site.group)
+        return Rows(site.group, None if state is None else state.rest)
 
-    def _site(self, eqn: jex.JaxprEqn, group: RowGroup) -> LookupSite:
+    def _site(self, eqn: jex.JaxprEqn, group: RowGroup) -> None:
         key = self._key(eqn)
         if key in self._sites:
-            # The rows to which something is added are those that a lookup took. Tables that are looked up
-            # with one array share their rows.
+            # Tables that are looked up with one array share their rows.
             self._sites[key].group.join(group)
         else:
             self._sites[key] = LookupSite(group, eqn.invars[1], key[1])
-        return self._sites[key]
 
     def _key(self, eqn: jex.JaxprEqn) -> _SiteKey:
         numbers = eqn.invars[1]
-        if isinstance(numbers, jex.Literal):
-            raise NotByRowsError("a lookup has a constant number of a row")
         mode = eqn.params["mode"]
-        return numbers, mode is None or mode.name in _CLAMPING, eqn.invars[0].aval.shape[0]
+        return numbers, mode is None or mode.name in _CLAMPING, aval_of(eqn.invars[0]).shape[0]
 
     def _learn_reduction(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
         (state,) = states
@@ -239,16 +236,8 @@ class RowProgram:
 
     def _learn_same_first(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
         """Of an operation that keeps rows, and moves elements within each."""
-        state, aval, out = states[0], eqn.invars[0].aval, eqn.outvars[0].aval
-        params = eqn.params
-        keeps = {
-            "broadcast_in_dim": lambda: params["broadcast_dimensions"][:1] == (0,)
-            and params["shape"][0] == aval.shape[0],
-            "reshape": lambda: out.shape[:1] == aval.shape[:1],
-            "squeeze": lambda: 0 not in params["dimensions"],
-            "transpose": lambda: params["permutation"][0] == 0,
-        }[eqn.primitive.name]
-        if not isinstance(state, Rows) or not keeps():
+        state = states[0]
+        if not isinstance(state, Rows) or not _keeps_rows(eqn):
             raise NotByRowsError(f"`{eqn.primitive.name}` moves its rows")
         return Rows(state.group, state.rest)
 
@@ -276,11 +265,6 @@ class RowProgram:
                 state.group.join(group)
             elif not isinstance(state, Spread):
                 raise NotByRowsError("a result is a value for all of its rows")
-        if lonely := [s for s in self.sites if not self._is_known(s.group)]:
-            raise NotByRowsError(f"{len(lonely)} lookups belong to no table")
-
-    def _is_known(self, group: RowGroup) -> bool:
-        return any(g.root is group.root for g in (*self._tables.values(), *self._in_rows.values()))
 
     # --- evaluation ------------------------------------------------------------------------------
 
@@ -297,17 +281,19 @@ class RowProgram:
             hand: returns the rows at hand of a group, by its root.
             places: for each site, where among the rows at hand those with its numbers are.
         """
-        return _Evaluation(self, hand, places).run(given)
+        return _RowEvaluation(self, hand, places).run(given)
 
     @property
     def jaxpr(self) -> jex.Jaxpr:
         """The program, without the calls in it."""
-        return self._closed.jaxpr
+        found: jex.Jaxpr = self._closed.jaxpr
+        return found
 
     @property
     def consts(self) -> Sequence[Any]:
         """Its constants."""
-        return self._closed.consts
+        found: Sequence[Any] = self._closed.consts
+        return found
 
     def group_of_result(self, number: int) -> RowGroup | None:
         """Return the group of a result by rows; None for others.
@@ -326,10 +312,23 @@ class RowProgram:
         return list(self._sites).index(self._key(eqn))
 
 
+def _keeps_rows(eqn: jex.JaxprEqn) -> bool:
+    """Return whether each row of a result has the elements of the same row of the operand."""
+    shape, params = aval_of(eqn.invars[0]).shape, eqn.params
+    match eqn.primitive.name:
+        case "broadcast_in_dim":
+            return params["broadcast_dimensions"][:1] == (0,) and bool(params["shape"][0] == shape[0])
+        case "reshape":
+            return bool(aval_of(eqn.outvars[0]).shape[:1] == shape[:1])
+        case "squeeze":
+            return 0 not in params["dimensions"]
+    return bool(params["permutation"][0] == 0)
+
+
 def _repeats_rows(eqn: jex.JaxprEqn) -> bool:
     """Return whether a broadcast gives equal rows."""
     dimensions = eqn.params["broadcast_dimensions"]
-    return 0 not in dimensions or eqn.invars[0].aval.shape[dimensions.index(0)] == 1
+    return 0 not in dimensions or aval_of(eqn.invars[0]).shape[dimensions.index(0)] == 1
 
 
 def _joined(groups: Sequence[RowGroup]) -> RowGroup:
@@ -352,7 +351,7 @@ _RULES: dict[str, Callable[[RowProgram, jex.JaxprEqn, list[RowKnowledge]], RowKn
 }
 
 
-class _Evaluation:
+class _RowEvaluation:
     """One evaluation of a program with the rows at hand; traced.
 
     Args:
@@ -390,7 +389,7 @@ class _Evaluation:
         return value(count) if isinstance(self._program.state(atom), Spread) else value
 
     def _whole(self, atom: Operand) -> Any:
-        return self._of(atom, atom.aval.shape[0] if atom.aval.shape else None)
+        return self._of(atom, aval_of(atom).shape[0] if aval_of(atom).shape else None)
 
     def _compute(self, eqn: jex.JaxprEqn) -> None:
         result = self._program.state(eqn.outvars[0])

@@ -34,7 +34,10 @@ def random_rows(key: jax.Array, numbers: jax.Array, shape: Sequence[int], bit_wi
     >>> bool((rows == jax.random.bits(jax.random.key(3), (4, 5))[jnp.array([2, 0])]).all())
     True
     """
-    if str(jax.random.key_impl(key)) not in ("fry", "threefry2x32") or not jax.config.jax_threefry_partitionable:
+    if (
+        str(jax.random.key_impl(key)) not in ("fry", "threefry2x32")
+        or not jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    ):
         raise NotByRowsError("its random numbers depend on its shape")
     width = math.prod(shape[1:])
     high, low = _times(numbers.astype(jnp.uint32), width)

@@ -82,13 +82,77 @@ RowKnowledge = Rows | Spread | None
 
 #: Operations on elements, each of which looks at one element of each operand.
 ELEMENTWISE = frozenset(
-    (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type "
-        "cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 "
-        "expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter "
-        "not or pow reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
-        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"
-    ).split()
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "bitcast_convert_type",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "pow",
+        "reduce_precision",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+    ]
 )
 
 #: What a row that is not computed must hold, so that a reduction over the rows can leave it out.
@@ -104,7 +168,7 @@ def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
     """
     rests = [_rest(atom, state) for atom, state in zip(eqn.invars, states, strict=True)]
     name = eqn.primitive.name
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = aval_of(eqn.outvars[0]).dtype
     if name == "mul" and any(r is not None and r == 0 for r in rests):
         # Of finite numbers: where plain Keras multiplies all rows by infinity, these stay as they are.
         return np.zeros((), dtype)
@@ -122,8 +186,17 @@ def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
 def _rest(atom: Operand, state: RowKnowledge) -> Any:
     if isinstance(state, (Rows, Spread)):
         return state.rest
+    return literal_of(atom)
+
+
+def literal_of(atom: Operand) -> Any:
+    """Return the number that a program has as an operand; None for anything else.
+
+    Args:
+        atom: of a program.
+    """
     if isinstance(atom, jex.Literal) and np.ndim(atom.val) == 0:
-        return np.asarray(atom.val, atom.aval.dtype)
+        return np.asarray(atom.val, aval_of(atom).dtype)
     return None
 
 
@@ -174,7 +247,8 @@ def _run(
                 _run(b.jaxpr, b.consts, operands[1:], calls, is_wanted) for b in eqn.params["branches"]
             ]
             # Of elements, so that all branches may be computed.
-            results = [jax.lax.select_n(_choice(operands[0], len(branches)), *r) for r in zip(*branches)]
+            which = _choice(operands[0], len(branches))
+            results = [jax.lax.select_n(which, *r) for r in zip(*branches, strict=True)]
         elif name == "optimization_barrier" and is_wanted([atom.aval for atom in eqn.invars]):
             results = operands
         else:
@@ -186,6 +260,15 @@ def _run(
 def _choice(index: Any, branches: int) -> Any:
     """Return the number of a branch as `select_n` takes it."""
     return jax.lax.convert_element_type(index, bool) if branches == 2 else index
+
+
+def aval_of(atom: Operand) -> Any:
+    """Return shape and type of a value.
+
+    Args:
+        atom: of a program.
+    """
+    return atom.aval
 
 
 def avals_in(jaxpr: jex.Jaxpr) -> Any:

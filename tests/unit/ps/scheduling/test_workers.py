@@ -58,7 +58,7 @@ PLAN = StepPlan("digest", (), 0, (), (), ())
 def test_a_worker_that_comes_late_gets_what_the_others_have():
     network = LoopbackNetwork()
     pool = pool_of(network, workers=2)
-    pool.add_plan("p", PLAN, b"program")
+    pool.add_plan("p", PLAN, [b"program"])
     pool.make_dataset("d", b"function")
     pool.iterate("i", "d")
     first = Worker(network, "0")
@@ -159,7 +159,7 @@ def test_a_worker_that_missed_a_program_is_told_all_again():
         return handle(client, frame)
 
     worker.endpoint._handler = lose_first_program
-    pool.add_plan("p", PLAN, b"program")
+    pool.add_plan("p", PLAN, [b"program"])
     until(lambda: worker.dropped and pool.queue.num_workers == 0)
     again = Worker(network, "0")
     pool.queue.result(pool.queue.schedule(RunRequest("p")))

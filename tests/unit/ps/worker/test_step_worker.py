@@ -36,6 +36,9 @@ class Servers:
         done.set_result([np.float32(100)] * len(keys))
         return done
 
+    def rows(self, server, numbers, indices):
+        raise AssertionError("the steps of this file use no tables")
+
     def push(self, server, closure, watermark, meta, arrays, lineage=None):
         done = Future()
         self.pushes.put((server, closure, watermark, meta, [float(x) for x in arrays], done))

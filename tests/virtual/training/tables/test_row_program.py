@@ -25,21 +25,28 @@ def by_rows(function, tables, others, in_rows=()):
     hands, places = {}, []
     roots = {id(g.root): g.root for g in groups.values()}
     for root in roots.values():
-        flat = [np.asarray(x).reshape(-1) for s, x in zip(program.sites, found, strict=True) if s.group.root is root]
+        flat = [
+            np.asarray(x).reshape(-1)
+            for s, x in zip(program.sites, found, strict=True)
+            if s.group.root is root
+        ]
         every = np.concatenate([np.empty(0, int), *flat])
         rows = np.unique(every[(every >= 0) & (every < root.size)])
         hands[id(root)] = rows, RowsAtHand(len(rows) + 3, len(rows))
-    for site, x in zip(program.sites, found, strict=True):
+    for site, given_numbers in zip(program.sites, found, strict=True):
         rows, _ = hands[id(site.group.root)]
-        x = np.clip(x, 0, site.group.size - 1) if site.clamps else np.asarray(x)
+        x = np.asarray(given_numbers)
+        x = np.clip(x, 0, site.group.size - 1) if site.clamps else x
         place = np.searchsorted(rows, x)
         is_row = (x >= 0) & (x < site.group.size)
         places.append(jnp.asarray(np.where(is_row, place, NONE), "int32"))
     args = list(given)
     for i, group in groups.items():
-        rows, hand = hands[id(group.root)]
+        rows, _ = hands[id(group.root)]
         # What the places without a row hold must not matter.
-        args[i] = np.concatenate([np.asarray(given[i])[rows], np.full((3, *given[i].shape[1:]), np.nan, given[i].dtype)])
+        args[i] = np.concatenate(
+            [np.asarray(given[i])[rows], np.full((3, *given[i].shape[1:]), np.nan, given[i].dtype)]
+        )
     results = jax.jit(lambda *a: program.evaluate(a, lambda g: hands[id(g)][1], places))(*args)
     whole = []
     for number, result in enumerate(results):
@@ -71,7 +78,9 @@ IDS = jnp.array([[3, 49, 3], [0, -1, 17]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_lookup_and_its_gradient(dtype):
     def step(rows, ids):
-        return jax.value_and_grad(lambda t: (keras.ops.take(t, ids, axis=0) ** 2).sum().astype("float32"))(rows)
+        return jax.value_and_grad(lambda t: (keras.ops.take(t, ids, axis=0) ** 2).sum().astype("float32"))(
+            rows
+        )
 
     expected = jax.jit(step)(table(dtype=dtype), IDS)
     found = by_rows(step, [table(dtype=dtype)], [IDS], [(1, 0)])
@@ -147,7 +156,10 @@ def test_no_lookup_at_all_and_empty_batches():
     check(lambda t, i: (jnp.zeros_like(t), i.sum()), [table()], [IDS], [(0, 0)])
     empty = jnp.zeros((0, 3), "int32")
     check(
-        lambda t, i: jax.value_and_grad(lambda t: jnp.take(t, i, axis=0).sum())(t), [table()], [empty], [(1, 0)]
+        lambda t, i: jax.value_and_grad(lambda t: jnp.take(t, i, axis=0).sum())(t),
+        [table()],
+        [empty],
+        [(1, 0)],
     )
 
 
