@@ -389,7 +389,7 @@ class _Programmed:
             tuple(variable for _, variable in self.assigns),
             self._trace.result,
             specs,
-            lookups,
+            lookups=lookups,
         )
 
     def _by_rows(self, tables: MayBeTable) -> RowStep | None:
