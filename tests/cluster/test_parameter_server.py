@@ -21,6 +21,8 @@ def check(output):
     assert int(steps) == 8 * 30
     assert float(accuracy) > 0.94
     assert int(counted) == 200
+    # The kernel's rows lie on both servers.
+    assert "divided True 2" in output
 
 
 def test_without_a_chief_the_first_worker_is_it_and_a_killed_worker_comes_again(tmp_path):
