@@ -176,6 +176,14 @@ class Placement:
         """The bytes of the variables on each server, without what lies beside them."""
         return tuple(self._nbytes)
 
+    def restore(self, nbytes: Sequence[int]) -> None:
+        """Forget what was placed since then.
+
+        Args:
+            nbytes: what the property was.
+        """
+        self._nbytes[:] = nbytes
+
     def place(self, nbytes: int) -> int:
         """Return the index of the server for the next variable, and count its bytes there.
 

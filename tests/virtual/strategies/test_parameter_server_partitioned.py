@@ -73,9 +73,17 @@ def test_moving_statistics_and_metrics_are_divided_too():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_an_optimizer_that_mixes_rows_names_itself_and_the_variable():
-    with local_strategy(servers=2, variable_partitioner=FixedShardsPartitioner(2)) as strategy:
+def test_an_optimizer_that_mixes_rows_names_itself_and_the_variable_and_can_be_replaced():
+    alone = compiled(K.SGD(0.1))
+    alone.fit(*data(), batch_size=32, shuffle=False, verbose=0)
+    partitioner = FixedShardsPartitioner(2)
+    with local_strategy(servers=2, max_staleness=0, variable_partitioner=partitioner) as strategy:
         with strategy.scope():
             model = compiled(K.Lamb(0.01))
         with pytest.raises(unisono.UnsupportedError, match=r"Lamb .*whose update of '.*kernel'"):
             model.fit(*data(), batch_size=32, verbose=0)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(K.SGD(0.1), loss, metrics=["accuracy"])
+        model.fit(*data(), batch_size=32, shuffle=False, verbose=0)
+        assert_same(model, alone)
+        assert all(strategy.job.placed[v].division.is_divided for v in model.trainable_variables)

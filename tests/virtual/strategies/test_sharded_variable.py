@@ -99,6 +99,10 @@ def test_assignments_reach_all_parts(variable):
     np.testing.assert_array_equal(variable, expected)
     np.testing.assert_array_equal(second.numpy(), expected[4:7])
     np.testing.assert_array_equal(third[0], expected[7])
+    np.testing.assert_array_equal(
+        2 - third * third / 4 + keras.ops.square(-third), 2 + expected[7:] ** 2 * 3 / 4
+    )
+    np.testing.assert_array_equal(first @ np.ones((2, 1)) > 3, expected[:4] @ np.ones((2, 1)) > 3)
     variable.scatter_add(unisono.IndexedSlices(np.ones((2, 2), "float32"), np.array([5, 9])))
     expected[[5, 9]] += 1
     np.testing.assert_array_equal(variable, expected)

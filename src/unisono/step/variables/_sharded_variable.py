@@ -164,6 +164,22 @@ class VariableShard:
         return f"<VariableShard {self.name!r} shape={self.shape} dtype={self.dtype}{shown}>"
 
 
+def _operator(name: str) -> Any:
+    """Return the method of a part that computes with its value."""
+
+    def method(self: VariableShard, *others: ArrayLike) -> ArrayLike:
+        return getattr(jnp.asarray(self.value), name)(*(jnp.asarray(other) for other in others))
+
+    return method
+
+
+for _name in (
+    *(f"__{r}{op}__" for op in ("add", "sub", "mul", "truediv", "pow", "matmul") for r in ("", "r")),
+    *("__neg__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__"),
+):
+    setattr(VariableShard, _name, _operator(_name))
+
+
 def divide(variable: keras.Variable, bounds: list[tuple[int, int]]) -> None:
     """Let a variable that was just made be a `ShardedVariable`.
 

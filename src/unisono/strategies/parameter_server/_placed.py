@@ -5,10 +5,11 @@ Tests: tests/virtual/strategies/test_parameter_server.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -160,14 +161,27 @@ class PlacedVariables:
         slots = {id(v) for optimizer in optimizers for v in optimizer.variables}
         trained = [(v, None) for optimizer in optimizers for v in trained_variables(optimizer)]
         new: list[Placed] = []
-        for variable, _ in [*variables, *trained]:
-            if id(variable) not in slots and not kind_of(variable).is_seed:
-                self._add(new, variable, None)
-        for optimizer in optimizers:
-            self._place_slots(new, optimizer)
-        self._create(new, values)
+        with self._all_or_none(new):
+            for variable, _ in [*variables, *trained]:
+                if id(variable) not in slots and not kind_of(variable).is_seed:
+                    self._add(new, variable, None)
+            for optimizer in optimizers:
+                self._place_slots(new, optimizer)
+            self._create(new, values)
         for placed in new:
             store_value(placed.variable, placed.held)
+
+    @contextlib.contextmanager
+    def _all_or_none(self, new: Sequence[Placed]) -> Iterator[None]:
+        """Place nothing where a block fails: an optimizer that cannot be used may be replaced."""
+        nbytes = self._placement.nbytes
+        try:
+            yield
+        except BaseException:
+            self._placement.restore(nbytes)
+            for placed in new:
+                del self._placed[id(placed.variable)], self._order[id(placed.variable)]
+            raise
 
     def _create(self, new: Sequence[Placed], values: Mapping[int, Any]) -> None:
         """Bring variables to their servers, all of one server in one request."""
