@@ -89,6 +89,9 @@ def test_the_gpus_of_a_machine(tmp_path):
         (LaunchOptions(workers=2), 2, 8, "4", "4"),
         (LaunchOptions(workers=4), 4, 2, "1", "2"),
         (LaunchOptions(workers=2, devices_per_worker=4), 2, 2, "1", "8"),
+        (LaunchOptions(workers=2, ps=1), 3, 2, "1", "1"),
+        (LaunchOptions(workers=2, ps=1), 3, 8, "2", "2"),
+        (LaunchOptions(workers=2, ps=1, devices_per_worker=2), 3, 2, "1", "4"),
     ],
 )
 def test_threads_are_divided(options, tasks, cores, threads, pool):

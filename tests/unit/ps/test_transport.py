@@ -19,7 +19,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.ps._calls import ClientId, PeerLostError, PeerRejectedError
 from unisono.ps._frames import Frame, FrameError
 from unisono.ps._ops import Op
-from unisono.ps._transport import _local, _peer
+from unisono.ps._transport import _local, _peer_thread, _shared_memory
 from unisono.ps._transport._endpoint import Endpoint
 from unisono.ps._transport._keys import keys_of, new_secret
 from unisono.ps._transport._peer import Peer
@@ -84,7 +84,9 @@ def test_a_call_returns_the_answer(cluster):
     np.testing.assert_array_equal(answer.arrays[0], np.arange(3))
 
 
-def test_large_arrays_are_not_copied(cluster):
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_large_arrays_are_not_copied(cluster, is_direct, monkeypatch):
+    monkeypatch.setattr(_shared_memory, "IS_AVAILABLE", is_direct)
     seen = []
 
     def handler(client, request):
@@ -96,9 +98,10 @@ def test_large_arrays_are_not_copied(cluster):
     answer = cluster.peer(endpoint.address).call(Frame(Op.PUSH, 1, arrays=[sent]), LONG)
     np.testing.assert_array_equal(answer.arrays[0], sent)
     for array in (seen[0], answer.arrays[0]):
-        # A view of what ZeroMQ has received.
-        assert isinstance(array.base, zmq.Frame)
+        # A view of memory that both processes have, or of what ZeroMQ has received.
+        assert isinstance(array.base, _shared_memory._Borrowed if is_direct else zmq.Frame)
         assert not array.flags.writeable
+        assert not is_direct or array.ctypes.data % _shared_memory.ALIGNMENT == 0
 
 
 def test_a_lease_ends_when_the_array_was_sent(cluster):
@@ -305,8 +308,9 @@ def test_a_client_that_takes_no_answers_gets_no_more(cluster):
     assert count <= 10
 
 
-def test_small_answers_wait_where_they_are_counted(cluster):
+def test_small_answers_wait_where_they_are_counted(cluster, monkeypatch):
     """More than ZeroMQ's queue and the kernel's buffers hold."""
+    monkeypatch.setattr(_shared_memory, "IS_AVAILABLE", False)
     asked = threading.Event()
     clients = []
 
@@ -437,7 +441,7 @@ def test_the_thread_ends_with_the_last_peer(cluster):
     assert second.call(Frame(Op.PULL, 1), LONG).op is Op.OK
     second.close()
     assert not thread.is_alive()
-    assert _peer._THREAD is None
+    assert _peer_thread._THREAD is None
 
 
 def test_an_interrupt_ends_a_call(cluster):

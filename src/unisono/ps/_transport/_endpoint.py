@@ -24,6 +24,7 @@ from unisono.ps._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_byt
 from unisono.ps._ops import Op
 from unisono.ps._transport import _local as local
 from unisono.ps._transport import _sockets as sockets
+from unisono.ps._transport._endpoint_lanes import EndpointLanes
 from unisono.ps._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
 from unisono.ps._transport._sockets import ZmqSocket
 
@@ -86,6 +87,7 @@ class Endpoint:
         self._sockets: dict[bytes, ZmqSocket] = {}
         self._lock: local.AddressLock | None = None
         self._mailbox = sockets.Mailbox()
+        self._lanes: EndpointLanes | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -126,6 +128,8 @@ class Endpoint:
         """
         answer = Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
         parts = answer.parts(self._limit)
+        if self._lanes is not None and self._lanes.send(client, parts):
+            return
         if threading.current_thread() is self._thread:
             self._send(client, parts)
         else:
@@ -154,6 +158,8 @@ class Endpoint:
             return
         path = local.socket_path(self.address, directory)
         self._lock = local.AddressLock(path)
+        # Before ZeroMQ's: who finds that finds this, too.
+        self._lanes = EndpointLanes.listen(path, self._limit, self._budget, self._mailbox)
         made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
         sockets.enlarge_buffers(made)
         self._sockets[b"local"] = made
@@ -202,10 +208,17 @@ class Endpoint:
             made.router_mandatory = True
             poller.register(made, zmq.POLLIN)
         poller.register(self._mailbox.descriptor, zmq.POLLIN)
+        if self._lanes is not None:
+            self._lanes.watch(poller)
         while not self._closing.is_set():
             ready = dict(poller.poll(_BACKLOG_MS if self._backlog else None))
-            self._mailbox.run()
-            self._send_backlog()
+            if self._lanes is not None:
+                for client, received in self._lanes.receive(ready):
+                    self._take(client, received)
+            if self._mailbox.descriptor in ready:
+                self._mailbox.run()
+            if self._backlog:
+                self._send_backlog()
             for kind, made in self._sockets.items():
                 if made in ready:
                     self._receive(kind, made)
@@ -226,6 +239,8 @@ class Endpoint:
     def _close_sockets(self) -> None:
         for made in self._sockets.values():
             made.close()
+        if self._lanes is not None:
+            self._lanes.close()
         # Wakes the authenticator, and waits for its socket.
         self._context.term()
         if self._lock is not None:
@@ -236,11 +251,14 @@ class Endpoint:
             received = sockets.receive_parts(made)
             if received is None or self._closing.is_set():
                 return
-            try:
-                self._handle(self._client(kind, received), received[1:])
-            except Exception:
-                # The thread must keep running: without it the task is lost for all.
-                _LOG.exception("A message could not be handled.")
+            self._take(self._client(kind, received), [part.buffer for part in received[1:]])
+
+    def _take(self, client: ClientId, received: Sequence[Part]) -> None:
+        try:
+            self._handle(client, received)
+        except Exception:
+            # The thread must keep running: without it the task is lost for all.
+            _LOG.exception("A message could not be handled.")
 
     def _client(self, kind: bytes, received: Sequence[zmq.Frame]) -> ClientId:
         connection = kind + b" " + received[0].bytes
@@ -253,17 +271,18 @@ class Endpoint:
             return ClientId(connection)
         return ClientId(connection, self._tasks.get(name))
 
-    def _handle(self, client: ClientId, received: Sequence[zmq.Frame]) -> None:
+    def _handle(self, client: ClientId, received: Sequence[Part]) -> None:
         try:
-            request = Frame.parse([part.buffer for part in received], self._limit)
+            request = Frame.parse(received, self._limit)
         except FrameError as error:
             self.rejected += 1
             _LOG.debug("A message of %s was rejected: %s", client, error)
             # An explanation for an honest client of another version. It does not wait for one that takes no
             # answers: a million of them would be 256 MB (the budget) of memory.
             if error.request is not None and client.connection not in self._backlog:
-                rejection = error_answer(Frame(Op.ERROR, error.request), error)
-                self._hand_over(client.connection, rejection.parts())
+                rejection = error_answer(Frame(Op.ERROR, error.request), error).parts()
+                if self._lanes is None or not self._lanes.send(client, rejection, may_wait=False):
+                    self._hand_over(client.connection, rejection)
             return
         try:
             answer = self._handler(client, request)
@@ -275,6 +294,8 @@ class Endpoint:
             self._send(client, parts)
 
     def _send(self, client: ClientId, parts: Sequence[Part]) -> None:
+        if self._lanes is not None and self._lanes.send(client, parts):
+            return
         connection = client.connection
         waiting = self._unsent.get(connection, 0)
         if waiting and waiting + total_bytes(parts) > self._budget:

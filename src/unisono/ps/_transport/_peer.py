@@ -9,8 +9,8 @@ Tests: tests/unit/ps/test_transport.py.
 
 from __future__ import annotations
 
-import atexit
 import collections
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -27,12 +27,14 @@ import zmq
 
 from unisono._errors import ClusterError, ContextError
 from unisono.cluster_resolver._spec import Task, with_port
-from unisono.ps._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, PeerRejectedError, PendingCalls
+from unisono.ps._calls import BYTES_IN_FLIGHT, PeerRejectedError, PendingCalls
 from unisono.ps._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
 from unisono.ps._transport import _local as local
 from unisono.ps._transport import _sockets as sockets
 from unisono.ps._transport._endpoint import require_key
 from unisono.ps._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
+from unisono.ps._transport._lane import Lane, LaneError, connect
+from unisono.ps._transport._peer_thread import PeerThread, acquire_thread, release_thread
 from unisono.ps._transport._sockets import ZmqSocket
 
 _LOG = logging.getLogger("unisono")
@@ -81,7 +83,7 @@ class Peer:
         self.task, self.address = task, address
         self._pending = PendingCalls(task, address, budget)
         self._process = os.getpid()
-        self._thread = _acquire_thread()
+        self._thread = acquire_thread()
         self._link = _Link(self._thread, self._pending, _Way.of(task, address, keys, limit))
         self._is_open = True
         self._thread.mailbox.put(self._link.open)
@@ -123,7 +125,7 @@ class Peer:
         # In the thread of the answers a wait for one would be without end.
         may_wait = threading.current_thread() is not self._thread
         future = self._pending.add(frame, total_bytes(parts), timeout, may_wait)
-        self._thread.mailbox.put(functools.partial(self._link.send, frame.request, parts))
+        self._link.send(frame.request, parts)
         return future
 
     def close(self) -> None:
@@ -132,7 +134,7 @@ class Peer:
             self._is_open = False
             self._pending.refuse(self._pending.closed)
             self._thread.mailbox.put(self._link.close)
-            _release_thread(self._thread)
+            release_thread(self._thread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,60 +162,6 @@ class _Way:
         return cls(task, address, host, port, path, keys, limit)
 
 
-class _PeerThread(threading.Thread):
-    """The thread in which all links of a process live."""
-
-    def __init__(self) -> None:
-        super().__init__(name="unisono-peers", daemon=True)
-        self.users = 0
-        self.context: zmq.Context[ZmqSocket] = zmq.Context()
-        self.mailbox = sockets.Mailbox()
-        self.links: set[_Link] = set()
-        self._poller = zmq.Poller()
-        self._actions: dict[ZmqSocket, Callable[[], None]] = {}
-        self._is_stopping = False
-        self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
-
-    def watch(self, made: ZmqSocket, action: Callable[[], None]) -> None:
-        """Call a function whenever a socket has something to read."""
-        self._actions[made] = action
-        self._poller.register(made, zmq.POLLIN)
-
-    def unwatch(self, made: ZmqSocket) -> None:
-        """Undo `watch`."""
-        del self._actions[made]
-        self._poller.unregister(made)
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._is_stopping = True
-
-    def run(self) -> None:
-        """Serve the links."""
-        while not self._is_stopping:
-            try:
-                self._turn()
-            except Exception:
-                # The thread must keep running: without it no request is ever answered.
-                _LOG.exception("A message could not be handled.")
-        for link in list(self.links):
-            link.close()
-        self.mailbox.close()
-        self.context.term()
-
-    def _turn(self) -> None:
-        now = time.monotonic()
-        # A link that is closed in its turn changes the set.
-        wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
-        # A minute: `poll` takes no infinity.
-        for ready, _ in self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))):
-            # A socket may have been closed by the action of another one.
-            action = self._actions.get(ready) if isinstance(ready, zmq.Socket) else None
-            if action is not None:
-                action()
-        self.mailbox.run()
-
-
 class _Link:
     """The connection of a peer, or the attempts to have one; in the peers' thread.
 
@@ -223,12 +171,16 @@ class _Link:
         way: where it leads.
     """
 
-    def __init__(self, thread: _PeerThread, pending: PendingCalls, way: _Way) -> None:
+    def __init__(self, thread: PeerThread, pending: PendingCalls, way: _Way) -> None:
         self._thread, self._pending, self._way = thread, pending, way
         self.limit = way.limit
         self._unsent: collections.deque[tuple[int, Sequence[Part]]] = collections.deque()
         self._socket: ZmqSocket | None = None
         self._monitor: sockets.Monitor | None = None
+        # A direct connection beside ZeroMQ's, which carries all messages where there is one.
+        self._lane: Lane | None = None
+        # Of what waits, and of the direct connection: other threads send, too.
+        self._sending = threading.RLock()
         self._is_connected = self._is_closed = self._is_local = self._was_there = False
         self._broken_handshakes = 0
         self._retry = _FIRST_RETRY
@@ -244,13 +196,41 @@ class _Link:
         """End the connection, or the attempts."""
         self._is_closed = True
         self._thread.links.discard(self)
-        self._unsent.clear()
+        with self._sending:
+            self._unsent.clear()
         self._hang_up()
 
     def send(self, request: int, parts: Sequence[Part]) -> None:
-        """Send a request, now or when there is a connection."""
-        self._unsent.append((request, parts))
-        self._flush()
+        """Send a request, now or when there is a connection; from any thread."""
+        with self._sending:
+            self._unsent.append((request, parts))
+            if self._lane is not None:
+                self._flush_lane(self._lane)
+                return
+        self._thread.mailbox.put(self._flush)
+
+    def _flush_lane(self, lane: Lane) -> None:
+        """Send what waits on the direct connection; with the lock."""
+        while self._unsent:
+            request, parts = self._unsent.popleft()
+            # One that was given up meanwhile is not sent.
+            if self._pending.mark_sent(request) and not lane.send(parts):
+                self._thread.mailbox.put(functools.partial(self._watch_lane, lane))
+
+    def _watch_lane(self, lane: Lane) -> None:
+        """Go on sending when there is room."""
+        if lane is self._lane:
+            events = zmq.POLLIN if lane.flush() else zmq.POLLIN | zmq.POLLOUT
+            self._thread.watch(lane.descriptor, functools.partial(self._lane_ready, lane), events)
+
+    def _lane_ready(self, lane: Lane) -> None:
+        if lane.waiting:
+            self._watch_lane(lane)
+        try:
+            self._settle(lane.receive())
+        except LaneError as error:
+            if lane is self._lane:
+                self._failed(str(error))
 
     def tick(self, now: float) -> float:
         """Do what is due; return when the next thing will be."""
@@ -266,21 +246,28 @@ class _Link:
         return min(following, self._next_look)
 
     def _flush(self) -> None:
-        while self._unsent and self._is_connected and self._socket is not None:
-            request, parts = self._unsent[0]
-            # One that was given up meanwhile is not sent.
-            if self._pending.mark_sent(request) and not sockets.send_parts(self._socket, parts):
-                self._next_look = time.monotonic() + _FIRST_RETRY
-                return
-            self._unsent.popleft()
+        with self._sending:
+            if self._lane is not None:
+                self._flush_lane(self._lane)
+            while self._unsent and self._is_connected and self._socket is not None:
+                request, parts = self._unsent[0]
+                # One that was given up meanwhile is not sent.
+                if self._pending.mark_sent(request) and not sockets.send_parts(self._socket, parts):
+                    self._next_look = time.monotonic() + _FIRST_RETRY
+                    return
+                self._unsent.popleft()
 
     def _receive(self) -> None:
         for _ in range(_BURST):
             received = None if self._socket is None else sockets.receive_parts(self._socket)
             if received is None:
                 return
+            self._settle([[part.buffer for part in received]])
+
+    def _settle(self, messages: Sequence[Sequence[Part]]) -> None:
+        for message in messages:
             try:
-                self._pending.settle(Frame.parse([part.buffer for part in received], self._way.limit))
+                self._pending.settle(Frame.parse(message, self._way.limit))
             except FrameError as error:
                 _LOG.warning("An answer of %s was no message: %s", self._way.task, error)
                 if error.request is not None:
@@ -345,6 +332,7 @@ class _Link:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._broken_handshakes, self._retry, self._next_look = 0, _FIRST_RETRY, math.inf
             self._is_connected = True
+            self._open_lane()
             self._pending.state = "connected"
             self._flush()
         elif event == zmq.EVENT_CONNECTED:
@@ -360,6 +348,14 @@ class _Link:
             self._break_handshake(value)
         elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
             self._failed("the connection was lost" if self._is_connected else "connection refused")
+
+    def _open_lane(self) -> None:
+        way = self._way
+        lane = connect(way.path, way.limit) if self._is_local and way.path is not None else None
+        if lane is not None:
+            self._thread.watch(lane.descriptor, functools.partial(self._lane_ready, lane))
+        with self._sending:
+            self._lane = lane
 
     def _break_handshake(self, number: int) -> None:
         if number in _TIMED_OUT:
@@ -378,6 +374,10 @@ class _Link:
         if was_connected:
             # Answers that arrived before the end.
             self._receive()
+            if self._lane is not None:
+                with contextlib.suppress(LaneError):
+                    while messages := self._lane.receive():
+                        self._settle(messages)
         self._hang_up()
         if self._is_closed:
             return
@@ -401,62 +401,21 @@ class _Link:
                 f"Received: {task} at {address} rejects this task: {reason}. {HOW_TO_GIVE_A_KEY}"
             )
         )
-        self._unsent.clear()
+        with self._sending:
+            self._unsent.clear()
         self._next_look = time.monotonic() + _LAST_RETRY
 
     def _hang_up(self) -> None:
         self._is_connected = False
         self._next_look = math.inf
+        with self._sending:
+            lane, self._lane = self._lane, None
+        if lane is not None:
+            self._thread.unwatch(lane.descriptor)
+            lane.close()
         if self._socket is not None and self._monitor is not None:
             self._thread.unwatch(self._socket)
             self._thread.unwatch(self._monitor.socket)
             self._monitor.close()
             self._socket.close()
         self._socket = self._monitor = None
-
-
-_GUARD = threading.Lock()
-_THREAD: _PeerThread | None = None
-
-
-def _acquire_thread() -> _PeerThread:
-    global _THREAD
-    with _GUARD:
-        if _THREAD is None:
-            _THREAD = _PeerThread()
-            _THREAD.start()
-        _THREAD.users += 1
-        return _THREAD
-
-
-def _release_thread(thread: _PeerThread) -> None:
-    global _THREAD
-    with _GUARD:
-        thread.users -= 1
-        if thread.users:
-            return
-        if _THREAD is thread:
-            _THREAD = None
-    _end(thread)
-
-
-def _end(thread: _PeerThread) -> None:
-    thread.mailbox.put(thread.stop)
-    if threading.current_thread() is not thread:
-        thread.join(CLOSE_SECONDS)
-
-
-@atexit.register
-def _end_with_process() -> None:
-    # Peers that were not closed: ZeroMQ's threads end before the interpreter takes their memory away.
-    if _THREAD is not None:
-        _end(_THREAD)
-
-
-def _forget_thread() -> None:
-    """Begin without peers in a forked process, which has their memory, but not their thread."""
-    global _THREAD, _GUARD
-    _THREAD, _GUARD = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_thread)

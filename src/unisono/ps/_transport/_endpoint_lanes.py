@@ -1,0 +1,138 @@
+"""The direct connections of an endpoint: who is connected, what has come, and what waits to be sent.
+
+Tests: tests/unit/ps/test_lane.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from unisono.ps._calls import ClientId
+from unisono.ps._frames import Part
+from unisono.ps._transport import _shared_memory as shared
+from unisono.ps._transport._lane import Lane, LaneError, LaneListener
+from unisono.ps._transport._sockets import Mailbox
+
+_LOG = logging.getLogger("unisono")
+
+#: Seconds between two warnings about clients that take no answers.
+_WARN_SECONDS = 10.0
+
+
+class EndpointLanes:
+    """The direct connections of an endpoint; in its thread, but for `send`.
+
+    Args:
+        listener: takes new ones.
+        budget: bytes of answers that wait to be sent to one client at most; more are dropped.
+        mailbox: of the endpoint's thread.
+    """
+
+    def __init__(self, listener: LaneListener, budget: int, mailbox: Mailbox) -> None:
+        self._listener, self._budget, self._mailbox = listener, budget, mailbox
+        self._poller: zmq.Poller | None = None
+        self._lanes: dict[bytes, Lane] = {}
+        self._clients: dict[int, ClientId] = {}
+        self._warned_at = -math.inf
+
+    @classmethod
+    def listen(cls, path: Path, limit: int, budget: int, mailbox: Mailbox) -> EndpointLanes | None:
+        """Listen beside ZeroMQ's socket; return None where the system has no shared memory for it.
+
+        Args:
+            path: of ZeroMQ's socket.
+            limit: bytes of a message at most.
+            budget: bytes that wait for one client.
+            mailbox: of the endpoint's thread.
+        """
+        if not shared.IS_AVAILABLE:
+            return None
+        try:
+            return cls(LaneListener(path, limit), budget, mailbox)
+        except OSError as error:
+            _LOG.warning("A direct socket beside %s could not be made: %s.", path, error)
+            return None
+
+    def watch(self, poller: zmq.Poller) -> None:
+        """Let a poller say what is ready.
+
+        Args:
+            poller: of the endpoint's thread.
+        """
+        self._poller = poller
+        poller.register(self._listener.descriptor, zmq.POLLIN)
+
+    def receive(self, ready: Mapping[Any, int]) -> Iterator[tuple[ClientId, list[Part]]]:
+        """Yield the messages that have come, and take new connections.
+
+        Args:
+            ready: what the poller has said.
+        """
+        for descriptor in [d for d in ready if d in self._clients]:
+            client = self._clients[descriptor]
+            lane = self._lanes[client.connection]
+            if ready[descriptor] & zmq.POLLOUT and lane.flush():
+                self._watch(lane, zmq.POLLIN)
+            if not ready[descriptor] & ~zmq.POLLOUT:
+                continue
+            try:
+                for message in lane.receive():
+                    yield client, message
+            except LaneError as error:
+                _LOG.debug("The connection of %s has ended: %s.", client, error)
+                self._drop(descriptor)
+        if self._listener.descriptor in ready:
+            while (accepted := self._listener.accept()) is not None:
+                self._add(*accepted)
+
+    def _add(self, name: bytes, lane: Lane) -> None:
+        self._lanes[name] = lane
+        self._clients[lane.descriptor] = ClientId(name, is_same_user=True)
+        self._watch(lane, zmq.POLLIN)
+
+    def _watch(self, lane: Lane, events: int) -> None:
+        if self._poller is not None and lane.descriptor in self._clients:
+            self._poller.register(lane.descriptor, events)
+
+    def _drop(self, descriptor: int) -> None:
+        if self._poller is not None:
+            self._poller.unregister(descriptor)
+        self._lanes.pop(self._clients.pop(descriptor).connection).close()
+
+    def send(self, client: ClientId, parts: Sequence[Part], may_wait: bool = True) -> bool:
+        """Send an answer, from any thread; return whether the client has a direct connection, or had one.
+
+        Args:
+            client: who has asked.
+            parts: of the answer.
+            may_wait: whether the answer may wait until the client takes earlier ones; else it is dropped.
+        """
+        if not client.connection.startswith(b"lane "):
+            return False
+        lane = self._lanes.get(client.connection)
+        # A client that has gone asks again.
+        if lane is None or (lane.waiting and not may_wait):
+            return True
+        if lane.waiting > self._budget:
+            if time.monotonic() > self._warned_at + _WARN_SECONDS:
+                self._warned_at = time.monotonic()
+                _LOG.warning(
+                    "%s does not take its answers: %d bytes wait, one is dropped.", client, lane.waiting
+                )
+            return True
+        if not lane.send(parts):
+            self._mailbox.put(lambda: self._watch(lane, zmq.POLLIN | zmq.POLLOUT))
+        return True
+
+    def close(self) -> None:
+        """End all connections; what the kernel has already reaches the clients."""
+        for descriptor in list(self._clients):
+            self._drop(descriptor)
+        self._listener.close()

@@ -1,0 +1,316 @@
+"""A direct connection between two processes of one user: messages on a socket in a file, arrays beside it.
+
+It runs beside a connection of ZeroMQ, which says whether the other process is there and answers heartbeats.
+A message through ZeroMQ wakes three threads, and one here: a thread writes to the socket itself, and the
+kernel wakes the one that reads. Large arrays lie in memory that both processes share (`_shared_memory`). With
+both, an MLP of 0.8 MB trains at 460 steps/s instead of 365, with 3.4 ms of CPU time a step instead of 4.4 (2
+workers, 1 server, 2 cores, 2026-11-22).
+
+A message is: magic `UNPL`, number of its segment u8 (255 for none), whether the segment's file comes with the
+message u8, 0 u16, number of parts u32, bytes of the parts that follow u64; for each part its length and
+where it begins in the segment, u64 each, 0 for a part that follows; then these parts.
+
+Tests: tests/unit/ps/test_lane.py.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unisono.ps._frames import MAX_ARRAYS, MAX_RANK, Part
+from unisono.ps._transport import _shared_memory as shared
+
+#: Parts of this size lie in shared memory: smaller ones cost less in the message itself.
+SHARED_FROM = 1 << 15
+
+_MAGIC = b"UNPL"
+_PREFIX = struct.Struct("<4sBBHIQ")
+_PLACE = struct.Struct("<QQ")
+_NO_SEGMENT = 255
+#: Bytes of one call that receives, and of the kernel's buffers.
+_PIECE = 1 << 18
+_BUFFER = 4 << 20
+#: Parts that follow, besides the arrays: header and `meta`.
+_BESIDE = (2 + 8 * (MAX_RANK + 1)) * MAX_ARRAYS + (1 << 21)
+
+
+class LaneError(Exception):
+    """The connection has ended, or the other end has sent what is no message."""
+
+
+class Lane:
+    """One end of a connection; sends from any thread, and receives in one.
+
+    Args:
+        connected: the socket.
+        limit: bytes of a message at most.
+    """
+
+    def __init__(self, connected: socket.socket, limit: int) -> None:
+        connected.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connected.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+        self._socket, self._limit = connected, limit
+        self.descriptor = connected.fileno()
+        self._lock = threading.RLock()
+        self._outgoing, self._incoming = shared.Outgoing(), shared.Incoming(limit)
+        #: What the kernel had no room for, each with the file of its segment.
+        self._backlog: collections.deque[tuple[memoryview, shared.Segment | None]] = collections.deque()
+        #: Bytes that wait.
+        self.waiting = 0
+        self._received = bytearray()
+        self._needed = _PREFIX.size
+        self._descriptors: collections.deque[int] = collections.deque()
+        self._is_closed = False
+
+    # --- sending
+
+    def send(self, parts: Sequence[Part]) -> bool:
+        """Send a message; return whether all of it is on its way. Else `flush` goes on, once there is room.
+
+        The parts may change as soon as this returns. What is sent on a connection that has ended is dropped.
+
+        Args:
+            parts: of the message.
+        """
+        with self._lock:
+            if self._is_closed:
+                return True
+            data, segment = self._packed(parts)
+            self._backlog.append((memoryview(data), segment))
+            self.waiting += len(data)
+            # Where others wait already, who has sent them flushes.
+            return len(self._backlog) == 1 and self.flush()
+
+    def _packed(self, parts: Sequence[Part]) -> tuple[bytes, shared.Segment | None]:
+        """Return a message, and its segment where the receiver does not have that yet."""
+        large = [len(part) >= SHARED_FROM for part in parts]
+        room = sum(shared.aligned(len(part)) for part, there in zip(parts, large, strict=True) if there)
+        segment = self._outgoing.take(room) if room else None
+        places, inline, at = [], [], shared.FIRST
+        for part, is_large in zip(parts, large, strict=True):
+            if segment is not None and is_large:
+                np.copyto(segment.memory[at : at + len(part)], np.frombuffer(part, np.uint8))
+                places.append(_PLACE.pack(len(part), at))
+                at += shared.aligned(len(part))
+            else:
+                places.append(_PLACE.pack(len(part), 0))
+                inline.append(part)
+        is_new = segment is not None and segment.descriptor is not None
+        slot = _NO_SEGMENT if segment is None else segment.slot
+        prefix = _PREFIX.pack(_MAGIC, slot, is_new, 0, len(parts), sum(map(len, inline)))
+        return b"".join([prefix, *places, *inline]), segment if is_new else None
+
+    def flush(self) -> bool:
+        """Send what waits; return whether nothing waits any more."""
+        with self._lock:
+            while self._backlog and not self._is_closed:
+                data, segment = self._backlog[0]
+                try:
+                    sent = self._socket.sendmsg([data], _ancillary(segment))
+                except (BlockingIOError, InterruptedError):
+                    return False
+                except OSError:
+                    # The other end has gone: who receives here finds it out.
+                    self._drop_backlog()
+                    return True
+                if segment is not None:
+                    segment.close()
+                self.waiting -= sent
+                if sent == len(data):
+                    self._backlog.popleft()
+                else:
+                    self._backlog[0] = data[sent:], None
+            return True
+
+    def _drop_backlog(self) -> None:
+        self._backlog.clear()
+        self.waiting = 0
+
+    # --- receiving
+
+    def receive(self) -> list[list[Part]]:
+        """Return the messages that have come.
+
+        Raises:
+            LaneError: the connection has ended, or its bytes are no messages; it is to be closed.
+        """
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _PIECE, socket.CMSG_SPACE(4 * shared.SLOTS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            )
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise LaneError(error.strerror or str(error)) from error
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
+        if not data:
+            raise LaneError("the connection was lost")
+        if len(self._descriptors) > shared.SLOTS:
+            raise LaneError("files without messages")
+        self._received += data
+        messages = []
+        while len(self._received) >= self._needed:
+            message = self._next()
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def _next(self) -> list[Part] | None:
+        """Return the next message; None while a part of it is missing."""
+        magic, slot, is_new, zero, count, inline = _PREFIX.unpack_from(self._received)
+        if magic != _MAGIC or zero or is_new > 1 or count > MAX_ARRAYS + 2:
+            raise LaneError("it sends no messages")
+        if inline > self._limit + _BESIDE:
+            raise LaneError(f"a message of {inline} bytes")
+        begin = _PREFIX.size + count * _PLACE.size
+        self._needed = begin + inline
+        if len(self._received) < self._needed:
+            return None
+        data = bytes(memoryview(self._received)[: self._needed])
+        del self._received[: self._needed]
+        self._needed = _PREFIX.size
+        if is_new:
+            self._adopt(slot)
+        return self._parts(slot, data, begin, [*_PLACE.iter_unpack(data[_PREFIX.size : begin])])
+
+    def _adopt(self, slot: int) -> None:
+        if not self._descriptors:
+            raise LaneError("a segment without its file")
+        descriptor = self._descriptors.popleft()
+        try:
+            self._incoming.adopt(slot, descriptor)
+        except (OSError, ValueError) as error:
+            raise LaneError(str(error)) from error
+        finally:
+            os.close(descriptor)
+
+    def _parts(self, slot: int, data: bytes, at: int, places: list[tuple[int, int]]) -> list[Part]:
+        inside = [(begin, length) for length, begin in places if begin]
+        if sum(length for _, length in inside) > self._limit:
+            raise LaneError("a message above the limit")
+        try:
+            borrowed = iter(self._incoming.borrow(slot, inside)) if inside else iter(())
+        except ValueError as error:
+            raise LaneError(str(error)) from error
+        view = memoryview(data)
+        parts: list[Part] = []
+        for length, begin in places:
+            if begin:
+                parts.append(memoryview(next(borrowed).data))
+                continue
+            if at + length > len(data):
+                raise LaneError("parts that are longer than their message")
+            parts.append(view[at : at + length])
+            at += length
+        if at != len(data):
+            raise LaneError("a message that is longer than its parts")
+        return parts
+
+    def close(self) -> None:
+        """End the connection; arrays that were received stay."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._drop_backlog()
+            self._outgoing.close()
+            self._incoming.close()
+            self._socket.close()
+            while self._descriptors:
+                os.close(self._descriptors.popleft())
+
+
+def _ancillary(segment: shared.Segment | None) -> list[tuple[int, int, array.array[int]]]:
+    if segment is None or segment.descriptor is None:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.descriptor]))]
+
+
+def lane_path(path: Path) -> Path:
+    """Return the file of the direct socket beside that of ZeroMQ.
+
+    >>> lane_path(Path("/tmp/d/127.0.0.1-2222"))
+    PosixPath('/tmp/d/127.0.0.1-2222.lane')
+    """
+    return path.with_name(f"{path.name}.lane")
+
+
+def connect(path: Path, limit: int) -> Lane | None:
+    """Connect to an endpoint of this user; return None where it has no direct socket.
+
+    Args:
+        path: of ZeroMQ's socket.
+        limit: bytes of a message at most.
+    """
+    if not shared.IS_AVAILABLE:
+        return None
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.setblocking(False)
+    try:
+        made.connect(str(lane_path(path)))
+    except OSError:
+        # Also EAGAIN: too many others connect at this moment.
+        made.close()
+        return None
+    return Lane(made, limit)
+
+
+class LaneListener:
+    """Takes the direct connections of an endpoint; in the endpoint's thread, but for `send`.
+
+    Args:
+        path: of ZeroMQ's socket; this process has its lock.
+        limit: bytes of a message at most.
+
+    Raises:
+        OSError: the socket cannot be made.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._limit = limit
+        self._path = lane_path(path)
+        # What an earlier process has left.
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._socket.listen(128)
+        self.descriptor = self._socket.fileno()
+        self._count = 0
+
+    def accept(self) -> tuple[bytes, Lane] | None:
+        """Return a name and a connection; None where none waits any more."""
+        try:
+            connected, _ = self._socket.accept()
+        except OSError:
+            return None
+        if _user_of(connected) != os.geteuid():
+            connected.close()
+            return None
+        self._count += 1
+        return b"lane %d" % self._count, Lane(connected, self._limit)
+
+    def close(self) -> None:
+        """Stop listening; while the address is locked."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+
+def _user_of(connected: socket.socket) -> int:
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])

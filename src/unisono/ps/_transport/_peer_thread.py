@@ -1,0 +1,141 @@
+"""The thread that serves the connections of all peers of a process.
+
+Tests: tests/unit/ps/test_transport.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from unisono.ps._calls import CLOSE_SECONDS
+from unisono.ps._transport import _sockets as sockets
+from unisono.ps._transport._sockets import ZmqSocket
+
+_LOG = logging.getLogger("unisono")
+
+
+class ThreadLink(Protocol):
+    """A connection that the thread serves."""
+
+    def tick(self, now: float) -> float:
+        """Do what is due; return when the next thing will be."""
+
+    def close(self) -> None:
+        """End the connection, or the attempts."""
+
+
+class PeerThread(threading.Thread):
+    """The thread in which all links of a process live."""
+
+    def __init__(self) -> None:
+        super().__init__(name="unisono-peers", daemon=True)
+        self.users = 0
+        self.context: zmq.Context[ZmqSocket] = zmq.Context()
+        self.mailbox = sockets.Mailbox()
+        self.links: set[ThreadLink] = set()
+        self._poller = zmq.Poller()
+        #: By socket, or by its number in the kernel.
+        self._actions: dict[ZmqSocket | int, Callable[[], None]] = {}
+        self._is_stopping = False
+        self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
+
+    def watch(self, made: ZmqSocket | int, action: Callable[[], None], events: int = zmq.POLLIN) -> None:
+        """Call a function whenever a socket has something to read, or other events."""
+        self._actions[made] = action
+        self._poller.register(made, events)
+
+    def unwatch(self, made: ZmqSocket | int) -> None:
+        """Undo `watch`."""
+        del self._actions[made]
+        self._poller.unregister(made)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Serve the links."""
+        while not self._is_stopping:
+            try:
+                self._turn()
+            except Exception:
+                # The thread must keep running: without it no request is ever answered.
+                _LOG.exception("A message could not be handled.")
+        for link in list(self.links):
+            link.close()
+        self.mailbox.close()
+        self.context.term()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        # A link that is closed in its turn changes the set.
+        wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
+        # A minute: `poll` takes no infinity.
+        for ready, _ in self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))):
+            # A socket may have been closed by the action of another one.
+            action = self._actions.get(ready)
+            if action is not None:
+                action()
+        self.mailbox.run()
+
+
+_GUARD = threading.Lock()
+_THREAD: PeerThread | None = None
+
+
+def acquire_thread() -> PeerThread:
+    """Return the thread, which is started where there is none; `release_thread` gives it back."""
+    global _THREAD
+    with _GUARD:
+        if _THREAD is None:
+            _THREAD = PeerThread()
+            _THREAD.start()
+        _THREAD.users += 1
+        return _THREAD
+
+
+def release_thread(thread: PeerThread) -> None:
+    """End the thread with its last user.
+
+    Args:
+        thread: what `acquire_thread` returned.
+    """
+    global _THREAD
+    with _GUARD:
+        thread.users -= 1
+        if thread.users:
+            return
+        if _THREAD is thread:
+            _THREAD = None
+    _end(thread)
+
+
+def _end(thread: PeerThread) -> None:
+    thread.mailbox.put(thread.stop)
+    if threading.current_thread() is not thread:
+        thread.join(CLOSE_SECONDS)
+
+
+@atexit.register
+def _end_with_process() -> None:
+    # Peers that were not closed: ZeroMQ's threads end before the interpreter takes their memory away.
+    if _THREAD is not None:
+        _end(_THREAD)
+
+
+def _forget_thread() -> None:
+    """Begin without peers in a forked process, which has their memory, but not their thread."""
+    global _THREAD, _GUARD
+    _THREAD, _GUARD = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_thread)

@@ -1,0 +1,300 @@
+"""Direct connections: shared memory, what is read from a socket, and an endpoint that is sent anything."""
+
+import array
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import PeerLostError
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._transport import _lane, _local
+from unisono.ps._transport import _shared_memory as shared
+from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._lane import Lane, LaneError
+from unisono.ps._transport._peer import Peer
+
+LIMIT = 1 << 24
+LONG = 30.0
+
+pytestmark = pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
+
+
+@pytest.fixture
+def ends():
+    first, second = socket.socketpair()
+    lanes = Lane(first, LIMIT), Lane(second, LIMIT)
+    yield lanes
+    for lane in lanes:
+        lane.close()
+
+
+@pytest.fixture
+def raw():
+    """A lane, and the plain socket at its other end."""
+    first, second = socket.socketpair()
+    lane = Lane(first, LIMIT)
+    yield lane, second
+    lane.close()
+    second.close()
+
+
+def received(lane, count=1):
+    messages = []
+    deadline = time.monotonic() + LONG
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += lane.receive()
+    return messages
+
+
+def prefix(magic=b"UNPL", slot=255, is_new=0, zero=0, count=0, inline=0, places=()):
+    head = _lane._PREFIX.pack(magic, slot, is_new, zero, count, inline)
+    return head + b"".join(_lane._PLACE.pack(*place) for place in places)
+
+
+def segments(lane):
+    return lane._outgoing._segments
+
+
+def test_parts_arrive_as_they_were_sent_small_ones_inside_and_large_ones_in_shared_memory(ends):
+    sender, receiver = ends
+    parts = [b"header", b"", bytes(range(256)) * 400, b"x" * (_lane.SHARED_FROM - 1)]
+    assert sender.send(parts)
+    (message,) = received(receiver)
+    assert [bytes(part) for part in message] == parts
+    (segment,) = segments(sender).values()
+    assert segment.size == shared.rounded(shared.FIRST + shared.aligned(len(parts[2])))
+    assert segment.descriptor is None, "its file has travelled, and is closed here"
+
+
+def test_a_segment_is_written_again_only_when_all_of_its_arrays_are_gone(ends):
+    sender, receiver = ends
+    sent = [np.full(10_000, i, np.float64) for i in range(4)]
+    sender.send(Frame(Op.PUSH, 1, arrays=sent[:2]).parts())
+    (message,) = received(receiver)
+    first, second = Frame.parse(message, LIMIT).arrays
+    del message
+    view = first[5:]
+    del first
+    sender.send(Frame(Op.PUSH, 2, arrays=[sent[2]]).parts())
+    assert len(segments(sender)) == 2, "the first segment is read still"
+    (other,) = received(receiver)
+    np.testing.assert_array_equal(view, sent[0][5:])
+    np.testing.assert_array_equal(second, sent[1])
+    assert all(array.ctypes.data % shared.ALIGNMENT == 0 for array in (second,))
+    del view, second, other
+    assert all(segment.is_free for segment in segments(sender).values())
+    sender.send(Frame(Op.PUSH, 3, arrays=[sent[3]]).parts())
+    assert len(segments(sender)) == 2
+    np.testing.assert_array_equal(Frame.parse(received(receiver)[0], LIMIT).arrays[0], sent[3])
+
+
+def test_one_who_gives_nothing_back_gets_bytes_in_the_message(ends, monkeypatch):
+    monkeypatch.setattr(shared, "_BYTES", 1 << 20)
+    sender, receiver = ends
+    kept, made = [], []
+    for i in range(8):
+        part = bytes([i]) * (1 << 18)
+        while not sender.send([b"h", b"", part]) and not sender.flush():
+            made += receiver.receive()
+        kept += received(receiver, i + 1 - len(kept) - len(made)) if len(kept) + len(made) <= i else []
+    kept = made + kept
+    assert [bytes(m[2][:1]) for m in kept] == [bytes([i]) for i in range(8)]
+    assert sum(segment.size for segment in segments(sender).values()) <= 1 << 20
+    assert 0 < len(segments(sender)) < 8
+
+
+def test_segments_that_are_too_small_make_room_and_their_number_is_used_again():
+    out = shared.Outgoing()
+    taken = [out.take(1000) for _ in range(shared.SLOTS)]
+    assert out.take(1000) is None
+    taken[3].memory[0] = 0
+    assert out.take(500) is taken[3]
+    taken[5].memory[0] = 0
+    larger = out.take(1 << 20)
+    assert larger is not taken[5]
+    assert larger.slot == 5
+    assert taken[5].descriptor is None
+    out.close()
+    assert all(segment.descriptor is None for segment in [*taken, larger])
+
+
+def test_many_threads_send_whole_messages(ends):
+    sender, receiver = ends
+
+    def send(number):
+        for i in range(40):
+            sender.send([b"%d" % number, b"", bytes([number]) * (i * 3000)])
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    seen = []
+    deadline = time.monotonic() + LONG
+    while len(seen) < 160 and time.monotonic() < deadline:
+        sender.flush()
+        for first, _, data in receiver.receive():
+            assert bytes(data) == bytes([int(bytes(first))]) * len(data)
+            seen.append((int(bytes(first)), len(data)))
+    for number in range(4):
+        assert [length for which, length in seen if which == number] == [i * 3000 for i in range(40)]
+
+
+def test_the_end_is_told_after_the_last_message(ends):
+    sender, receiver = ends
+    sender.send([b"last", b""])
+    sender.close()
+    assert [bytes(part) for part in received(receiver)[0]] == [b"last", b""]
+    with pytest.raises(LaneError, match="connection was lost"):
+        received(receiver)
+    assert sender.send([b"late", b""]), "what comes late is dropped"
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"x" * 40, "no messages"),
+        (prefix(zero=1), "no messages"),
+        (prefix(is_new=2), "no messages"),
+        (prefix(count=1 << 30), "no messages"),
+        (prefix(inline=1 << 60), "bytes"),
+        (prefix(is_new=1, slot=0), "without its file"),
+        (prefix(slot=3, count=1, places=[(10, 4096)]), "segment that was sent"),
+        (prefix(slot=3, count=1, places=[(1 << 63, 4096)]), "above the limit"),
+        (prefix(count=1, inline=3, places=[(4, 0)]) + b"abc", "longer than their message"),
+        (prefix(count=1, inline=3, places=[(2, 0)]) + b"abc", "longer than its parts"),
+        (prefix(count=1, inline=3, places=[((1 << 64) - 1, 0)]) + b"abc", "longer than their message"),
+    ],
+)
+def test_bytes_that_are_no_message_end_the_connection(raw, data, match):
+    lane, other = raw
+    other.sendall(data)
+    with pytest.raises(LaneError, match=match):
+        received(lane)
+
+
+def memory_file(size, seals=True):
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    if seals:
+        shared.fcntl.fcntl(descriptor, shared.fcntl.F_ADD_SEALS, shared.fcntl.F_SEAL_SHRINK)
+    return descriptor
+
+
+def send_file(other, data, *descriptors):
+    rights = array.array("i", descriptors)
+    other.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: memory_file(1 << 16, seals=False), "must keep its size"),
+        (lambda: memory_file(100), "hold one message"),
+        (lambda: memory_file(1 << 40), "hold one message"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), "Invalid argument"),
+        (lambda: os.open(__file__, os.O_RDONLY), "Invalid argument"),
+    ],
+)
+def test_files_that_are_no_segments_end_the_connection(raw, make, match):
+    lane, other = raw
+    before = len(os.listdir("/proc/self/fd"))
+    send_file(other, prefix(is_new=1, slot=0), make())
+    with pytest.raises(LaneError, match=match):
+        received(lane)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("place", [(10, 4095), (1 << 16, 4096), (1, 1 << 16), (1, (1 << 64) - 1)])
+def test_arrays_outside_of_their_segment_end_the_connection(raw, place):
+    lane, other = raw
+    send_file(other, prefix(is_new=1, slot=0, count=1, places=[place]), memory_file(1 << 16))
+    with pytest.raises(LaneError, match="within its segment"):
+        received(lane)
+
+
+def test_files_that_no_message_uses_are_closed(raw):
+    lane, other = raw
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        send_file(other, prefix(), *(memory_file(1 << 16) for _ in range(5)))
+    with pytest.raises(LaneError, match="files without messages"):
+        received(lane, 10)
+    lane.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_an_endpoint_goes_on_whatever_direct_connections_send():
+    """Random and damaged messages, with and without files, while an honest client is answered."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    endpoint = Endpoint("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {}, list(f.arrays)), limit=LIMIT)
+    endpoint.start()
+    path = _lane.lane_path(_local.socket_path(endpoint.address, _local.socket_directory()))
+    peer = Peer(Task("ps", 0), endpoint.address, limit=LIMIT)
+    sent = np.arange(50_000, dtype=np.float32)
+    frame = [bytes(part) for part in Frame(Op.PULL, 1, meta={"a": 1}).parts()]
+    places = [(len(part), 0) for part in frame]
+    valid = prefix(count=2, inline=sum(map(len, frame)), places=places) + b"".join(frame)
+    try:
+        before = None
+        for i in range(300):
+            with socket.socket(socket.AF_UNIX) as attacker, contextlib.suppress(OSError):
+                attacker.connect(str(path))
+                data = bytearray(valid)
+                for _ in range(rng.choice([0, 1, 1, 4])):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+                if rng.random() < 0.3:
+                    del data[rng.randrange(len(data)) :]
+                if rng.random() < 0.3:
+                    send_file(
+                        attacker, bytes(data) or b"x", memory_file(1 << rng.randrange(30), rng.random() < 0.5)
+                    )
+                else:
+                    attacker.sendall(bytes(data) * rng.choice([1, 3]))
+            if i % 20 == 0:
+                answer = peer.call(Frame(Op.PUSH, 1000 + i, arrays=[sent]), LONG)
+                np.testing.assert_array_equal(answer.arrays[0], sent)
+                before = before or len(os.listdir("/proc/self/fd"))
+        peer.call(Frame(Op.PUSH, 5000, arrays=[sent]), LONG)
+        deadline = time.monotonic() + LONG
+        while len(endpoint._lanes._lanes) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(endpoint._lanes._lanes) == 1
+        # Beside the segments of the honest client: each mapping has its file.
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    finally:
+        peer.close()
+        endpoint.close()
+    assert not Path(path).exists()
+
+
+def test_requests_fail_and_are_sent_again_when_the_direct_connection_ends():
+    endpoint = Endpoint("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {"by": client.connection.decode()}))
+    endpoint.start()
+    peer = Peer(Task("ps", 0), endpoint.address)
+    try:
+        assert peer.call(Frame(Op.PULL, 1), LONG).meta["by"] == "lane 1"
+        (lane,) = endpoint._lanes._lanes.values()
+        lane_before = peer._link._lane
+        lane._socket.shutdown(socket.SHUT_RDWR)
+        # What was sent before the end was noticed fails, as on a connection of ZeroMQ.
+        with contextlib.suppress(PeerLostError):
+            peer.call(Frame(Op.PULL, 2), LONG)
+        while peer._link._lane is lane_before:
+            time.sleep(0.01)
+        assert peer.call(Frame(Op.PULL, 3), LONG).meta["by"] == "lane 2"
+    finally:
+        peer.close()
+        endpoint.close()
