@@ -27,6 +27,7 @@ from unisono.strategies._base import Arguments
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
+from unisono.strategies.parameter_server._epoch_callbacks import epoch_callbacks
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits
 from unisono.strategies.parameter_server._failure import watch_program
 from unisono.strategies.parameter_server._fit import PushedFunction
@@ -237,7 +238,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if self._calls is None:
             yield arguments, ahead
             return
-        with self._calls.around_fit(arguments) as changed:
+        with epoch_callbacks(arguments["callbacks"]), self._calls.around_fit(arguments) as changed:
             yield changed, False
 
     @contextlib.contextmanager

@@ -76,6 +76,21 @@ def test_without_a_bound_it_trains_as_well_and_every_step_counts():
         assert len(model.predict(data()[0], batch_size=64, verbose=0)) == 200
 
 
+def test_steps_run_beside_each_other_also_where_each_epoch_is_saved(tmp_path):
+    """Keras' `ModelCheckpoint` has a hook for batches, which would wait for each step."""
+    at_once = []
+    with local_strategy(workers=2) as strategy:
+        with strategy.scope():
+            model = compiled()
+        queue = strategy.job.pool.queue
+        schedule = queue.schedule
+        queue.schedule = lambda request: at_once.append(len(queue._closures)) or schedule(request)
+        save = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
+        model.fit(*data(), batch_size=16, epochs=2, verbose=0, callbacks=[save])
+    assert max(at_once) >= 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.keras", "2.keras"]
+
+
 def test_callbacks_see_logs_and_may_change_the_model():
     seen = []
 
