@@ -18,6 +18,7 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from unisono.strategies import _parameter_server
 
 L = keras.layers
 
@@ -28,6 +29,14 @@ def cpus(n):
 
 def tpu(n):
     return unisono.TPUStrategy(unisono.cluster_resolver.TPUClusterResolver(devices=cpus(n)))
+
+
+def local_form(n):
+    """The parameter-server strategy without a cluster, on `n` of the devices of the tests."""
+    real = _parameter_server.resolve_devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_parameter_server, "resolve_devices", lambda names: real(names or cpus(n)))
+        return unisono.ParameterServerStrategy()
 
 
 STRATEGIES = {
@@ -41,7 +50,7 @@ STRATEGIES = {
     "central storage": lambda: unisono.CentralStorageStrategy(cpus(2)),
     "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
     "tpu": lambda: tpu(2),
-    "parameter servers, local": unisono.ParameterServerStrategy,
+    "parameter servers, local": lambda: local_form(2),
     "parameter servers": lambda: local_strategy(workers=2, servers=2, max_staleness=0),
 }
 if "TF_CONFIG" in os.environ:
