@@ -114,14 +114,22 @@ def test_an_error_of_a_step_leaves_the_cluster_usable(strategy):
     assert model.fit(*data(), epochs=3, verbose=0).history["loss"][-1] < before
 
 
-def test_the_chief_runs_no_step_with_variables_on_servers(strategy, trained):
+def test_steps_of_the_chief_and_of_workers_change_the_same_variables(strategy, trained):
     model, _ = trained
-    weight = model.layers[0].bias
-    for run in (strategy.run, lambda step: unisono.function(lambda: strategy.run(step))()):
-        with pytest.raises(unisono.UnsupportedError, match=r"runs on a worker.*Schedule the function"):
-            run(lambda: weight.assign_add(np.ones(8)))
-    coordinator = unisono.coordinator.ClusterCoordinator(strategy)
+    weight, one = model.layers[0].bias, np.ones(8, "float32")
     before = weight.numpy()
-    coordinator.schedule(unisono.function(lambda: strategy.run(lambda: weight.assign_add(np.ones(8)))))
+
+    def step():
+        weight.assign_add(one)
+
+    function = unisono.function(lambda: strategy.run(step))
+    coordinator = unisono.coordinator.ClusterCoordinator(strategy)
+    strategy.run(step)
+    for _ in range(2):
+        coordinator.schedule(function)
+        function()
     coordinator.join()
-    np.testing.assert_allclose(weight.numpy(), before + 1, rtol=1e-6)
+    np.testing.assert_allclose(weight.numpy(), before + 5, rtol=1e-5)
+    plain = compiled(seed=2)
+    plain.set_weights(model.get_weights())
+    assert_same_results(model, plain)

@@ -27,9 +27,8 @@ import keras
 
 from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import stored_dtype, trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
 from unisono.training.pushed._preparation import extras_of, prepare_gradients
 
@@ -114,31 +113,6 @@ def pushing(trace: PushTrace) -> Iterator[PushTrace]:
         _TRACE.reset(token)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ServedLayout(VariableLayout):
-    """How a variable lies in a program that the chief runs itself: here, until a worker's step uses it.
-
-    Args:
-        path: the variable's, for messages.
-    """
-
-    path: str
-
-    def place(self, value: Any) -> jax.Array:
-        """Return the array of a variable that no server has.
-
-        Raises:
-            UnsupportedError: for one on servers: its new value would remain here.
-        """
-        if isinstance(value, HeldValue):
-            raise UnsupportedError(
-                "A step that uses variables on parameter servers runs on a worker. Received: "
-                f"`strategy.run`, or a `unisono.function`, called on the chief, with the variable "
-                f"{self.path!r}. Schedule the function with a `ClusterCoordinator`, or train with `fit`."
-            )
-        return super().place(value)
-
-
 class PushLayout(StateLayout):
     """Variables lie on servers, which update them; a worker's program sends gradients.
 
@@ -153,11 +127,6 @@ class PushLayout(StateLayout):
     def makes_later(self, nbytes: int) -> bool:
         """Return whether a variable is so large that servers make its first value."""
         return nbytes > MADE_LATER
-
-    def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
-        """Return how a variable lies in a program of the chief; see `StateLayout.of`."""
-        whole = _ServedLayout(self._mesh, variable.path)
-        return super().of(variable, is_stacked) if is_stacked else whole
 
     @property
     def pushes(self) -> bool:
