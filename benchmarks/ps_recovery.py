@@ -222,6 +222,8 @@ class Verdict:
 
     steps: int
     lost: int = 0
+    #: How long before the first kill the oldest of these was applied.
+    lost_seconds: float = 0.0
     twice: int = 0
     stalest: int = 0
     #: Batches of workers' own datasets that were used again, or passed over, on any server.
@@ -266,11 +268,15 @@ def judge(run):
         zeros = sum(v == 0 for v in applied[:done])
         if zeros != len({index_of[c] for c in missing if index_of[c] >= first}):
             raise HistoryError(f"{task} lacks {zeros} steps at the end, and {len(missing)} in its history")
-        if count != done - zeros or any(applied[done:]) or (not zeros and {*result["trained"]} != {done}):
-            raise HistoryError(f"{task} has counted {count} of {done} steps, and trained {result['trained']}")
+        if count != done - zeros or any(applied[done:]):
+            raise HistoryError(f"{task} has counted {count} of {done} steps, and lacks {zeros}")
         verdict.add_batches(batches)
+        times = [n["at"] for n in run.notes(task, "apply") if n["closure"] in dropped]
+        verdict.lost_seconds = max([verdict.lost_seconds, *(run.kills[0][1] - at for at in times)])
         if not dropped:
             verdict.stalest = max(verdict.stalest, staleness(run, chiefs[-1], index_of, pulled, first))
+    if not verdict.lost and {*result["trained"]} != {done}:
+        raise HistoryError(f"SGD has made {result['trained']} steps, not {done}")
     return verdict
 
 
@@ -330,13 +336,14 @@ def scenarios():
 
 def print_table(only):
     """Print a row for each scenario whose name has `only` in it."""
-    print("| SIGKILL of                      | detected | steps go on | works again | lost | twice |")
-    print("|---------------------------------|----------|-------------|-------------|------|-------|")
+    print("| SIGKILL of                      | detected | steps go on | works again | lost         | twice |")
+    print("|---------------------------------|----------|-------------|-------------|--------------|-------|")
     for name, plan in scenarios().items():
         if only in name:
             times, verdict = outcome(plan)
             cells = "{:6.2f} s | {:9.2f} s | {:9.2f} s".format(*times)
-            print(f"| {name:31} | {cells} | {verdict.lost:4} | {verdict.twice:5} |", flush=True)
+            lost = f"{verdict.lost}, of {verdict.lost_seconds:.1f} s" if verdict.lost else "0"
+            print(f"| {name:31} | {cells} | {lost:12} | {verdict.twice:5} |", flush=True)
 
 
 def print_plans(first, seeds):
