@@ -200,6 +200,18 @@ def test_an_error_of_the_function_itself_is_raised_where_it_is_traced(coordinato
     assert coordinator.done()
 
 
+def test_a_loop_over_the_batches_is_refused_and_does_not_hang(coordinator):
+    @unisono.function
+    def total(iterator):
+        return sum(keras.ops.sum(batch) for batch in iterator)
+
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: [np.ones(2, "float32")] * 3))
+    coordinator.schedule(total, args=(iterator,))
+    with pytest.raises(unisono.InvalidArgumentError, match=r"batch = next\(iterator\)"):
+        coordinator.join()
+    assert coordinator.done()
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -54,6 +54,9 @@ class WorkerIterator(DataIterator):
         self.number, self.spec = number, spec
 
     def __iter__(self) -> WorkerIterator:
+        # A loop in a traced function would never end: each `next` is one more argument of its program.
+        if (reader := current_reader()) is not None:
+            reader.iterate(self)
         return self
 
     def __next__(self) -> PyTree:
