@@ -242,7 +242,7 @@ def test_what_a_worker_was_told_in_an_earlier_life_is_no_error_of_the_program():
         return handle(client, frame)
 
     worker.endpoint._handler = refuse_once
-    pool.add_plan("p", PLAN, b"program")
+    pool.add_plan("p", PLAN, [b"program"])
     # It is told all again, and the program sees nothing of that.
     assert pool.queue.result(pool.queue.schedule(RunRequest("p"))).plan == "p"
     assert len(refused) == 1
