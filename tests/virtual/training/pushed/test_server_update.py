@@ -67,7 +67,8 @@ def push(cluster, optimizer, grads):
 # has two of the table's.
 @pytest.mark.parametrize(
     ("name", "shards"),
-    [(name, 1) for name in list(OPTIMIZERS)[2:]] + [(n, 3) for n in OPTIMIZERS if n != "accumulation"],
+    [(name, 1) for name in list(OPTIMIZERS)[2:]]
+    + [(n, 3) for n in ("SGD", "AdamW", "RMSprop", "ema", "loss_scale", "multi")],
 )
 def test_servers_update_as_keras_does(name, shards):
     optimizer, variables = built(name)
