@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import logging
 import threading
@@ -62,6 +63,33 @@ class PulledValues(list[Any]):
     def __init__(self, values: Iterable[Any], lineages: Mapping[int, str]) -> None:
         super().__init__(values)
         self.lineages = lineages
+
+
+@dataclasses.dataclass(frozen=True)
+class PushToServer:
+    """What a closure changes on one server.
+
+    Args:
+        server: its number.
+        closure: the closure's number, the same in every attempt.
+        watermark: below which every closure has ended.
+        told: what the server is told about the arrays.
+        arrays: gradients and the like.
+        lineage: that of the values which the closure has pulled from this server; None for none.
+    """
+
+    server: int
+    closure: int
+    watermark: int
+    told: Mapping[str, Any]
+    arrays: Sequence[Any]
+    lineage: str | None = None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The fields of the message."""
+        of_values = {} if self.lineage is None else {"lineage": self.lineage}
+        return {**self.told, "closure": self.closure, "watermark": self.watermark, **of_values}
 
 
 class ServerClient:
@@ -165,22 +193,35 @@ class ServerClient:
             keys: of variables on any servers.
         """
         pulled: Future[list[Any]] = Future()
-        self._pull(pulled, keys)
+        self._pull(pulled, keys, ())
         return pulled
 
-    def _pull(self, pulled: Future[list[Any]], keys: Sequence[Key]) -> None:
+    def _pull(
+        self, pulled: Future[list[Any]], keys: Sequence[Key], pushes: Sequence[PushToServer]
+    ) -> list[Future[Frame]]:
+        """Send pushes, and pull behind them; return the answers to the pushes."""
         parts = _by_server(keys)
         if not parts:
             pulled.set_result(PulledValues([], {}))
-            return
         left = _PullAnswers(len(parts), lambda error: self._finish_pull(pulled, keys, error))
+        answers = []
+        for push in pushes:
+            own = parts.pop(push.server, None)
+            meta = push.meta if own is None else {**push.meta, "pull": self._asked(own)}
+            answers.append(self.send(push.server, Op.PUSH, meta, push.arrays))
+            if own is not None:
+                answers[-1].add_done_callback(left.part(functools.partial(self._note, own)))
         for server, own in parts.items():
-            with self._lock:
-                versions = [self._known[key][0] if key in self._known else -1 for key in own]
-                lineage = self._lineages.get(server)
-            meta = {"ids": [number for _, number in own], "versions": versions, "lineage": lineage}
-            sent = self.send(server, Op.PULL, meta)
+            sent = self.send(server, Op.PULL, self._asked(own))
             sent.add_done_callback(left.part(functools.partial(self._note, own)))
+        return answers
+
+    def _asked(self, keys: Sequence[Key]) -> dict[str, Any]:
+        """Return what a pull of variables of one server tells it."""
+        with self._lock:
+            versions = [self._known[key][0] if key in self._known else -1 for key in keys]
+            lineage = self._lineages.get(keys[0][0])
+        return {"ids": [number for _, number in keys], "versions": versions, "lineage": lineage}
 
     def _finish_pull(
         self, pulled: Future[list[Any]], keys: Sequence[Key], error: BaseException | None
@@ -193,45 +234,40 @@ class ServerClient:
             lineages = {server: self._lineages[server] for server, _ in keys}
         if None in found:
             # A server was started again, and the answer to another pull has dropped what it had before.
-            self._pull(pulled, keys)
+            self._pull(pulled, keys, ())
             return
         pulled.set_result(PulledValues([known[1] for known in found if known is not None], lineages))
 
     def _note(self, keys: Sequence[Key], answer: Frame) -> None:
-        lineage = answer.meta["lineage"]
+        meta = answer.meta.get("pulled", answer.meta)
+        lineage = meta["lineage"]
         with self._lock:
             if self._lineages.get(keys[0][0]) != lineage:
                 # The server was started again, or begins another job: its versions begin again, too.
                 self._lineages[keys[0][0]] = lineage
                 self._known = {key: known for key, known in self._known.items() if key[0] != keys[0][0]}
-            for i, array in zip(answer.meta["changed"], answer.arrays, strict=True):
-                version = answer.meta["versions"][i]
+            for i, array in zip(meta["changed"], answer.arrays, strict=True):
+                version = meta["versions"][i]
                 # Two pulls may be under way: the older answer may come last.
                 if keys[i] not in self._known or self._known[keys[i]][0] < version:
                     self._known[keys[i]] = version, array
 
     def push(
-        self,
-        server: int,
-        closure: int,
-        watermark: int,
-        meta: Mapping[str, Any],
-        arrays: Sequence[Any],
-        lineage: str | None = None,
-    ) -> Future[Frame]:
-        """Send what a closure changes on a server, which applies it once.
+        self, pushes: Sequence[PushToServer], pulls: Sequence[Key] | None = None
+    ) -> tuple[list[Future[Frame]], Future[list[Any]] | None]:
+        """Send what a closure changes on servers, which apply it once.
 
         Args:
-            server: its number.
-            closure: the closure's number, the same in every attempt.
-            watermark: below which every closure has ended.
-            meta: what the server is told about the arrays.
-            arrays: gradients and the like.
-            lineage: that of the values which the closure has pulled from this server; None for none.
+            pushes: one for each server.
+            pulls: variables whose values come back in the answers, as they are behind the pushes; a server
+                without a push is asked in a message of its own. None for no pull.
+
+        Returns:
+            The answers to the pushes, later, and the values as of `pull`.
         """
-        of_values = {} if lineage is None else {"lineage": lineage}
-        numbers = {"closure": closure, "watermark": watermark}
-        return self.send(server, Op.PUSH, {**meta, **numbers, **of_values}, arrays)
+        pulled: Future[list[Any]] = Future()
+        answers = self._pull(pulled, pulls or (), pushes)
+        return answers, None if pulls is None else pulled
 
     def read(self, key: Key) -> np.ndarray[Any, Any]:
         """Return the value of a variable.

@@ -12,7 +12,8 @@ CREATE    `variables`: see `StoredSpec`, with [`has_array`,        `ids`
 PROGRAM   its bytes                                                `digest`
 PULL      `ids`, [`versions`, `lineage`]                           `lineage`, `versions` of all, `changed`:
                                                                    positions; the values of these; `count`
-PUSH      see `Push`, [`lineage`]                                  `applied`: whether now, `count` of pushes
+PUSH      see `Push`, [`lineage`; `pull`: as of PULL]              `applied`: whether now, `count` of pushes
+                                                                   [`pulled`, and values: as of PULL]
 READ      `id`, [`begin`, `end`]                                   `version`; the value or its rows
 ROWS      `ids`; for each an array of indices                      the rows of each
 WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
@@ -222,7 +223,9 @@ class VariableServer:
     # the workers'
 
     def _pull(self, frame: Frame) -> Frame:
-        meta = _meta(frame)
+        return frame.answer(Op.OK, *self._pulled(_meta(frame)))
+
+    def _pulled(self, meta: dict[str, Json]) -> tuple[dict[str, Json], list[Any]]:
         numbers, versions = ints(meta, "ids"), list(ints(meta, "versions"))
         with self.store.lock:
             lineage = self.store.lineage
@@ -233,7 +236,7 @@ class VariableServer:
         changed = [i for i, number in enumerate(numbers) if number in pulled]
         versions = [pulled[n][0] if n in pulled else v for n, v in zip(numbers, known, strict=True)]
         answer = {"lineage": lineage, "versions": versions, "changed": changed, "count": count}
-        return frame.answer(Op.OK, answer, [pulled[numbers[i]][1] for i in changed])
+        return answer, [pulled[numbers[i]][1] for i in changed]
 
     def _push(self, frame: Frame) -> Frame:
         meta = _meta(frame)
@@ -255,8 +258,15 @@ class VariableServer:
                 )
             if meta.get("lineage", self.store.lineage) != self.store.lineage:
                 raise StaleValuesError("The server begins another job, or has lost changes: pull again.")
+            asked = meta.get("pull")
+            if asked is not None and not isinstance(asked, dict):
+                raise InvalidArgumentError(f"A push's `pull` must be an object. Received: {asked!r}.")
             applied = self.store.push(push)
-            return frame.answer(Op.OK, {"applied": applied, "count": self.store.applied_count})
+            answer = {"applied": applied, "count": self.store.applied_count}
+            if asked is None:
+                return frame.answer(Op.OK, answer)
+            pulled, values = self._pulled(asked)
+            return frame.answer(Op.OK, {**answer, "pulled": pulled}, values)
 
     def _read(self, frame: Frame) -> Frame:
         meta = _meta(frame)

@@ -9,7 +9,7 @@ import pytest
 from unisono._errors import ClusterError, InvalidArgumentError, OutOfRangeError
 from unisono.cluster_resolver._spec import Task
 from unisono.ps import _client
-from unisono.ps._client import ServerClient, error_of
+from unisono.ps._client import PushToServer, ServerClient, error_of
 from unisono.ps._frames import Frame
 from unisono.ps._loopback import LoopbackNetwork
 from unisono.ps._ops import Op
@@ -27,16 +27,22 @@ class Server:
         self.requests.append((frame.op, frame.request))
         if frame.op is Op.HELLO:
             self.generation = frame.generation
-        if frame.op is not Op.PULL:
-            self.pushed = dict(frame.meta)
-            answer = {"ids": [3], "digest": "d", "generation": self.generation, "used": self.used}
+        answer = {"ids": [3], "digest": "d", "generation": self.generation, "used": self.used}
+        if frame.op is Op.PULL:
+            return frame.answer(Op.OK, *self.pulled(frame.meta))
+        self.pushed = dict(frame.meta)
+        if "pull" not in frame.meta:
             return frame.answer(Op.OK, answer)
-        known = frame.meta["versions"] if frame.meta["lineage"] == self.lineage else [-1] * 99
-        found = [self.values[i] for i in frame.meta["ids"]]
+        meta, arrays = self.pulled(frame.meta["pull"])
+        return frame.answer(Op.OK, {**answer, "pulled": meta}, arrays)
+
+    def pulled(self, meta):
+        known = meta["versions"] if meta["lineage"] == self.lineage else [-1] * 99
+        found = [self.values[i] for i in meta["ids"]]
         changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
         self.sent.append(len(changed))
         meta = {"lineage": self.lineage, "versions": [v for v, _ in found], "changed": changed}
-        return frame.answer(Op.OK, meta, [found[i][1] for i in changed])
+        return meta, [found[i][1] for i in changed]
 
 
 def client_of(servers, copies=None, **options):
@@ -47,6 +53,35 @@ def client_of(servers, copies=None, **options):
         endpoint.start()
         peers.append(network.peer(Task("ps", i), str(i)))
     return ServerClient(peers, **options)
+
+
+def push(client, server, arrays=(), lineage=None):
+    (answer,), pulled = client.push([PushToServer(server, 5, 0, {}, arrays, lineage)])
+    assert pulled is None
+    return answer.result(10)
+
+
+def test_pushes_bring_the_values_behind_them_and_a_step_is_one_message_to_each_server():
+    servers = [Server(), Server(), Server()]
+    client = client_of(servers)
+    keys = [(2, 0), (0, 7), (2, 4)]
+    client.pull(keys).result(10)
+    for step in range(1, 4):
+        servers[0].values[7] = step, np.full(2, step, np.float32)
+        servers[2].values[4] = step, np.full(2, 10 * step, np.float32)
+        answers, pulled = client.push([PushToServer(i, step, 0, {}, [np.ones(2)]) for i in (0, 1)], keys)
+        assert [x.tolist() for x in pulled.result(10)] == [[0, 0], [step] * 2, [10 * step] * 2]
+        assert pulled.result().lineages == {0: "a", 2: "a"}
+        assert [answer.result(10).op for answer in answers] == [Op.OK] * 2
+    assert servers[1].pushed == {"closure": 3, "watermark": 0}
+    # One for the first pull; then one each. A server without a push is asked by itself, and sends the value
+    # alone that has changed.
+    assert [[op for op, _ in s.requests] for s in servers] == [
+        [Op.PULL] + [Op.PUSH] * 3,
+        [Op.PUSH] * 3,
+        [Op.PULL] * 4,
+    ]
+    assert [s.sent for s in servers] == [[1] * 4, [], [2, 1, 1, 1]]
 
 
 def test_a_pull_brings_only_what_changed():
@@ -74,7 +109,7 @@ def test_a_lost_request_is_sent_again_under_its_number(monkeypatch):
         return 0 if seen[is_answer] == 1 else 1
 
     server = Server()
-    client_of([server], copies).push(0, 5, 0, {}, [np.ones(2)]).result(10)
+    push(client_of([server], copies), 0, [np.ones(2)])
     assert len(server.requests) == 2
     assert len(set(server.requests)) == 1
 
@@ -141,9 +176,9 @@ def test_a_push_names_the_lineage_of_what_was_pulled():
     # Another closure's pull: that of the first one stays what it was.
     assert client.pull([(0, 7)]).result(10).lineages == {0: "b"}
     assert pulled.lineages == {0: "a", 1: "a"}
-    client.push(0, 5, 0, {}, [], pulled.lineages[0]).result(10)
+    push(client, 0, lineage=pulled.lineages[0])
     assert servers[0].pushed == {"closure": 5, "watermark": 0, "lineage": "a"}
-    client.push(0, 5, 0, {}, []).result(10)
+    push(client, 0)
     assert "lineage" not in servers[0].pushed
 
 

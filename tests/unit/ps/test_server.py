@@ -196,6 +196,20 @@ def test_an_older_chief_is_rejected(asked):
     assert asked.push(push_of(asked, 2 << COUNTER_BITS)).op is Op.OK
 
 
+def test_a_push_pulls_what_is_there_behind_it(asked):
+    first = asked.ok(Op.PULL, client=WORKER, ids=[0, 1])
+    known = {"ids": [0, 1], "versions": [0, 0], "lineage": first.meta["lineage"]}
+    answer = asked.push(push_of(asked, 0), pull=known)
+    after = asked.ok(Op.PULL, client=WORKER, **known)
+    assert (answer.meta["applied"], answer.meta["pulled"]) == (True, after.meta)
+    np.testing.assert_array_equal(answer.arrays[0], asked.store.read(0))
+    # A repetition changes nothing, and brings the values again: the first answer may be lost.
+    again = asked.push(push_of(asked, 0), pull=known)
+    assert (again.meta["applied"], again.meta["pulled"]) == (False, after.meta)
+    assert "`pull` must be an object" in asked.push(push_of(asked, 1), pull=[0]).meta["text"]
+    assert asked.store.applied_count == 1
+
+
 def test_workers_do_not_lead(asked):
     for op in (Op.HELLO, Op.CREATE, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END):
         assert f"{op.name} is for the chief alone" in asked.error(op, client=WORKER)

@@ -1,11 +1,12 @@
 """A worker's side: run closures, one after the other, with the values that the servers hold now.
 
 The thread that computes takes batches, pulls, runs the program and sends the pushes off. When all servers
-have acknowledged them, the results go to the chief; meanwhile the next closure is computed. Its pull follows
-the pushes on the same connection: it brings what this worker has changed. With pulls ahead of these pushes
-two workers trained on updates of which they missed 1.7 in the mean instead of 0.7, and three
-workers 2.6 instead of 1.5; their accuracy on digits was 0.960 and 0.904 instead of 0.968 and 0.956 (Adam at
-0.01, which gives 0.982 on one device; 2026-11-22).
+have acknowledged them, the results go to the chief; meanwhile the next closure is computed. Where that was
+there before the pushes went off, they carry its pull: it brings what this worker has changed, and servers see
+it later than the chief has sent the closure, as the bound of staleness assumes. A later closure has a pull of
+its own. With pulls ahead of these pushes two workers trained on updates of which they missed 1.7 in the mean
+instead of 0.7, and three workers 2.6 instead of 1.5; their accuracy on digits was 0.960 and 0.904 instead of
+0.968 and 0.956 (Adam at 0.01, which gives 0.982 on one device; 2026-11-22).
 
 Tests: tests/unit/ps/worker/test_step_worker.py.
 """
@@ -28,6 +29,7 @@ import numpy as np
 
 from unisono._errors import ContextError, UnisonoError
 from unisono.ps._calls import ClientId, StaleValuesError, error_answer
+from unisono.ps._client import PushToServer
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
@@ -57,9 +59,9 @@ class Servers(Protocol):
         """Return rows of variables of a server, later."""
 
     def push(
-        self, server: int, closure: int, watermark: int, meta: Any, arrays: Sequence[Any], lineage: str | None
-    ) -> Future[Any]:
-        """Send what a closure changes on a server; done when the server has acknowledged it."""
+        self, pushes: Sequence[PushToServer], pulls: Sequence[tuple[int, int]] | None
+    ) -> tuple[list[Future[Any]], Future[list[Any]] | None]:
+        """Send what a closure changes, and pull behind it; done when servers have acknowledged it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +138,15 @@ class _Received:
     life: str
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PulledAhead:
+    """What the pushes of a closure have pulled for the next one."""
+
+    task: _Received
+    plan: StepPlan
+    pulled: Future[list[Any]]
+
+
 class StepWorker:
     """Runs what the chief sends.
 
@@ -165,6 +176,9 @@ class StepWorker:
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
+        #: What was taken from there, and waits for the thread that computes.
+        self._following: list[_Received | None] = []
+        self._ahead: _PulledAhead | None = None
         #: The names of the chiefs that have led here; the last one leads. One that starts again has another.
         self._chiefs: list[str | None] = []
         #: When the chief has last sent something, in seconds of the monotonic clock.
@@ -183,6 +197,8 @@ class StepWorker:
         self._plans: dict[str, StepPlan] = {}
         #: The plans of functions that take batches from datasets, by function and signature of the batches.
         self._of_batches: dict[tuple[str, str], str] = {}
+        #: The plan of each such function's last run: most likely that of the next one.
+        self._last_of: dict[str, str] = {}
         #: The numbers of closures that are not to be begun any more.
         self._cancelled: list[range] = []
         self._life = secrets.token_hex(8)
@@ -282,7 +298,7 @@ class StepWorker:
 
     def _run(self) -> None:
         _INDEX.set(self._index)
-        while (task := self._tasks.get()) is not None:
+        while (task := self._following.pop() if self._following else self._tasks.get()) is not None:
             try:
                 self._execute(task)
             except Exception as error:
@@ -332,13 +348,13 @@ class StepWorker:
                 taken.give_back()
                 self._answer(task, frame.answer(Op.RESULT, {"needs": signature}))
                 return
+            self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        pulled = self._servers.pull(plan.pulls)
+        values = self._pull(task, plan)
         arrays.append(self._own_index)
         given = arrays[: plan.states] + [
             arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
         ]
-        values = pulled.result()
         given = [*values, *given]
         numbers: RowNumbers | None = None
         if plan.lookups is not None:
@@ -370,14 +386,20 @@ class StepWorker:
         # With the update, so that it is known exactly also where this worker is lost before it answers.
         counts = self._data.counts(taken)
         used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
-        pushes = []
+        given = []
         for p in plan.pushes:
             sent, told = [np.asarray(outputs[i]) for i in p.outputs], p.meta
             if p.rows:
                 rows, updates = pushed_rows(p.rows, numbers_of_rows, outputs, told["updates"])
                 sent, told = [*rows, *sent], {**told, "updates": updates}
             lineage = lineages.get(p.server)
-            pushes.append(self._servers.push(p.server, *numbers, {**told, **used}, sent, lineage))
+            given.append(PushToServer(p.server, *numbers, {**told, **used}, sent, lineage))
+        # The program has ended: what has come until now was sent before the servers see the pushes.
+        following, following_plan = self._peek()
+        pulls = following_plan.pulls if given and following_plan is not None else None
+        pushes, pulled = self._servers.push(given, pulls)
+        if following is not None and following_plan is not None and pulled is not None:
+            self._ahead = _PulledAhead(following, following_plan, pulled)
         self._pushing = [push for push in self._pushing if not push.done()] + pushes
         return pushes
 
@@ -395,6 +417,29 @@ class StepWorker:
         )
         for push in pushes:
             push.add_done_callback(left.one_done)
+
+    def _peek(self) -> tuple[_Received | None, StepPlan | None]:
+        """Return the next closure, where it has come, and the plan by which it will most likely run."""
+        if not self._following:
+            try:
+                self._following.append(self._tasks.get_nowait())
+            except queue.Empty:
+                return None, None
+        following = self._following[0]
+        if following is None or following.frame.op is not Op.RUN:
+            return None, None
+        meta = following.frame.meta
+        name = meta.get("plan") or self._last_of.get(str(meta.get("function")))
+        return following, None if name is None else self._plans.get(name)
+
+    def _pull(self, task: _Received, plan: StepPlan) -> Sequence[Any]:
+        """Return the values for a closure."""
+        ahead, self._ahead = self._ahead, None
+        is_own = ahead is not None and ahead.task is task and ahead.plan is plan
+        # The push that carried it may have failed.
+        if ahead is not None and is_own and ahead.pulled.exception() is None:
+            return ahead.pulled.result()
+        return self._servers.pull(plan.pulls).result()
 
     def _failed(self, frame: Frame, error: BaseException) -> Frame:
         # A server has lost changes: the closure runs again, with what is there now.

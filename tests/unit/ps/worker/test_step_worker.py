@@ -39,10 +39,12 @@ class Servers:
     def rows(self, server, numbers, indices):
         raise AssertionError("the steps of this file use no tables")
 
-    def push(self, server, closure, watermark, meta, arrays, lineage=None):
-        done = Future()
-        self.pushes.put((server, closure, watermark, meta, [float(x) for x in arrays], done))
-        return done
+    def push(self, pushes, pulls):
+        done = [Future() for _ in pushes]
+        for push, future in zip(pushes, done, strict=True):
+            arrays = [float(x) for x in push.arrays]
+            self.pushes.put((push.server, push.closure, push.watermark, push.told, arrays, future))
+        return done, None if pulls is None else self.pull(pulls)
 
 
 class Chief:
@@ -96,13 +98,40 @@ def test_a_closure_is_answered_when_its_push_is_acknowledged(chief):
 def test_values_are_pulled_behind_the_pushes_of_the_closure_before(chief):
     chief.add_plan()
     order, pull, push = [], chief.servers.pull, chief.servers.push
-    chief.servers.pull = lambda keys: order.append("pull") or pull(keys)
-    chief.servers.push = lambda *args: order.append("push") or push(*args)
+    came = threading.Event()
+    chief.servers.pull = lambda keys: order.append("pull") or (came.wait(10) and pull(keys))
+    chief.servers.push = lambda pushes, pulls: order.append(("push", pulls)) or push(pushes, pulls)
     for number in range(3):
         chief.run(number, arrays=[np.float32(0)] * 3)
+    came.set()
     assert [chief.servers.pushes.get(timeout=10)[1] for _ in range(3)] == [0, 1, 2]
-    # Behind, and not when they are acknowledged: no push was.
-    assert order == ["pull", "push"] * 3
+    # In the pushes, where the next closure had come: one message for both. No push was acknowledged.
+    assert order == ["pull", ("push", ((0, 5),)), "pull", ("push", ((0, 5),)), "pull", ("push", None)]
+    chief.run(3, arrays=[np.float32(0)] * 3)
+    assert chief.servers.pushes.get(timeout=10)[1] == 3
+    # One that comes later pulls what is there then, as the bound of staleness assumes.
+    assert order[-2:] == ["pull", ("push", None)]
+
+
+def test_a_pull_whose_push_failed_is_repeated(chief):
+    chief.add_plan()
+    push, came = chief.servers.push, threading.Event()
+    pull = chief.servers.pull
+    chief.servers.pull = lambda keys: came.wait(10) and pull(keys)
+
+    def refused(pushes, pulls):
+        done, pulled = push(pushes, pulls)
+        if pulled is not None:
+            pulled = Future()
+            pulled.set_exception(ValueError("refused"))
+        return done, pulled
+
+    chief.servers.push = refused
+    for number in range(2):
+        chief.run(number, arrays=[np.float32(0)] * 3)
+    came.set()
+    assert [chief.servers.pushes.get(timeout=10)[1] for _ in range(2)] == [0, 1]
+    assert len(chief.servers.pulls) == 3
 
 
 def test_a_failed_push_is_the_closures_error(chief):
