@@ -13,9 +13,9 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import Task
@@ -137,6 +137,33 @@ def error_answer(request: Frame, error: BaseException) -> Frame:
     {'kind': 'KeyError', 'text': "'w'"}
     """
     return request.answer(Op.ERROR, {"kind": type(error).__name__, "text": str(error)})
+
+
+@dataclasses.dataclass(frozen=True)
+class PushToServer:
+    """What a closure changes on one server.
+
+    Args:
+        server: its number.
+        closure: the closure's number, the same in every attempt.
+        watermark: below which every closure has ended.
+        told: what the server is told about the arrays.
+        arrays: gradients and the like.
+        lineage: that of the values which the closure has pulled from this server; None for none.
+    """
+
+    server: int
+    closure: int
+    watermark: int
+    told: Mapping[str, Any]
+    arrays: Sequence[Any]
+    lineage: str | None = None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The fields of the message."""
+        of_values = {} if self.lineage is None else {"lineage": self.lineage}
+        return {**self.told, "closure": self.closure, "watermark": self.watermark, **of_values}
 
 
 @dataclasses.dataclass(eq=False)

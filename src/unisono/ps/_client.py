@@ -12,7 +12,6 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -25,7 +24,7 @@ import numpy as np
 
 from unisono import _errors
 from unisono._errors import ClusterError
-from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer, StaleValuesError
+from unisono.ps._calls import PeerLostError, PushToServer, RequestNumbers, RequestPeer, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
@@ -63,33 +62,6 @@ class PulledValues(list[Any]):
     def __init__(self, values: Iterable[Any], lineages: Mapping[int, str]) -> None:
         super().__init__(values)
         self.lineages = lineages
-
-
-@dataclasses.dataclass(frozen=True)
-class PushToServer:
-    """What a closure changes on one server.
-
-    Args:
-        server: its number.
-        closure: the closure's number, the same in every attempt.
-        watermark: below which every closure has ended.
-        told: what the server is told about the arrays.
-        arrays: gradients and the like.
-        lineage: that of the values which the closure has pulled from this server; None for none.
-    """
-
-    server: int
-    closure: int
-    watermark: int
-    told: Mapping[str, Any]
-    arrays: Sequence[Any]
-    lineage: str | None = None
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The fields of the message."""
-        of_values = {} if self.lineage is None else {"lineage": self.lineage}
-        return {**self.told, "closure": self.closure, "watermark": self.watermark, **of_values}
 
 
 class ServerClient:

@@ -31,7 +31,7 @@ from unisono.ps.scheduling._queue import (
     Signals,
     WorkerLostError,
 )
-from unisono.ps.worker._step_worker import StepPlan
+from unisono.ps.worker._step_plan import StepPlan
 
 _LOG = logging.getLogger("unisono")
 

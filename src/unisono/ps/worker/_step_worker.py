@@ -28,20 +28,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from unisono._errors import ContextError, UnisonoError
-from unisono.ps._calls import ClientId, StaleValuesError, error_answer
-from unisono.ps._client import PushToServer
+from unisono.ps._calls import ClientId, PushToServer, StaleValuesError, error_answer
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
-from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, RowPush, TableRows, pushed_rows
+from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
+from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
 from unisono.ps.worker._worker_data import Taken, WorkerData
 
 #: From arrays to arrays: an exported program, compiled here.
 Program = Callable[..., Sequence[Any]]
-
-#: Stands in a plan for the worker's own number, among the arrays of a closure.
-OWN_INDEX = -1
 
 #: The number of the worker whose thread this is.
 _INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None)
@@ -62,72 +59,6 @@ class Servers(Protocol):
         self, pushes: Sequence[PushToServer], pulls: Sequence[tuple[int, int]] | None
     ) -> tuple[list[Future[Any]], Future[list[Any]] | None]:
         """Send what a closure changes, and pull behind it; done when servers have acknowledged it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PushPlan:
-    """What a program pushes to one server.
-
-    Args:
-        server: its number.
-        outputs: which outputs of the program travel, in this order.
-        meta: what the server is told about them.
-        rows: what travels before these, of tables.
-    """
-
-    server: int
-    outputs: tuple[int, ...]
-    meta: Any
-    rows: tuple[RowPush, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
-    """How a worker runs a program.
-
-    Args:
-        digest: of the exported program.
-        pulls: the variables whose values are its first arguments: server, and number there.
-        states: how many states of random generators follow, the first arrays of the closure.
-        arrays: which of the other arrays follow: those of the closure, then those of batches taken here; or
-            `OWN_INDEX`.
-        pushes: what goes to which server.
-        results: which outputs go to the chief.
-        lookups: how the rows of tables are found that are its last arguments; None without tables.
-    """
-
-    digest: str
-    pulls: tuple[tuple[int, int], ...]
-    states: int
-    arrays: tuple[int, ...]
-    pushes: tuple[PushPlan, ...]
-    results: tuple[int, ...]
-    lookups: LookupPlan | None = None
-
-    def to_meta(self) -> dict[str, Any]:
-        """Return the plan as JSON holds it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_meta(cls, meta: Any) -> StepPlan:
-        """Return the plan of what `to_meta` returned."""
-        pushes = tuple(
-            PushPlan(p["server"], tuple(p["outputs"]), p["meta"], tuple(_row_push(r) for r in p["rows"]))
-            for p in meta["pushes"]
-        )
-        return cls(
-            meta["digest"],
-            tuple((server, number) for server, number in meta["pulls"]),
-            meta["states"],
-            tuple(meta["arrays"]),
-            pushes,
-            tuple(meta["results"]),
-            None if meta["lookups"] is None else LookupPlan.from_meta(meta["lookups"]),
-        )
-
-
-def _row_push(meta: Any) -> RowPush:
-    return RowPush(meta["group"], meta["begin"], meta["end"], tuple(meta["outputs"]))
 
 
 @dataclasses.dataclass

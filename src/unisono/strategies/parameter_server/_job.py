@@ -20,7 +20,7 @@ from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._beats import ChiefBeats
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
-from unisono.ps.worker._step_worker import OWN_INDEX
+from unisono.ps.worker._step_plan import OWN_INDEX
 from unisono.step._interrupts import INTERRUPTS
 from unisono.strategies.parameter_server._last_word import leave_word
 from unisono.strategies.parameter_server._placed import PlacedVariables

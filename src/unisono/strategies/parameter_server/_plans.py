@@ -19,7 +19,7 @@ from unisono._errors import UnsupportedError
 from unisono.ps._client import ServerClient
 from unisono.ps._placement import Division, VariablePart
 from unisono.ps._programs import digest_of
-from unisono.ps.worker._step_worker import PushPlan, StepPlan
+from unisono.ps.worker._step_plan import PushPlan, StepPlan
 from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
 from unisono.step._keras_internals import trained_variables
 from unisono.strategies.parameter_server._placed import PlacedVariables

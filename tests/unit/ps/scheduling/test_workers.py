@@ -13,7 +13,7 @@ from unisono.ps._ops import Op
 from unisono.ps.scheduling import _workers
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, WorkerPool
-from unisono.ps.worker._step_worker import StepPlan
+from unisono.ps.worker._step_plan import StepPlan
 
 
 class Worker:

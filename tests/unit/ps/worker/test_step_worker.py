@@ -15,7 +15,8 @@ from unisono.ps._calls import ClientId, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
-from unisono.ps.worker._step_worker import PushPlan, StepPlan, StepWorker, current_worker_index
+from unisono.ps.worker._step_plan import PushPlan, StepPlan
+from unisono.ps.worker._step_worker import StepWorker, current_worker_index
 
 CHIEF, OTHER = ClientId(b"1", Task("chief", 0)), ClientId(b"2", Task("worker", 1))
 

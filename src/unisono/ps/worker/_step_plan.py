@@ -1,0 +1,80 @@
+"""How a worker runs a program: what it pulls, what it gives the program, and what goes where.
+
+Tests: tests/unit/ps/worker/test_step_worker.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from unisono.ps.worker._table_rows import LookupPlan, RowPush
+
+#: Stands in a plan for the worker's own number, among the arrays of a closure.
+OWN_INDEX = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class PushPlan:
+    """What a program pushes to one server.
+
+    Args:
+        server: its number.
+        outputs: which outputs of the program travel, in this order.
+        meta: what the server is told about them.
+        rows: what travels before these, of tables.
+    """
+
+    server: int
+    outputs: tuple[int, ...]
+    meta: Any
+    rows: tuple[RowPush, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """How a worker runs a program.
+
+    Args:
+        digest: of the exported program.
+        pulls: the variables whose values are its first arguments: server, and number there.
+        states: how many states of random generators follow, the first arrays of the closure.
+        arrays: which of the other arrays follow: those of the closure, then those of batches taken here; or
+            `OWN_INDEX`.
+        pushes: what goes to which server.
+        results: which outputs go to the chief.
+        lookups: how the rows of tables are found that are its last arguments; None without tables.
+    """
+
+    digest: str
+    pulls: tuple[tuple[int, int], ...]
+    states: int
+    arrays: tuple[int, ...]
+    pushes: tuple[PushPlan, ...]
+    results: tuple[int, ...]
+    lookups: LookupPlan | None = None
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return the plan as JSON holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_meta(cls, meta: Any) -> StepPlan:
+        """Return the plan of what `to_meta` returned."""
+        pushes = tuple(
+            PushPlan(p["server"], tuple(p["outputs"]), p["meta"], tuple(_row_push(r) for r in p["rows"]))
+            for p in meta["pushes"]
+        )
+        return cls(
+            meta["digest"],
+            tuple((server, number) for server, number in meta["pulls"]),
+            meta["states"],
+            tuple(meta["arrays"]),
+            pushes,
+            tuple(meta["results"]),
+            None if meta["lookups"] is None else LookupPlan.from_meta(meta["lookups"]),
+        )
+
+
+def _row_push(meta: Any) -> RowPush:
+    return RowPush(meta["group"], meta["begin"], meta["end"], tuple(meta["outputs"]))
