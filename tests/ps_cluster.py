@@ -26,7 +26,7 @@ class LocalCluster:
         self.chief = Task("chief", 0)
         self.server_tasks = [Task("ps", i) for i in range(servers)]
         self.worker_tasks = [Task("worker", i) for i in range(workers)]
-        self.endpoints, self.workers = {}, {}
+        self.endpoints, self.workers, self.clients = {}, {}, []
         self.servers = [VariableServer(VariableStore()) for _ in self.server_tasks]
         for task, server in zip(self.server_tasks, self.servers, strict=True):
             self.endpoints[task] = self.network.endpoint(str(task), server.handle)
@@ -37,6 +37,7 @@ class LocalCluster:
     def start_worker(self, task):
         """Start a worker, or start it again."""
         client = ServerClient(self.peers_of_servers(task))
+        self.clients.append(client)
         endpoint = None
         worker = StepWorker(
             task.index,
@@ -72,6 +73,9 @@ class LocalCluster:
             worker.close()
         for endpoint in self.endpoints.values():
             endpoint.close()
+        # They would ask a server that is gone for minutes.
+        for client in self.clients:
+            client.close()
 
 
 @contextlib.contextmanager

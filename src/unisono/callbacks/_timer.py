@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import keras
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import Logs
+from unisono.training._binding import strategy_of
 from unisono.training.trainer._host_timing import HostTimes
 from unisono.training.trainer._protocol import timer_of
 
@@ -49,6 +50,7 @@ class StepTimer(keras.callbacks.Callback):
 
     Raises:
         InvalidArgumentError: when training begins, if no strategy holds the model.
+        UnsupportedError: likewise, where a cluster of parameter servers runs the steps.
 
     >>> import keras, unisono
     >>> with unisono.OneDeviceStrategy("cpu:0").scope():
@@ -71,6 +73,12 @@ class StepTimer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Find the clock, and begin the first epoch, whose hook a resumed run does not call."""
         if timer_of(self.model.train_function) is None:
+            if (strategy := strategy_of(self.model)) is not None:
+                raise UnsupportedError(
+                    "StepTimer measures steps that this process runs. Received: "
+                    f"{self.model.name!r}, which trains under {strategy!r}. Leave it out: on parameter "
+                    "servers the logs of epochs have `steps_per_second`."
+                )
             raise InvalidArgumentError(
                 "StepTimer needs a model that a strategy trains. Received: "
                 f"{self.model.name!r}, compiled outside of every scope. Write\n"

@@ -1,4 +1,4 @@
-"""Checkpoints of a training on parameter servers while it runs: managers, files of `fit`, an evaluator beside."""
+"""Checkpoints while a training on parameter servers runs: managers, files of `fit`, an evaluator beside."""
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def test_a_manager_keeps_the_last_and_training_goes_on_from_it(strategy, tmp_pat
                 saved.append(state(self.model))
                 manager.save()
 
-    fit = dict(batch_size=16, shuffle=False, verbose=0)
+    fit = {"batch_size": 16, "shuffle": False, "verbose": 0}
     model.fit(*data(), callbacks=[Save()], **fit)
     manager.close()
     assert (len(saved), len(manager.checkpoints)) == (3, 2)

@@ -64,6 +64,11 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
     assert strategy.tally is None
 
 
+def test_a_timer_of_this_process_says_where_the_speed_is(strategy):
+    with pytest.raises(unisono.UnsupportedError, match="have `steps_per_second`"):
+        compiled(strategy).fit(*data(), verbose=0, callbacks=[unisono.callbacks.StepTimer()])
+
+
 def test_what_a_user_logs_stays(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
