@@ -14,12 +14,13 @@ SCRIPT = Path(__file__).parent / "programs" / "parameter_server.py"
 
 
 def check(output):
-    """The chief's output: no step is lost, and the accuracy is that of one device (0.97)."""
+    """The chief's output: no step is lost, and without a bound of staleness the accuracy is nearly that of
+    one device (0.976; 0.966 to 0.98 with five seeds, 2026-11-22)."""
     (steps,) = re.findall(r"steps (\d+)", output)
     (accuracy,) = re.findall(r"accuracy (0\.\d+)", output)
     (counted,) = re.findall(r"counted (\d+)", output)
-    assert int(steps) == 8 * 30
-    assert float(accuracy) > 0.94
+    assert int(steps) == 12 * 30
+    assert float(accuracy) > 0.95
     assert int(counted) == 200
     # The kernel's rows lie on both servers.
     assert "divided True 2" in output
