@@ -99,9 +99,9 @@ class Traffic:
     def take(self) -> list[int]:
         """Return the costs of one step, and begin to count for the next."""
         with self._lock:
-            self._costs.steps = 1
-            taken, self._costs = list(dataclasses.astuple(self._costs)), StepCosts()
-        return taken
+            costs, self._costs = self._costs, StepCosts()
+        # Not `astuple`, which copies deeply: this is for each step.
+        return [costs.pulled, costs.pushed, costs.updates, costs.missed, costs.most, 1]
 
     def _answered(self, server: int, op: Op, before: int | None, sent: Future[Frame]) -> None:
         if sent.exception() is not None:
@@ -113,7 +113,9 @@ class Traffic:
             if op is Op.PUSH and meta.get("applied") and before is not None:
                 # Not negative, where the server was started again.
                 missed = max(0, meta["count"] - before - 1)
-                self._costs.add([0, 0, 1, missed, missed, 0])
+                self._costs.updates += 1
+                self._costs.missed += missed
+                self._costs.most = max(self._costs.most, missed)
             values = meta if op is Op.PULL else meta.get("pulled")
             if values is not None and "count" in values:
                 self._counts[server] = values["count"]
