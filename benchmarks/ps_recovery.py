@@ -365,7 +365,7 @@ def print_log_cost(rounds):
     for _ in range(rounds):
         for switch in ("1", "0"):
             os.environ["UNISONO_PS_LOG"] = switch
-            rate = steps_per_second("unisono", "mlp")
+            rate = steps_per_second("Unisono", "mlp")
             print(f"{'with' if switch == '1' else 'without'} log: {rate:.0f} steps/s", flush=True)
 
 
