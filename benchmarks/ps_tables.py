@@ -1,4 +1,4 @@
-"""Tables on parameter servers: steps per second, bytes of a step and the memory of each task.
+"""Tables on parameter servers: steps per second, bytes of a step and the memory of all tasks.
 
     python benchmarks/ps_tables.py [--rows 10000000 1000000] [--steps 500]
 
@@ -20,17 +20,6 @@ ROOT = Path(__file__).parent.parent
 EPOCH = re.compile(r"steps_per_second: ([\d.]+).* pulled_mb: ([\d.]+) - pushed_mb: ([\d.]+)")
 
 
-def task_of(process):
-    """Return the name of a process' task, or None for another one."""
-    try:
-        variables = (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    config = next((v for v in variables if v.startswith(b"TF_CONFIG=")), None)
-    task = json.loads(config.partition(b"=")[2]).get("task") if config else None
-    return f"{task['type']}-{task['index']}" if task else None
-
-
 def descendants(parent):
     """Return the processes that a process has started, at any depth."""
     parents = {}
@@ -46,7 +35,7 @@ def descendants(parent):
 
 
 def peaks(parent, ended):
-    """Return the largest resident memory of each task in MB, looked at until the end."""
+    """Return the largest resident memory of each process in MB, looked at until the end."""
     largest = {}
     while not ended.wait(0.2):
         for number in descendants(parent):
@@ -55,8 +44,8 @@ def peaks(parent, ended):
                 size = re.search(r"VmHWM:\s+(\d+)", (process / "status").read_text())
             except OSError:
                 continue
-            if size and (task := task_of(process)):
-                largest[task] = max(largest.get(task, 0.0), int(size[1]) / 1024)
+            if size:
+                largest[number] = max(largest.get(number, 0.0), int(size[1]) / 1024)
     return largest
 
 
@@ -81,7 +70,8 @@ def measured(rows, steps, folder):
         "steps_per_second": rate,
         "pulled_kb": 1000 * pulled / steps,
         "pushed_kb": 1000 * pushed / steps,
-        "peak_mb": {task: round(size) for task, size in sorted(found.items())},
+        # The servers are the largest; chief and workers are alike. Helpers of the launcher are left out.
+        "peak_mb": sorted((round(size) for size in found.values() if size > 100), reverse=True),
         "seconds": round(time.perf_counter() - begin, 1),
         "result": re.findall(r"Log loss.*|AUC.*|Rows of a step.*", output),
     }
