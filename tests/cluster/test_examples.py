@@ -98,6 +98,16 @@ def test_parameter_servers_by_the_launcher_with_an_evaluator(tmp_path):
         assert (tmp_path / "logs" / f"{task}.log").read_text() == ""
 
 
+def test_a_table_on_two_servers(tmp_path):
+    flags = ["-n", "2", "--ps", "2", "--chief", "--log-dir", "logs"]
+    small = [str(EXAMPLES / "wide_and_deep.py"), "--rows", "50000", "--steps", "30", "--batch", "64"]
+    output = run(tmp_path, "-m", "unisono.cli", "launch", *flags, *small)
+    assert "Servers of the table: 2" in output
+    # Of 3.2 MB a step moves some 200 rows of 64 bytes; the small table of 0.2 MB travels whole.
+    moved = [float(re.findall(rf"{name}_mb: ([0-9.]+)", output)[-1]) / 30 for name in ("pulled", "pushed")]
+    assert all(0.2 < megabytes < 0.26 for megabytes in moved), moved
+
+
 def test_parameter_servers_by_hand_without_a_chief(tmp_path):
     """The tutorial's loop: worker 0 is the chief, and computes; two servers divide the table."""
     with TasksByHand(tmp_path, EXAMPLES / "parameter_server_custom_loop.py") as tasks:
