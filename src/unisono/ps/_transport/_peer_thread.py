@@ -80,12 +80,14 @@ class PeerThread(threading.Thread):
         # A link that is closed in its turn changes the set.
         wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
         # A minute: `poll` takes no infinity.
-        for ready, _ in self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))):
+        found = dict(self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))))
+        for ready in found:
             # A socket may have been closed by the action of another one.
             action = self._actions.get(ready)
             if action is not None:
                 action()
-        self.mailbox.run()
+        if self.mailbox.descriptor in found:
+            self.mailbox.run()
 
 
 _GUARD = threading.Lock()

@@ -167,18 +167,18 @@ class Mailbox:
         """Have a function called; it is dropped where the thread has ended."""
         self._functions.append(function)
         # One byte wakes the thread for all that came meanwhile. `run` resets the flag before it takes the
-        # functions: none can be left behind.
+        # functions: none can be left behind. The byte may arrive after `run` has reset the flag.
         if not self._is_signalled:
             self._is_signalled = True
             with contextlib.suppress(OSError):
                 self._writer.send(b"x")
 
     def run(self) -> None:
-        """Call the functions that wait."""
-        if self._is_signalled:
-            with contextlib.suppress(BlockingIOError):
-                self._reader.recv(4096)
-            self._is_signalled = False
+        """Call the functions that wait; whenever `descriptor` is ready."""
+        # Whatever the flag says: a byte that is left wakes the thread again at once, and for ever.
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(4096)
+        self._is_signalled = False
         while self._functions:
             function = self._functions.popleft()
             try:

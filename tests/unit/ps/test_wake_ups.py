@@ -1,0 +1,147 @@
+"""How often the threads of the transport wake up: a thread that polls for nothing takes a processor."""
+
+import collections
+import select
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import PeerLostError
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._transport import _lane
+from unisono.ps._transport import _shared_memory as shared
+from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._peer import Peer
+from unisono.ps._transport._sockets import Mailbox
+
+PS = Task("ps", 0)
+LONG = 30.0
+#: Seconds for which wake-ups are counted, and the most that are none: a thread that spins has thousands.
+WATCHED, FEW = 0.4, 20
+
+
+@pytest.fixture
+def polls(monkeypatch):
+    """The number of polls of each thread."""
+    counts = collections.Counter()
+    poll = zmq.Poller.poll
+
+    def counted(self, timeout=None):
+        counts[threading.current_thread().name] += 1
+        return poll(self, timeout)
+
+    monkeypatch.setattr(zmq.Poller, "poll", counted)
+    return counts
+
+
+def most(polls, seconds=WATCHED):
+    """The most polls of a thread in some time."""
+    polls.clear()
+    time.sleep(seconds)
+    return max(polls.values(), default=0)
+
+
+@pytest.fixture
+def busy_endpoint():
+    """An endpoint whose handler works until it is released, at a request PUSH."""
+    released = threading.Event()
+
+    def handler(client, request):
+        if request.op is Op.PUSH:
+            released.wait(LONG)
+        return request.answer(Op.OK, {}, list(request.arrays))
+
+    endpoint = Endpoint("127.0.0.1:0", handler)
+    endpoint.start()
+    yield endpoint, released
+    released.set()
+    endpoint.close()
+
+
+def test_a_signal_that_comes_after_its_function_was_called_is_taken():
+    mailbox, called, late = Mailbox(), [], []
+
+    class Slow:
+        send = staticmethod(late.append)
+
+        def __init__(self, writer):
+            self.writer = writer
+
+        def close(self):
+            self.writer.close()
+
+    mailbox._writer = Slow(mailbox._writer)
+    mailbox.put(lambda: called.append(1))
+    # The thread wakes up for something else, between the flag and the byte.
+    mailbox.run()
+    assert called == [1]
+    mailbox._writer.writer.send(late.pop())
+    mailbox.run()
+    assert select.select([mailbox.descriptor], [], [], 0)[0] == []
+    mailbox.put(lambda: called.append(2))
+    mailbox._writer.writer.send(late.pop())
+    assert select.select([mailbox.descriptor], [], [], 0)[0], "the next one wakes the thread again"
+    mailbox.run()
+    assert called == [1, 2]
+    mailbox.close()
+
+
+def test_threads_with_nothing_to_do_sleep(busy_endpoint, polls):
+    endpoint, _ = busy_endpoint
+    peer = Peer(PS, endpoint.address)
+    try:
+        array = np.ones(100_000)
+        for i in range(20):
+            peer.call(Frame(Op.PULL, i, arrays=[array]), LONG)
+        # Signals that were late, as above: the thread must not wake up for them again and again.
+        for mailbox in (endpoint._mailbox, peer._thread.mailbox):
+            mailbox._writer.send(b"x")
+        assert most(polls) <= FEW
+    finally:
+        peer.close()
+
+
+@pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
+def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_endpoint, polls, monkeypatch):
+    # All of the message goes through the socket, and much more than its buffers hold.
+    monkeypatch.setattr(_lane, "SHARED_FROM", 1 << 40)
+    endpoint, released = busy_endpoint
+    peer = Peer(PS, endpoint.address)
+    try:
+        peer.call(Frame(Op.PULL, 1), LONG)
+        first = peer.send(Frame(Op.PUSH, 2), LONG)
+        array = np.arange(8 << 20, dtype=np.float32)
+        second = peer.send(Frame(Op.PULL, 3, arrays=[array]), LONG)
+        while not polls["unisono-peers"]:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert peer._link._lane.waiting > 1 << 20
+        assert most(polls) <= FEW
+        released.set()
+        assert first.result(LONG).op is Op.OK
+        np.testing.assert_array_equal(second.result(LONG).arrays[0], array)
+        assert peer._link._lane.waiting == 0
+        # Neither end polls for room in its socket any more.
+        assert most(polls) <= FEW
+    finally:
+        peer.close()
+
+
+def test_a_peer_without_its_task_sleeps_between_its_attempts(polls):
+    endpoint = Endpoint("127.0.0.1:0", lambda client, request: request.answer(Op.OK))
+    endpoint.start()
+    peer = Peer(PS, endpoint.address)
+    try:
+        peer.call(Frame(Op.PULL, 1), LONG)
+        endpoint.close()
+        with pytest.raises(PeerLostError):
+            peer.call(Frame(Op.PULL, 2), 0.2)
+        # Each attempt has some events.
+        assert most(polls, 1.0) <= 10 * FEW
+    finally:
+        peer.close()
