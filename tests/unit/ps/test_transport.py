@@ -637,6 +637,17 @@ def test_an_address_of_another_machine_cannot_be_listened_at(cluster, only_tcp, 
             cluster.endpoint(address=address, keys=keys(PS))
 
 
+def test_without_a_key_the_port_of_another_program_cannot_be_used(cluster, monkeypatch):
+    monkeypatch.setattr("unisono.ps._transport._endpoint._BIND_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"listen at its address.*{address}: Address already in use"):
+            cluster.endpoint(address=address)
+    # Free again: the lock and the files of the first attempt are gone, too.
+    peer = cluster.peer(cluster.endpoint(address=address).address)
+    assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+
+
 def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
     """In Kubernetes a pod knows itself by the name of its service, whose address no interface has."""
     port = _local.free_port()

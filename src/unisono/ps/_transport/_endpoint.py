@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -158,12 +158,15 @@ class Endpoint:
             return
         path = local.socket_path(self.address, directory)
         self._lock = local.AddressLock(path)
+        if self._keys is None:
+            # Nothing will listen there, but the port of another program is a mistake in the cluster.
+            self._bind(local.check_port_is_free, f"tcp://{self.address}")
         # Before ZeroMQ's: who finds that finds this, too.
         self._lanes = EndpointLanes.listen(path, self._limit, self._budget, self._mailbox)
         made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
         sockets.enlarge_buffers(made)
         self._sockets[b"local"] = made
-        self._bind(made, f"ipc://{path}")
+        self._bind(made.bind, f"ipc://{path}")
         # The directory keeps others out already.
         Path(path).chmod(0o600)
 
@@ -179,19 +182,19 @@ class Endpoint:
         except OSError:
             ip = "*"
         try:
-            self._bind(made, f"tcp://{with_port(ip, port)}")
+            self._bind(made.bind, f"tcp://{with_port(ip, port)}")
         except ClusterError as error:
             # The name or address of a service, which is not one of this machine's interfaces.
             if not isinstance(error.__cause__, zmq.ZMQError) or error.__cause__.errno != zmq.EADDRNOTAVAIL:
                 raise
-            self._bind(made, f"tcp://*:{port}")
+            self._bind(made.bind, f"tcp://*:{port}")
 
-    def _bind(self, made: ZmqSocket, place: str) -> None:
+    def _bind(self, bind: Callable[[str], object], place: str) -> None:
         deadline = time.monotonic() + _BIND_SECONDS
         while True:
             try:
-                made.bind(place)
-            except zmq.ZMQError as error:
+                bind(place)
+            except (zmq.ZMQError, OSError) as error:
                 if error.errno == zmq.EADDRINUSE and time.monotonic() < deadline:
                     time.sleep(0.05)
                     continue

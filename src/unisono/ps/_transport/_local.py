@@ -8,6 +8,7 @@ Tests: tests/unit/ps/test_transport.py.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import os
@@ -72,6 +73,28 @@ def free_port() -> int:
     """Return a port that no process of this machine listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def check_port_is_free(address: str) -> None:
+    """Do nothing where no process listens at the TCP port of a loopback address.
+
+    Args:
+        address: with `tcp://` before it.
+
+    Raises:
+        OSError: one does, with the error number `EADDRINUSE`.
+    """
+    host, port = split_address(address.removeprefix("tcp://"))
+    try:
+        ip = resolve(host)
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+            # Connections of an earlier process that are being closed are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((ip, port))
+    except OSError as error:
+        # Without IPv6, or below port 1024, the socket's file can be used as anywhere.
+        if error.errno == errno.EADDRINUSE:
+            raise
 
 
 def socket_directory(parent: str = _PARENT) -> Path:
