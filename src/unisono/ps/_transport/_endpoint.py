@@ -135,8 +135,12 @@ class Endpoint:
         else:
             self._mailbox.put(lambda: self._send(client, parts))
 
-    def close(self) -> None:
-        """Stop answering and free the address; returns within seconds, also while the handler works."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Stop answering and free the address; returns within seconds, also while the handler works.
+
+        Args:
+            seconds: for which it waits for the handler.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
@@ -144,7 +148,7 @@ class Endpoint:
         if self._thread is None:
             self._mailbox.close()
         elif threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(seconds)
             if self._thread.is_alive():
                 _LOG.warning("The endpoint at %s closes when its handler returns.", self.address)
 

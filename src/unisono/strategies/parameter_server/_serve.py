@@ -43,6 +43,8 @@ SNAPSHOT_SECONDS = 60.0
 CHIEF_VARIABLE = "UNISONO_CHIEF_TIMEOUT"
 #: The default: a chief that is started again by hand finds its cluster, and a forgotten one ends by itself.
 CHIEF_SECONDS = 600.0
+#: Seconds in which a program that runs, or is compiled, may end when the job has ended.
+_PROGRAM_SECONDS = 60.0
 #: The most seconds between two looks at the time of the last sign.
 _LOOK_EVERY = 2.0
 
@@ -224,7 +226,7 @@ class _VariableService(Service):
 
     def close(self) -> None:
         """End all connections; what was kept on the disk is removed where the job has ended well."""
-        self._endpoint.close()
+        self._endpoint.close(_PROGRAM_SECONDS)
         if self._durable is not None:
             self._durable.close(remove=self.ended.is_set() and not self.exit_code)
 
@@ -276,7 +278,9 @@ class WorkerService(Service):
         """End all connections."""
         self._worker.close()
         self._endpoint.close()
+        # What the thread waits for fails.
         self._client.close()
+        self._worker.join(_PROGRAM_SECONDS)
 
 
 class OwnWorker(WorkerService):

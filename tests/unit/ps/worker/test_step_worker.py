@@ -1,6 +1,8 @@
 """A worker with servers that the test plays."""
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -341,3 +343,95 @@ def test_a_worker_that_was_missed_drops_what_waits_and_finishes_what_it_has_begu
     assert (answer.op, answer.meta["life"] != life) == (Op.OK, True)
     # Of several greetings in a row, the first one begins the life.
     assert chief.ask(Op.HELLO, {"anew": True}).meta["life"] == answer.meta["life"]
+
+
+def test_the_end_waits_for_the_program_that_runs(chief):
+    began, may_end = threading.Event(), threading.Event()
+
+    def program(*given):
+        began.set()
+        may_end.wait(10)
+        return [np.float32(0), np.float32(0)]
+
+    chief.worker._load = lambda digest, data: program
+    chief.add_plan()
+    chief.run(1, arrays=[np.float32(1)] * 3)
+    chief.run(2, arrays=[np.float32(1)] * 3)
+    assert began.wait(10)
+    chief.worker.close()
+    chief.worker.join(0.2)
+    assert chief.worker._thread.is_alive()
+    threading.Timer(0.2, may_end.set).start()
+    chief.worker.join(10)
+    assert not chief.worker._thread.is_alive()
+    assert chief.servers.pushes.get_nowait()[1] == 1
+    assert chief.servers.pushes.empty(), "the second closure is left"
+
+
+def test_the_end_does_not_wait_for_a_dataset_that_blocks(chief):
+    began, may_end = threading.Event(), threading.Event()
+
+    def take(names):
+        began.set()
+        may_end.wait(30)
+        raise ValueError("the end")
+
+    chief.worker._data.take = take
+    chief.add_plan()
+    chief.run(1, arrays=[np.float32(1)] * 3)
+    assert began.wait(10)
+    chief.worker.close()
+    chief.worker.join(20)
+    assert chief.worker._thread.is_alive()
+    may_end.set()
+    chief.worker._thread.join(10)
+    assert not chief.worker._thread.is_alive()
+
+
+#: A worker that is told to end while it computes, in the middle of the program or of its compilation.
+ENDS_WHILE_IT_COMPUTES = """
+import threading, time, types
+import jax, numpy as np
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+from unisono.strategies.parameter_server._serve import WorkerService
+from unisono.ps.worker._step_plan import StepPlan
+
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, y: jax.numpy.tanh(y @ y), x))
+program = jax.export.export(step)(jax.ShapeDtypeStruct((500, 500), "float32")).serialize()
+me = Task("worker", 0)
+roles = types.SimpleNamespace(task=me, workers=(me,), accepted=(me,))
+ends = types.SimpleNamespace(start=lambda: None, close=lambda: None, reply=lambda *_: print("answered"))
+service = WorkerService(roles, [], lambda handler: ends)
+worker = service._worker
+began, run = threading.Event(), worker._execute
+
+def execute(task):
+    began.set()
+    run(task)
+
+worker._execute = execute
+who = types.SimpleNamespace(acts_for=lambda task: True)
+plan = StepPlan("p", (), 1, (), (), (0,)).to_meta()
+worker.handle(who, Frame(Op.PROGRAM, 1, 0, {"name": "p", "plan": plan}, [blob(bytes(program))]))
+began.wait()
+print("ends", flush=True)
+service.close()
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        # Where the interpreter has ended already, a thread comes back from the compiler.
+        sleep(0.7)
+
+slow = Slow()
+"""
+
+
+def test_a_process_that_ends_while_its_worker_computes_does_so_without_a_signal():
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", ENDS_WHILE_IT_COMPUTES],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "ends" in ended.stdout
