@@ -2,8 +2,10 @@
 
 import array
 import contextlib
+import errno
 import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -156,6 +158,47 @@ def test_the_end_is_told_after_the_last_message(ends):
     with pytest.raises(LaneError, match="connection was lost"):
         received(receiver)
     assert sender.send([b"late", b""]), "what comes late is dropped"
+
+
+def test_a_message_that_the_kernel_does_not_take_ends_the_connection(ends):
+    sender, receiver = ends
+    plain = sender._socket
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(plain, name)
+
+        def sendmsg(self, *_):
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+
+    sender._socket = Full()
+    sender.send([b"h", b"", b"x" * _lane.SHARED_FROM])
+    sender._socket = plain
+    # What was sent is lost, and neither end waits for its answer.
+    for lane in (sender, receiver):
+        with pytest.raises(LaneError, match="connection was lost"):
+            received(lane)
+
+
+def test_a_receiver_that_can_open_no_files_says_so(raw):
+    lane, other = raw
+    files = [memory_file(1 << 16) for _ in range(3)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # Numbers below it are taken: those of the files themselves are the highest.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files), limits[1]))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        rights = array.array("i", files)
+        other.sendmsg([prefix(is_new=1, slot=0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        with pytest.raises(LaneError, match="ulimit -n"):
+            received(lane)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in [*files, *taken]:
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize(

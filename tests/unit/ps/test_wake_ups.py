@@ -1,6 +1,7 @@
 """How often the threads of the transport wake up: a thread that polls for nothing takes a processor."""
 
 import collections
+import errno
 import select
 import threading
 import time
@@ -13,7 +14,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps._calls import PeerLostError
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
-from unisono.ps._transport import _lane
+from unisono.ps._transport import _endpoint, _lane, _sockets
 from unisono.ps._transport import _shared_memory as shared
 from unisono.ps._transport._endpoint import Endpoint
 from unisono.ps._transport._peer import Peer
@@ -128,6 +129,57 @@ def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_endpoint, polls, 
         assert peer._link._lane.waiting == 0
         # Neither end polls for room in its socket any more.
         assert most(polls) <= FEW
+    finally:
+        peer.close()
+
+
+@pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
+def test_an_endpoint_that_can_open_no_files_sleeps_and_takes_connections_later(
+    busy_endpoint, polls, monkeypatch, caplog
+):
+    endpoint, _ = busy_endpoint
+    monkeypatch.setattr(_endpoint, "_PAUSE_MS", 100)
+    listening = endpoint._lanes._listener._socket
+
+    class Full:
+        close = staticmethod(listening.close)
+
+        def accept(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    endpoint._lanes._listener._socket = Full()
+    peer = Peer(PS, endpoint.address)
+    try:
+        answer = peer.send(Frame(Op.PULL, 1), LONG)
+        while not endpoint._lanes.is_paused:
+            time.sleep(0.01)
+        assert most(polls) <= FEW
+        assert caplog.text.count("Too many open files. It is tried again.") == 1
+        endpoint._lanes._listener._socket = listening
+        assert answer.result(LONG).op is Op.OK
+        assert not endpoint._lanes.is_paused
+        assert peer.call(Frame(Op.PULL, 2), LONG).op is Op.OK
+        assert most(polls) <= FEW
+    finally:
+        peer.close()
+
+
+def test_a_peer_that_can_open_no_files_tries_again(busy_endpoint, monkeypatch):
+    endpoint, _ = busy_endpoint
+    attempts = []
+    new_socket = _sockets.new_socket
+
+    def full(context, kind, limit):
+        attempts.append(kind)
+        if len(attempts) < 3:
+            raise zmq.ZMQError(errno.EMFILE)
+        return new_socket(context, kind, limit)
+
+    monkeypatch.setattr(_sockets, "new_socket", full)
+    peer = Peer(PS, endpoint.address)
+    try:
+        assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+        assert len(attempts) == 3
     finally:
         peer.close()
 

@@ -36,6 +36,8 @@ _BURST = 100
 _BIND_SECONDS = 3.0
 #: Milliseconds after which an answer is tried again for which there was no room.
 _BACKLOG_MS = 5
+#: And a connection that could not be taken.
+_PAUSE_MS = 1000
 #: Bytes of a part as an object of Python, besides its content.
 _OBJECT_BYTES = 100
 #: Seconds between two warnings about clients that take no answers: hostile ones must not fill the log.
@@ -218,7 +220,7 @@ class Endpoint:
         if self._lanes is not None:
             self._lanes.watch(poller)
         while not self._closing.is_set():
-            ready = dict(poller.poll(_BACKLOG_MS if self._backlog else None))
+            ready = dict(poller.poll(self._longest_sleep()))
             if self._lanes is not None:
                 for client, received in self._lanes.receive(ready):
                     self._take(client, received)
@@ -234,6 +236,11 @@ class Endpoint:
         self._mailbox.close()
         self._wait_for_answers()
         self._close_sockets()
+
+    def _longest_sleep(self) -> int | None:
+        if self._backlog:
+            return _BACKLOG_MS
+        return _PAUSE_MS if self._lanes is not None and self._lanes.is_paused else None
 
     def _wait_for_answers(self) -> None:
         """Let the last answers reach their clients, such as that to END."""

@@ -41,6 +41,9 @@ class EndpointLanes:
         self._lanes: dict[bytes, Lane] = {}
         self._clients: dict[int, ClientId] = {}
         self._warned_at = -math.inf
+        #: Whether connections wait that cannot be taken now. They are tried again, and not polled for: the
+        #: poller would find them again at once, and for ever.
+        self.is_paused = False
 
     @classmethod
     def listen(cls, path: Path, limit: int, budget: int, mailbox: Mailbox) -> EndpointLanes | None:
@@ -88,9 +91,28 @@ class EndpointLanes:
             except LaneError as error:
                 _LOG.debug("The connection of %s has ended: %s.", client, error)
                 self._drop(descriptor)
-        if self._listener.descriptor in ready:
+        if self._listener.descriptor in ready or self.is_paused:
+            self._accept()
+
+    def _accept(self) -> None:
+        try:
             while (accepted := self._listener.accept()) is not None:
                 self._add(*accepted)
+        except OSError as error:
+            self._pause(error)
+            return
+        if self.is_paused and self._poller is not None:
+            self.is_paused = False
+            self._poller.register(self._listener.descriptor, zmq.POLLIN)
+
+    def _pause(self, error: OSError) -> None:
+        if not self.is_paused and self._poller is not None:
+            self.is_paused = True
+            self._poller.unregister(self._listener.descriptor)
+            _LOG.warning(
+                "A connection waits that cannot be taken: %s. It is tried again. See `ulimit -n`.",
+                error.strerror,
+            )
 
     def _add(self, name: bytes, lane: Lane) -> None:
         self._lanes[name] = lane

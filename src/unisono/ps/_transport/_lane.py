@@ -121,7 +121,10 @@ class Lane:
                 except (BlockingIOError, InterruptedError):
                     return False
                 except OSError:
-                    # The other end has gone: who receives here finds it out.
+                    # The other end has gone, or the kernel takes no more files (ETOOMANYREFS). What follows
+                    # half a message is none: the connection ends, and who receives here finds it out.
+                    with contextlib.suppress(OSError):
+                        self._socket.shutdown(socket.SHUT_RDWR)
                     self._drop_backlog()
                     return True
                 if segment is not None:
@@ -146,7 +149,7 @@ class Lane:
             LaneError: the connection has ended, or its bytes are no messages; it is to be closed.
         """
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(
+            data, ancillary, flags, _ = self._socket.recvmsg(
                 _PIECE, socket.CMSG_SPACE(4 * shared.SLOTS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
             )
         except (BlockingIOError, InterruptedError):
@@ -156,6 +159,8 @@ class Lane:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
+        if flags & socket.MSG_CTRUNC:
+            raise LaneError("this process may not open more files, see `ulimit -n`")
         if not data:
             raise LaneError("the connection was lost")
         if len(self._descriptors) > shared.SLOTS:
@@ -257,7 +262,10 @@ def connect(path: Path, limit: int) -> Lane | None:
     """
     if not shared.IS_AVAILABLE:
         return None
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return None
     made.setblocking(False)
     try:
         made.connect(str(lane_path(path)))
@@ -285,18 +293,26 @@ class LaneListener:
         # What an earlier process has left.
         self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._socket.bind(str(self._path))
-        self._path.chmod(0o600)
-        self._socket.listen(128)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(str(self._path))
+            self._path.chmod(0o600)
+            self._socket.listen(128)
+        except OSError:
+            self._socket.close()
+            raise
         self.descriptor = self._socket.fileno()
         self._count = 0
 
     def accept(self) -> tuple[bytes, Lane] | None:
-        """Return a name and a connection; None where none waits any more."""
+        """Return a name and a connection; None where none waits any more.
+
+        Raises:
+            OSError: one waits, and cannot be taken now: this process may not open more files.
+        """
         try:
             connected, _ = self._socket.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return None
         if _user_of(connected) != os.geteuid():
             connected.close()

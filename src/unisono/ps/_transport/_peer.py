@@ -299,7 +299,13 @@ class _Link:
     def _dial(self, place: str) -> None:
         if self._is_closed:
             return
-        made = sockets.new_socket(self._thread.context, zmq.DEALER, self._way.limit)
+        try:
+            made = sockets.new_socket(self._thread.context, zmq.DEALER, self._way.limit)
+        except zmq.ZMQError as error:
+            # This process may not open more files.
+            self._is_local = False
+            self._failed(f"a socket cannot be made: {error.strerror}")
+            return
         # What was not sent on this connection is sent on the next one, by `_flush`.
         made.immediate = True
         made.reconnect_ivl = -1
