@@ -6,6 +6,7 @@ Tests: tests/cluster/test_parameter_server.py.
 from __future__ import annotations
 
 import abc
+import atexit
 import logging
 import math
 import threading
@@ -120,8 +121,13 @@ def service_of(roles: Roles) -> Service:
         ClusterError: when the task cannot listen at its address.
     """
     _LOG.info("%s serves at %s", roles.task, roles.addresses[roles.task])
-    if roles.task not in roles.workers:
-        return _VariableService(roles)
+    service = _VariableService(roles) if roles.task not in roles.workers else _worker_service(roles)
+    # A program that never joins: Python must not end while one of the service's threads is in JAX.
+    atexit.register(service.close)
+    return service
+
+
+def _worker_service(roles: Roles) -> WorkerService:
     keys = read_keys(process_environ(), roles.task, roles.spec)
     servers = [Peer(task, roles.addresses[task], keys) for task in roles.servers]
     return WorkerService(roles, servers, lambda handler: Endpoint(roles.addresses[roles.task], handler, keys))
@@ -146,6 +152,7 @@ class Service(abc.ABC):
         try:
             word = self._wait()
         finally:
+            atexit.unregister(self.close)
             self.close()
         return self.exit_code if word is None else word
 
