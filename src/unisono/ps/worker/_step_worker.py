@@ -37,8 +37,15 @@ from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
 from unisono.ps.worker._worker_data import Taken, WorkerData
 
-#: From arrays to arrays: an exported program, compiled here.
-Program = Callable[..., Sequence[Any]]
+
+class Program(Protocol):
+    """From arrays to arrays: an exported program, compiled here when it first gets arrays of their shapes."""
+
+    compiled_count: int
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the program."""
+
 
 #: The number of the worker whose thread this is.
 _INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None)
@@ -308,23 +315,34 @@ class StepWorker:
                 return
             self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        values = self._pull(task, plan)
-        arrays.append(self._own_index)
-        given = arrays[: plan.states] + [
-            arrays[OWN_INDEX if i == OWN_INDEX else plan.states + i] for i in plan.arrays
-        ]
-        given = [*values, *given]
-        numbers: RowNumbers | None = None
-        if plan.lookups is not None:
-            rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
-            given += rows.arguments()
-        outputs = self._program(plan.digest)(*given)
-        pushes = self._push(task, plan, outputs, numbers, taken, getattr(values, "lineages", {}))
+        outputs, numbers, lineages = self._compute(task, plan, [*arrays, self._own_index])
+        pushes = self._push(task, plan, outputs, numbers, taken, lineages)
         if taken and meta.get("again") and _had_been_applied(pushes):
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
         results = [np.asarray(outputs[i]) for i in plan.results]
         self._acknowledge(task, pushes, {"plan": name, "taken": self._data.counts(taken)}, results)
+
+    def _compute(
+        self, task: _Received, plan: StepPlan, arrays: Sequence[Any]
+    ) -> tuple[Sequence[Any], RowNumbers | None, Mapping[int, str]]:
+        """Return the outputs of a closure, the rows that it used, and the lineages of its values."""
+        program = self._program(plan.digest)
+        states, others = arrays[: plan.states], arrays[plan.states :]
+        given_here = [*states, *(arrays[OWN_INDEX] if i == OWN_INDEX else others[i] for i in plan.arrays)]
+        while True:
+            values, compiled = self._pull(task, plan), program.compiled_count
+            given = [*values, *given_here]
+            numbers: RowNumbers | None = None
+            if plan.lookups is not None:
+                rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
+                given += rows.arguments()
+            outputs = program(*given)
+            # While it was compiled others went on: where that took 2 s, the first update missed 398 of them
+            # (2 workers, 2026-11-22). The program changes nothing here, so that it can run once more.
+            if not plan.pushes or program.compiled_count == compiled:
+                return outputs, numbers, getattr(values, "lineages", {})
+            del outputs, given, values
 
     def _numbers(self, plan: LookupPlan, given: Sequence[Any]) -> RowNumbers:
         """Return the rows that a step uses."""

@@ -50,16 +50,29 @@ class Servers:
         return done, None if pulls is None else self.pull(pulls)
 
 
+class Sums:
+    """A program that is compiled when it is first called."""
+
+    def __init__(self):
+        self.compiled_count = 0
+
+    def __call__(self, *given):
+        self.compiled_count = 1
+        return [sum(given), np.float32(sum(given) % 100)]
+
+
 class Chief:
     """Sends requests to a worker and keeps its answers."""
 
     def __init__(self):
         self.servers, self.answers = Servers(), queue.Queue()
+        program = self.program = Sums()
+        program.compiled_count = 1
         self.worker = StepWorker(
             1,
             2,
             self.servers,
-            lambda digest, data: lambda *given: [sum(given), np.float32(sum(given) % 100)],
+            lambda digest, data: program,
             lambda client, request, frame: self.answers.put(frame),
             lambda client: client == CHIEF,
         )
@@ -96,6 +109,26 @@ def test_a_closure_is_answered_when_its_push_is_acknowledged(chief):
     done.set_result(None)
     answer = chief.answers.get(timeout=10)
     assert (answer.op, answer.meta["plan"], float(answer.arrays[0])) == (Op.RESULT, "p", 21.0)
+
+
+def test_a_step_that_was_compiled_runs_with_what_is_there_then(chief):
+    chief.add_plan()
+    chief.program.compiled_count = 0
+    pull = chief.servers.pull
+
+    def changing(keys):
+        pull(keys)
+        done = Future()
+        done.set_result([np.float32(100 * len(chief.servers.pulls))])
+        return done
+
+    chief.servers.pull = changing
+    for number in range(2):
+        chief.run(number, arrays=[np.float32(0)] * 3)
+        pushed = chief.servers.pushes.get(timeout=10)
+        # The first one pulls twice; the second is not compiled.
+        assert (pushed[1], pushed[4]) == (number, [200.0 + 100 * number])
+    assert len(chief.servers.pulls) == 3
 
 
 def test_values_are_pulled_behind_the_pushes_of_the_closure_before(chief):
