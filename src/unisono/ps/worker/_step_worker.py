@@ -38,7 +38,7 @@ from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pus
 from unisono.ps.worker._worker_data import Taken, WorkerData
 
 
-class Program(Protocol):
+class CompiledProgram(Protocol):
     """From arrays to arrays: an exported program, compiled here when it first gets arrays of their shapes."""
 
     compiled_count: int
@@ -102,7 +102,7 @@ class StepWorker:
         index: int,
         num_workers: int,
         servers: Servers,
-        load_program: Callable[[str, bytes], Program],
+        load_program: Callable[[str, bytes], CompiledProgram],
         reply: Callable[[ClientId, int, Frame], None],
         is_chief: Callable[[ClientId], bool],
     ) -> None:
@@ -110,7 +110,7 @@ class StepWorker:
         self._is_chief, self._num_workers = is_chief, num_workers
         self._own_index = np.asarray(index, np.int32)
         self._rows = TableRows(servers.rows)
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, CompiledProgram] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
         self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
@@ -284,7 +284,7 @@ class StepWorker:
                 self._reads_data = False
         self._answer(task, frame.answer(Op.OK))
 
-    def _program(self, digest: str) -> Program:
+    def _program(self, digest: str) -> CompiledProgram:
         """Return a compiled program: a closure that came before the plan may be the first one to use it."""
         if digest not in self._programs:
             self._programs[digest] = self._load(digest, self._exported[digest])
