@@ -8,7 +8,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import types
 from collections.abc import Sequence
+
+import keras
+import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.tf._module import NameFinder, add_finder
@@ -28,7 +32,24 @@ def provide_tensorflow() -> None:
             "`unisono.tf` provides the module `tensorflow`. Received: a process that has imported it "
             "already. Remove the import of TensorFlow from what runs before, such as `sitecustomize`."
         )
+    _hide_from_libraries()
     add_finder(NameFinder("tensorflow", TABLE, with_root=True))
+
+
+def _hide_from_libraries() -> None:
+    """Let Keras and TensorBoard find no TensorFlow, which they use where it is installed.
+
+    Without this, `model.save` asks whether objects are `tf.TensorShape`, and `keras.utils.set_random_seed`
+    calls `tf.random.set_seed`, which is itself.
+    """
+    # None makes an import fail. Keras looks for TensorFlow when it first needs it, and keeps the answer.
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
+    try:
+        keras.saving.serialize_keras_object(np.float32(0))
+    finally:
+        del sys.modules["tensorflow"]
+    # TensorBoard's own sign that it is to use its stub.
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 
 def main(arguments: Sequence[str]) -> None:

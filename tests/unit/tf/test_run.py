@@ -14,6 +14,13 @@ import helper
 if __name__ == "__main__":
     print(sys.argv[1:], helper.VALUE, __file__.endswith("program.py"))
     print(tf.reduce_sum([1.0, 2.0]).numpy(), Dense is keras.layers.Dense, K.get_value(2.0))
+    # Keras and TensorBoard see no TensorFlow: they would use it.
+    tf.random.set_seed(1)
+    model = keras.Sequential([keras.Input((2,)), Dense(1)])
+    model.compile("sgd", "mse")
+    model.save("model.keras")
+    from tensorboard.compat import tf as stub
+    print(keras.models.load_model("model.keras").input_shape, stub.__version__)
 """
 
 
@@ -34,7 +41,7 @@ def test_a_program_runs_as_python_runs_it(tmp_path):
     for how in ([str(tmp_path / "program.py")], ["-m", "program"]):
         done = run(*how, "--epochs", "3", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "['--epochs', '3'] 4 True\n3.0 True 2.0\n"
+        assert done.stdout == "['--epochs', '3'] 4 True\n3.0 True 2.0\n(None, 2) stub\n"
 
 
 def test_the_exit_code_is_the_programs_and_a_missing_file_is_named(tmp_path):
