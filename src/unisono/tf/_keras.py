@@ -5,7 +5,9 @@ Tests: tests/unit/tf/test_keras.py.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ import numpy as np
 
 from unisono._types import PyTree, UserValue
 from unisono.export import export_saved_model, load_from_saved_model
+from unisono.strategies._base import Strategy
 
 
 def add_methods() -> None:
@@ -25,6 +28,48 @@ def add_methods() -> None:
             lambda self, value: setattr(self, "learning_rate", value),
             doc="The learning rate.",
         )
+    if not hasattr(keras.Model.compile, "takes_distribute"):
+        # Where it is defined: Keras asks whether a model's class has another one.
+        owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+        owner.compile = _taking_distribute(owner.compile)
+
+
+def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None]:
+    """Return `Model.compile` with the argument `distribute` of TensorFlow 1: a strategy."""
+
+    @functools.wraps(compile_model)
+    def compiled(self: keras.Model, *args: Any, distribute: Strategy | None = None, **kwargs: Any) -> None:
+        if distribute is not None:
+            with distribute.scope():
+                _make_again(self)
+                # Not `compile_model`: what wraps this method by now is to see the scope, too.
+                self.compile(*map(_again, args), **{name: _again(value) for name, value in kwargs.items()})
+            return
+        compile_model(self, *args, **kwargs)
+
+    compiled.takes_distribute = True  # type: ignore[attr-defined]
+    return compiled
+
+
+def _make_again(model: keras.Model) -> None:
+    """Let a model hold variables of the current scope, with the values that it had.
+
+    A model of another strategy, or of none, cannot be moved there: it takes over what a clone holds. Its
+    layers are those of the clone afterwards, as TensorFlow 1 trained clones, too.
+    """
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    # Keras wraps these two for each object.
+    own = {name: vars(model)[name] for name in ("build", "quantize") if name in vars(model)}
+    vars(model).clear()
+    vars(model).update({**vars(clone), **own})
+
+
+def _again(argument: Any) -> Any:
+    """Return an optimizer made in the current scope, where its variables belong; others as they are."""
+    if isinstance(argument, keras.optimizers.Optimizer):
+        return type(argument).from_config(argument.get_config())
+    return argument
 
 
 class Reduction:

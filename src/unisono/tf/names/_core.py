@@ -35,6 +35,7 @@ DTYPES: dict[str, Entry] = {
     "as_dtype": At("jax.numpy.dtype"),
     "dtypes.as_dtype": At("jax.numpy.dtype"),
 }  # fmt: skip
+DTYPES |= {f"dtypes.{name}": entry for name, entry in DTYPES.items() if "." not in name and "_" not in name}
 
 TENSORS: dict[str, Entry] = {
     "Tensor": At("jax.Array"),

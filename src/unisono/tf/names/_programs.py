@@ -55,6 +55,17 @@ SAVING: dict[str, Entry] = {
     "train.list_variables": At("unisono.checkpoint.list_variables"),
     "train.load_checkpoint": At("unisono.checkpoint.load_checkpoint"),
     "train.ClusterSpec": At("unisono.cluster_resolver.ClusterSpec"),
+    "train.GradientDescentOptimizer": Op("keras.optimizers.SGD", tensors=0),
+    "train.MomentumOptimizer": Op(
+        "keras.optimizers.SGD", {"use_nesterov": "nesterov"}, ("learning_rate", "momentum"), tensors=0
+    ),
+    "train.AdamOptimizer": Op(
+        "keras.optimizers.Adam",
+        {"beta1": "beta_1", "beta2": "beta_2"},
+        ("learning_rate", "beta_1", "beta_2", "epsilon"),
+        {"epsilon": 1e-8},
+        tensors=0,
+    ),
     "train.experimental.PythonState": Missing(
         "has no counterpart", "an object with `get_config`-like state as a `unisono.Variable`"
     ),
@@ -141,7 +152,16 @@ RANDOM: dict[str, Entry] = {
     "image.rgb_to_grayscale": Op("keras.ops.image.rgb_to_grayscale"),
 }
 
+_LOOKUP = Missing(
+    "computes with TensorFlow itself in Keras 3",
+    "a dict of the vocabulary in `Dataset.map`, with plain Python",
+)
+
 KERAS: dict[str, Entry] = {
+    **{
+        f"keras.layers.{name}": _LOOKUP
+        for name in ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
+    },
     "keras.backend.get_value": At("unisono.tf._keras.get_value"),
     "keras.backend.set_value": At("unisono.tf._keras.set_value"),
     "keras.experimental.export_saved_model": At("unisono.experimental.export_saved_model"),
@@ -155,7 +175,7 @@ KERAS: dict[str, Entry] = {
     "keras.layers.experimental.SyncBatchNormalization": At("unisono.tf._keras.SyncBatchNormalization"),
     "keras.layers.experimental.preprocessing.Rescaling": At("keras.layers.Rescaling"),
     "keras.layers.experimental.preprocessing.Normalization": At("keras.layers.Normalization"),
-    "keras.layers.experimental.preprocessing.StringLookup": At("keras.layers.StringLookup"),
+    "keras.layers.experimental.preprocessing.StringLookup": _LOOKUP,
     "keras.mixed_precision.Policy": At("keras.dtype_policies.DTypePolicy"),
     "keras.mixed_precision.set_global_policy": At("keras.config.set_dtype_policy"),
     "keras.mixed_precision.global_policy": At("keras.config.dtype_policy"),
