@@ -8,6 +8,7 @@ Tests: tests/virtual/test_coordinator.py.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -29,46 +30,70 @@ from unisono.training.pushed._function_step import FunctionProgram, FunctionStep
 _NUMBERS = itertools.count()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenCall:
+    """One call, with what stands for the iterators of the workers among its arguments.
+
+    Args:
+        iterators: their names, each once.
+        example: arguments and keyword arguments.
+        arrays: those among them.
+        key: what calls of one kind have in common.
+    """
+
+    iterators: Sequence[str]
+    example: tuple[tuple[UserValue, ...], dict[str, UserValue]]
+    arrays: list[Any]
+    key: Hashable
+
+    @classmethod
+    def of(
+        cls,
+        fn: Callable[..., UserValue],
+        given: tuple[tuple[UserValue, ...], dict[str, UserValue]],
+        iterators: Sequence[str],
+    ) -> GivenCall:
+        """Take a call apart.
+
+        Args:
+            fn: the function.
+            given: its arguments and keyword arguments.
+            iterators: the names of the iterators among them, each once.
+        """
+        example = _without_iterators(given, iterators, [()] * len(iterators))
+        call = Call.parse(*example)
+        return cls(
+            iterators, example, [_canonical(x) for x in call.arrays], (identity_of(fn), call.signature)
+        )
+
+
 class BatchCall:
     """Calls of one function with arguments of one kind, among them iterators of the workers.
 
     Args:
         fn: the function.
-        given: its arguments and keyword arguments.
-        iterators: the names of the iterators among them, each once.
+        first: one of the calls.
         steps: makes programs.
         job: runs them.
     """
 
     def __init__(
-        self,
-        fn: Callable[..., UserValue],
-        given: tuple[tuple[UserValue, ...], dict[str, UserValue]],
-        iterators: Sequence[str],
-        steps: FunctionSteps,
-        job: Job,
+        self, fn: Callable[..., UserValue], first: GivenCall, steps: FunctionSteps, job: Job
     ) -> None:
         self._fn, self._steps, self._job = fn, steps, job
-        self._example = _without_iterators(given, iterators, [()] * len(iterators))
-        #: What another call must have in common with this one.
-        self.key: Hashable = (identity_of(fn), Call.parse(*self._example).signature)
-        self._function = BatchFunction(f"function {next(_NUMBERS)}", tuple(range(len(iterators))))
+        self._example = first.example
+        self._function = BatchFunction(f"function {next(_NUMBERS)}", tuple(range(len(first.iterators))))
         self._results: dict[str, Result] = {}
         self._states: tuple[int, ...] | None = None
         job.trace_with(self._function, self._trace)
 
-    def run(
-        self, given: tuple[tuple[UserValue, ...], dict[str, UserValue]], iterators: Sequence[str]
-    ) -> Future[RunResult]:
+    def run(self, call: GivenCall) -> Future[RunResult]:
         """Schedule a call; return its result, later.
 
         Args:
-            given: arguments of the same kind.
-            iterators: the names of the iterators among them.
+            call: one of this kind.
         """
-        args, kwargs = _without_iterators(given, iterators, [()] * len(iterators))
-        arrays = [_canonical(x) for x in self._steps.arrays(args, kwargs)]
-        return self._job.run_function(self._function, iterators, arrays)
+        return self._job.run_function(self._function, call.iterators, call.arrays)
 
     def rebuild(self, done: RunResult) -> PyTree:
         """Return the function's result.

@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import PyTree, UserValue
-from unisono.coordinator._batch_call import BatchCall
+from unisono.coordinator._batch_call import BatchCall, GivenCall
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.step.functions._function import Function
 from unisono.strategies._parameter_server import ParameterServerStrategy
@@ -95,9 +95,11 @@ class ClusterCoordinator:
             )
         iterators = list({leaf.name: leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)})
         if iterators:
-            call = BatchCall(own, given, iterators, self._steps, self._job)
-            call = self._calls.setdefault(call.key, call)
-            return RemoteValue(self._job.pool.queue.result, call.run(given, iterators), call.rebuild)
+            given_call = GivenCall.of(own, given, iterators)
+            if given_call.key not in self._calls:
+                self._calls[given_call.key] = BatchCall(own, given_call, self._steps, self._job)
+            call = self._calls[given_call.key]
+            return RemoteValue(self._job.pool.queue.result, call.run(given_call), call.rebuild)
         program = self._steps.program(own, *given)
         self._job.placed.place(
             [(v, None) for v in program.variables], program.step.optimizers, program.step.tables

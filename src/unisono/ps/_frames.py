@@ -19,6 +19,7 @@ no memory besides its own bytes, whatever its header claims.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import struct
@@ -68,6 +69,8 @@ _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _DIMS = tuple(struct.Struct(f"<{rank + 1}Q") for rank in range(MAX_RANK + 1))
 _BOOL = np.dtype(np.bool_)
 _OPS = {int(op): op for op in Op}
+#: Descriptions of arrays with more bytes are not kept.
+_KEPT_BYTES = 1 << 12
 
 
 class FrameError(ClusterError):
@@ -147,7 +150,7 @@ class Frame:
                 f"A message must have at most {MAX_ARRAYS} arrays. Received: {len(self.arrays)}."
             )
         arrays = [_in_order(position, array) for position, array in enumerate(self.arrays)]
-        shapes = b"".join(map(_pack_shape, arrays))
+        shapes = b"".join([_pack_shape(array.dtype, array.shape) for array in arrays])
         head = (_MAGIC, VERSION, self.op, 0, self.generation, self.request, len(arrays), len(meta), 0)
         try:
             fixed = _FIXED.pack(*head)[:_BEFORE_CHECKSUM]
@@ -193,7 +196,9 @@ class Frame:
         header, data = views[0], views[1]
         op, generation, request, count = _read_header(header, data, len(views) - 2)
         try:
-            shapes = _read_shapes(header, count)
+            # The messages of a job's steps describe the same arrays.
+            read = _kept_shapes if len(header) <= _KEPT_BYTES else _read_shapes
+            shapes = read(bytes(header[_FIXED.size :]), count)
             for position, ((_, _, length), view) in enumerate(zip(shapes, views[2:], strict=True)):
                 if len(view) != length:
                     _fail(f"Array {position} must have {length} bytes as its header says", len(view))
@@ -246,17 +251,17 @@ def _in_order(position: int, array: AnyArray) -> AnyArray:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _pack_shape(array: AnyArray) -> bytes:
-    kind = bytes((_CODES[array.dtype], array.ndim))
-    return kind + _DIMS[array.ndim].pack(*array.shape, array.nbytes)
+@functools.lru_cache(1024)
+def _pack_shape(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    kind = bytes((_CODES[dtype], len(shape)))
+    return kind + _DIMS[len(shape)].pack(*shape, math.prod(shape) * dtype.itemsize)
 
 
 def _pack_meta(meta: Mapping[str, Any]) -> bytes:
     if not meta:
         return b""
     try:
-        text = json.dumps(meta, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        data = text.encode()
+        data = _ENCODER.encode(meta).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"`meta` of a message must be what JSON can hold: {error}.") from None
     # What is sent can be read: a limit is the sender's error. Keys such as 1 would become texts.
@@ -297,10 +302,10 @@ def _read_header(header: memoryview, meta: memoryview, arrays: int) -> tuple[Op,
     return _OPS[op], generation, request, count
 
 
-def _read_shapes(header: memoryview, count: int) -> list[tuple[np.dtype[Any], tuple[int, ...], int]]:
-    """Return dtype, shape and length in bytes of each array."""
+def _read_shapes(header: bytes, count: int) -> Sequence[tuple[np.dtype[Any], tuple[int, ...], int]]:
+    """Return dtype, shape and length in bytes of each array, of the header behind its fixed part."""
     shapes = []
-    at = _FIXED.size
+    at = 0
     for position in range(count):
         if len(header) < at + 2:
             _fail(f"A header must describe its {count} arrays", position)
@@ -322,8 +327,14 @@ def _read_shapes(header: memoryview, count: int) -> list[tuple[np.dtype[Any], tu
             _fail(f"Array {position} must have a shape that NumPy can hold", tuple(shape))
         shapes.append((dtype, tuple(shape), length))
     if at != len(header):
-        _fail(f"A header must end behind its {count} arrays, at byte {at}", len(header))
-    return shapes
+        _fail(
+            f"A header must end behind its {count} arrays, at byte {_FIXED.size + at}",
+            _FIXED.size + len(header),
+        )
+    return tuple(shapes)
+
+
+_kept_shapes = functools.lru_cache(64)(_read_shapes)
 
 
 def _as_array(dtype: np.dtype[Any], shape: tuple[int, ...], length: int, view: memoryview) -> AnyArray:
@@ -348,7 +359,7 @@ def _read_meta(view: memoryview) -> dict[str, Any]:
         return {}
     _check_meta(data)
     try:
-        meta = json.loads(data.decode(), parse_constant=_no_constant)
+        meta = _DECODER.decode(data.decode())
         if b"\\u" in data:
             # Half of a surrogate pair has no bytes, and fails where the text is written.
             json.dumps(meta, ensure_ascii=False).encode()
@@ -362,6 +373,11 @@ def _read_meta(view: memoryview) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not part of JSON")
+
+
+# Kept: `json.dumps` and `json.loads` with options make one for each message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _check_depth(meta: object, data: bytes) -> None:

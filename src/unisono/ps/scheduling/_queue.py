@@ -132,6 +132,8 @@ class ClosureQueue:
         self._signals: Signals = signals or _NoSignals()
         self._state = Closures.of_generation(generation)
         self._changed = threading.Condition(threading.RLock())
+        #: What threads wait for.
+        self._awaited: list[Callable[[], bool]] = []
         self._closures: dict[int, QueuedClosure] = {}
         #: What a worker needs before it can run a closure, which it holds until then.
         self._unready: dict[int, Any] = {}
@@ -302,7 +304,7 @@ class ClosureQueue:
                 self._error = error
             self._state = decide.fail(self._state, -1)
             self._drop_cancelled()
-            self._changed.notify_all()
+            self._wake()
 
     def abort(self, error: Exception) -> None:
         """Let every call fail: nothing can run any more.
@@ -315,7 +317,7 @@ class ClosureQueue:
             for closure in self._closures.values():
                 closure.resolve(error)
             self._closures.clear()
-            self._changed.notify_all()
+            self._wake()
 
     # --- the shell -----------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class ClosureQueue:
                 sent.add_done_callback(functools.partial(self._ended, running.number, running.worker))
         finally:
             self._is_starting = False
-        self._changed.notify_all()
+        self._wake()
 
     def _ended(self, number: int, worker: int, reply: Future[Any]) -> None:
         """Note a worker's reply; called in a thread of the transport."""
@@ -346,7 +348,7 @@ class ClosureQueue:
                 return
             if isinstance(error, NotReadyError) and not self._closures[number].is_left:
                 self._unready[number] = error.needs
-                self._changed.notify_all()
+                self._wake()
                 return
             closure = self._closures.pop(number)
             if error is None or closure.is_left:
@@ -384,7 +386,16 @@ class ClosureQueue:
             if self._fatal is not None:
                 raise self._fatal
             self._signals.check()
-            self._changed.wait(_CHECK_EVERY)
+            self._awaited.append(is_ready)
+            try:
+                self._changed.wait(_CHECK_EVERY)
+            finally:
+                self._awaited.remove(is_ready)
+
+    def _wake(self) -> None:
+        """Wake the threads that wait, where one of them can go on: not at each of the steps of a `join`."""
+        if self._fatal is not None or self._unready or any(is_ready() for is_ready in self._awaited):
+            self._changed.notify_all()
 
     def _prepare_all(self) -> None:
         while self._unready and self._owner == threading.get_ident():

@@ -258,7 +258,8 @@ def ints(meta: dict[str, Json], name: str) -> tuple[int, ...]:
         name: of the field.
     """
     values = tuple(listed(meta, name))
-    if not all(type(v) is int for v in values):
+    # Types, because `isinstance` takes a truth value for a number.
+    if not {*map(type, values)} <= {int}:
         raise InvalidArgumentError(
             f"A request's `{name}` must be a list of whole numbers. Received: {values!r}."
         )

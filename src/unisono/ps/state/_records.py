@@ -30,6 +30,9 @@ ALIGNMENT = 64
 #: Where the first record begins.
 FIRST = 4096
 
+#: Kept: `json.dumps` with options makes one for each change.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 _MAGIC = b"UNPSLOG1"
 _RECORD = b"UNPSREC1"
 #: Magic, boot, number of the first record, checksum.
@@ -159,7 +162,7 @@ class RecordFile:
             meta: what JSON can hold.
         """
         self.stage([])
-        body = json.dumps([kind, meta, self._staged], separators=(",", ":")).encode()
+        body = _ENCODER.encode([kind, meta, self._staged]).encode()
         self._grow(self._end + len(body))
         self._put(self._end, body)
         end = aligned(self._end + len(body))

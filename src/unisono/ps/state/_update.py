@@ -72,12 +72,12 @@ def check_push(push: Push, variables: Variables, programs: ProgramStore) -> None
     """
     tables: set[int] = set()
     for update in push.updates:
-        for number in update.ids:
-            find(variables, number)
-        if len(set(update.ids)) < len(update.ids):
-            twice = [i for i, n in collections.Counter(update.ids).items() if n > 1]
+        ids = update.ids
+        found = [find(variables, number) for number in ids]
+        if len(set(ids)) < len(ids):
+            twice = [i for i, n in collections.Counter(ids).items() if n > 1]
             raise InvalidArgumentError(f"An update writes a variable once. Received: {twice} twice.")
-        touched = {i for i in update.ids if isinstance(variables[i], Table)}
+        touched = {i for i, variable in zip(ids, found, strict=True) if isinstance(variable, Table)}
         if touched & tables:
             raise InvalidArgumentError(
                 f"One update of a push may change a table. Received: two for {sorted(touched & tables)}. "

@@ -49,7 +49,8 @@ class StoredSpec:
 
     def encode(self) -> dict[str, Json]:
         """Return what `decode` reads."""
-        return dataclasses.asdict(self)
+        # Not `asdict`, which copies deeply: an image of a small model is written every 20 pushes.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def decode(cls, meta: Json) -> StoredSpec:
@@ -99,17 +100,11 @@ class DenseVariable:
     def __init__(self, spec: StoredSpec, value: Array, version: int = 0) -> None:
         self.spec = spec
         self.version = version
+        #: No property: a push asks for it several times for each variable.
+        self.shape = spec.shape
+        #: That of NumPy.
+        self.dtype: Any = value.dtype
         self._array: Array | jax.Array = value
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape."""
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of NumPy."""
-        return self._array.dtype
 
     def host(self) -> Array:
         """Return the value, without a copy; must not be written to."""

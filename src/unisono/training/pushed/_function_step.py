@@ -10,6 +10,7 @@ Tests: tests/virtual/training/pushed/test_function_step.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,7 +75,7 @@ class WorkerIterator(DataIterator):
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @property
+    @functools.cached_property
     def _key(self) -> Hashable:
         leaves, structure = jax.tree.flatten(self.spec)
         return self.number, structure, tuple((tuple(x.shape), str(x.dtype)) for x in leaves)
