@@ -386,6 +386,7 @@ def test_the_end_waits_for_the_program_that_runs(chief):
         may_end.wait(10)
         return [np.float32(0), np.float32(0)]
 
+    program.compiled_count = 1
     chief.worker._load = lambda digest, data: program
     chief.add_plan()
     chief.run(1, arrays=[np.float32(1)] * 3)
