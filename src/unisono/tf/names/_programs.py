@@ -66,11 +66,15 @@ SAVING: dict[str, Entry] = {
         {"epsilon": 1e-8},
         tensors=0,
     ),
+    "compat.v1.ConfigProto": At("unisono.tf._keras.SaveOptions", note="its values have no meaning here"),
+    "ConfigProto": At("unisono.tf._keras.SaveOptions", note="its values have no meaning here"),
     "train.experimental.PythonState": Missing(
         "has no counterpart", "an object with `get_config`-like state as a `unisono.Variable`"
     ),
     "saved_model.save": At("unisono.tf._keras.save_model", note="writes a directory of `unisono.export`"),
-    "saved_model.load": At("unisono.tf._keras.load_model", note="reads what `unisono.export` wrote"),
+    "saved_model.load": At(
+        "unisono.tf._keras.load_model", note="returns the model: call it, there are no `signatures`"
+    ),
     "saved_model.SaveOptions": At("unisono.tf._keras.SaveOptions"),
     "saved_model.LoadOptions": At("unisono.tf._keras.SaveOptions"),
     "summary.create_file_writer": At("unisono.summary.create_file_writer"),
