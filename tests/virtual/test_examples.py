@@ -87,7 +87,7 @@ def test_the_tutorials_model_gives_the_same_numbers_without_and_with_the_scope(t
 def test_every_example_is_run():
     own_tests = {"callbacks_and_checkpoints.py", "custom_training_loop.py"}
     # In tests/cluster/test_examples.py.
-    own_tests |= {"multi_worker_keras.py", "multi_worker_custom_loop.py"}
+    own_tests |= {"multi_worker_keras.py", "multi_worker_custom_loop.py", "wide_and_deep.py"}
     # In tests/cluster/test_evaluator.py.
     own_tests |= {"multi_worker_evaluator.py"}
     assert set(CASES) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}

@@ -1,6 +1,6 @@
 """Run generations of tasks until one succeeds: execute the decisions of `_restart_policy`.
 
-Tests: tests/cluster/test_launch.py, tests/cluster/test_launch_restarts.py.
+Tests: tests/unit/cli/test_supervisor.py, tests/cluster/test_launch.py, tests/cluster/test_launch_restarts.py.
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ class Supervisor:
                 looked = now
                 resize = self._poll_slowly(tasks, started, now)
             state = tasks.observe(self._launch.stop_requests(), resize)
-            if self._quit is None and self._restart_failed(tasks, state, now):
+            # Again, until nothing new is found: a task may fail while another one is started.
+            while self._quit is None and self._restart_failed(tasks, state, now):
                 state = tasks.observe(self._launch.stop_requests(), resize)
             action = decide.next_action(state, self._options, now)
             if isinstance(action, decide.Finished):
