@@ -5,12 +5,16 @@
 
 The endpoint runs in a process of its own and holds an array. An honest client pulls and pushes, and knows
 what the array must be in the end, bit for bit. Meanwhile others send random, malformed, truncated,
-oversize and replayed frames over a connection that is admitted, and bytes and frames over connections
-that are not. The process must live, its memory must stay, and its handler must see only what is valid.
+oversize and replayed frames over a connection that is admitted, the same and damaged messages with and
+without files over direct sockets, and bytes and frames over connections that are not admitted. The process
+must live, its memory must stay, and its handler must see only what is valid.
 """
 
 import argparse
+import array
+import contextlib
 import json
+import os
 import random
 import socket
 import struct
@@ -29,7 +33,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.ps._calls import PeerLostError
 from unisono.ps._frames import Frame, FrameError
 from unisono.ps._ops import Op
-from unisono.ps._transport import _local
+from unisono.ps._transport import _lane, _local
 from unisono.ps._transport._endpoint import Endpoint
 from unisono.ps._transport._keys import keys_of
 from unisono.ps._transport._peer import Peer
@@ -221,6 +225,74 @@ class Admitted:
         self.context.term()
 
 
+class Direct:
+    """Sends messages on direct sockets, as a process of the same user may.
+
+    Args:
+        address: of the endpoint.
+        attack: makes them.
+    """
+
+    def __init__(self, address, attack):
+        self.attack, self.random = attack, attack.random
+        self.path = str(_lane.lane_path(_local.socket_path(address, _local.socket_directory())))
+        self.socket = None
+        self.lost = 0
+
+    def run(self, count):
+        """Send some messages."""
+        for _ in range(count):
+            if self.socket is None:
+                self.socket = socket.socket(socket.AF_UNIX)
+                self.socket.settimeout(SECONDS)
+                self.socket.connect(self.path)
+            try:
+                self._send()
+            except OSError:  # the endpoint has ended it
+                self._end()
+        self._end()
+
+    def _end(self):
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+            self.lost += 1
+
+    def _send(self):
+        parts = [bytes(part) for part in self.attack.frame()]
+        slot = self.random.choice([255, 255, 255, self.random.randrange(256)])
+        places = [(len(part), 0) for part in parts]
+        is_new = self.random.random() < 0.02
+        if self.random.random() < 0.1:
+            length = self.random.choice([1, 4096, 1 << 20, 1 << 40, (1 << 64) - 1])
+            places.append((length, self.random.choice([1, 4096, 1 << 16, 1 << 63])))
+        head = struct.pack("<4sBBHIQ", b"UNPL", slot, is_new, 0, len(places), sum(map(len, parts)))
+        data = bytearray(head + b"".join(struct.pack("<QQ", *place) for place in places) + b"".join(parts))
+        if self.random.random() < 0.2:
+            data[self.random.randrange(len(head) + 16 * len(places))] = self.random.randrange(256)
+        if self.random.random() < 0.05:
+            del data[self.random.randrange(len(data)) :]
+        files = [self._file() for _ in range(self.random.choice([1, 1, 2]))] if is_new else []
+        try:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+            sent = self.socket.sendmsg([data or b"x"], rights)
+            self.socket.sendall(data[sent:])
+        finally:
+            for file in files:
+                os.close(file)
+        # Some end by themselves.
+        if self.random.random() < 0.005:
+            self._end()
+
+    def _file(self):
+        if self.random.random() < 0.2:
+            return os.open("/dev/null", os.O_RDWR)
+        made = os.memfd_create("attack", os.MFD_ALLOW_SEALING)
+        with contextlib.suppress(OSError):
+            os.ftruncate(made, 1 << self.random.randrange(41))
+        return made
+
+
 def attack_unauthenticated(address, attack, count):
     """Send bytes and frames over connections that are not admitted."""
     host, port = _local.split_address(address)
@@ -328,6 +400,9 @@ def _attack(address, training, frames, seed, unauthenticated):
     outside = max(20, frames // 500) if unauthenticated is None else unauthenticated
     other = threading.Thread(target=attack_unauthenticated, args=(address, Attack(seed + 1), outside))
     other.start()
+    direct = Direct(address, Attack(seed + 2))
+    beside = threading.Thread(target=direct.run, args=(frames,))
+    beside.start()
     sizes, replays = [], 0
     for number in range(frames):
         if number % 50 == 49 and training.last_push is not None:
@@ -341,12 +416,14 @@ def _attack(address, training, frames, seed, unauthenticated):
             sizes.append(status.call(Frame(Op.STATUS, number), SECONDS).meta["bytes"])
             print(f"{number} frames, {sizes[-1] >> 20} MiB", file=sys.stderr)
     other.join()
+    beside.join()
     admitted.close()
     status.close()
     seconds = time.monotonic() - began
     warm = sizes[len(sizes) // 4 :]
     return {
-        "frames": frames + outside,
+        "frames": 2 * frames + outside,
+        "direct sockets": direct.lost,
         "seconds": round(seconds, 1),
         "sent replays": replays,
         "growth": max(warm) - warm[0],
