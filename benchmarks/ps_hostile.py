@@ -263,14 +263,14 @@ class Direct:
         slot = self.random.choice([255, 255, 255, self.random.randrange(256)])
         places = [(len(part), 0) for part in parts]
         is_new = self.random.random() < 0.02
-        if self.random.random() < 0.1:
+        if self.random.random() < 0.01:
             length = self.random.choice([1, 4096, 1 << 20, 1 << 40, (1 << 64) - 1])
             places.append((length, self.random.choice([1, 4096, 1 << 16, 1 << 63])))
         head = struct.pack("<4sBBHIQ", b"UNPL", slot, is_new, 0, len(places), sum(map(len, parts)))
         data = bytearray(head + b"".join(struct.pack("<QQ", *place) for place in places) + b"".join(parts))
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.02:
             data[self.random.randrange(len(head) + 16 * len(places))] = self.random.randrange(256)
-        if self.random.random() < 0.05:
+        if self.random.random() < 0.01:
             del data[self.random.randrange(len(data)) :]
         files = [self._file() for _ in range(self.random.choice([1, 1, 2]))] if is_new else []
         try:
@@ -369,7 +369,7 @@ class Training(threading.Thread):
         self.join(2 * SECONDS)
 
 
-def run(frames, seed, unauthenticated=None):
+def run(frames, seed, unauthenticated=None, direct=None):
     """Attack an endpoint; return what was seen as a dict."""
     command = [sys.executable, __file__, "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -377,7 +377,7 @@ def run(frames, seed, unauthenticated=None):
         training = Training(address)
         training.start()
         try:
-            result = _attack(address, training, frames, seed, unauthenticated)
+            result = _attack(address, training, frames, seed, unauthenticated, direct)
             training.stop()
             result |= training.peer.call(Frame(Op.STATUS, 1), SECONDS).meta
         finally:
@@ -393,15 +393,16 @@ def run(frames, seed, unauthenticated=None):
     }
 
 
-def _attack(address, training, frames, seed, unauthenticated):
+def _attack(address, training, frames, seed, unauthenticated, by_direct):
     attack, admitted = Attack(seed), Admitted(address)
     status = Peer(PS, address, keys(CHIEF))
     began = time.monotonic()
     outside = max(20, frames // 500) if unauthenticated is None else unauthenticated
     other = threading.Thread(target=attack_unauthenticated, args=(address, Attack(seed + 1), outside))
     other.start()
+    by_direct = frames if by_direct is None else by_direct
     direct = Direct(address, Attack(seed + 2))
-    beside = threading.Thread(target=direct.run, args=(frames,))
+    beside = threading.Thread(target=direct.run, args=(by_direct,))
     beside.start()
     sizes, replays = [], 0
     for number in range(frames):
@@ -422,7 +423,7 @@ def _attack(address, training, frames, seed, unauthenticated):
     seconds = time.monotonic() - began
     warm = sizes[len(sizes) // 4 :]
     return {
-        "frames": 2 * frames + outside,
+        "frames": frames + by_direct + outside,
         "direct sockets": direct.lost,
         "seconds": round(seconds, 1),
         "sent replays": replays,
