@@ -299,10 +299,14 @@ class _Link:
     def _dial(self, place: str) -> None:
         if self._is_closed:
             return
+        made = None
         try:
             made = sockets.new_socket(self._thread.context, zmq.DEALER, self._way.limit)
+            monitor = sockets.Monitor(made)
         except zmq.ZMQError as error:
             # This process may not open more files.
+            if made is not None:
+                made.close()
             self._is_local = False
             self._failed(f"a socket cannot be made: {error.strerror}")
             return
@@ -315,7 +319,7 @@ class _Link:
             sockets.enlarge_buffers(made)
         elif self._way.keys is not None:
             sockets.secure_client(made, self._way.keys, self._way.task)
-        self._socket, self._monitor = made, sockets.Monitor(made)
+        self._socket, self._monitor = made, monitor
         self._thread.watch(made, self._receive)
         self._thread.watch(self._monitor.socket, self._notice)
         self._next_look = time.monotonic() + _ATTEMPT_SECONDS
