@@ -124,6 +124,19 @@ def test_a_function_may_take_several_batches_of_several_iterators(coordinator):
     assert value.fetch() == 0 + 10 * 5 + 100 * 1
 
 
+def test_calls_of_one_kind_are_one_function_of_the_job(strategy, coordinator):
+    def dataset_fn():
+        return unisono.data.Dataset.range(8).batch(2)
+
+    iterators = [iter(coordinator.create_per_worker_dataset(dataset_fn)) for _ in range(2)]
+    # Each would be kept as long as the job runs.
+    kept = []
+    for iterator in iterators * 2:
+        coordinator.schedule(take, args=(iterator,)).fetch()
+        kept.append(len(strategy.job._traces))
+    assert len(set(kept)) == 1
+
+
 def test_a_datasets_function_may_ask_for_its_worker(coordinator):
     def own(context):
         assert context.num_input_pipelines == 2

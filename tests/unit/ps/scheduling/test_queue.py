@@ -246,3 +246,25 @@ def test_an_interrupt_while_something_is_prepared_leaves_a_queue_that_goes_on():
     assert not workers.queue.done()
     workers.answer(1, "A")
     workers.queue.join()
+
+
+def test_a_join_is_woken_by_the_last_closure_and_not_by_each(monkeypatch):
+    workers = Workers(Rules(per_worker=1))
+    workers.queue.worker_came(0)
+    for name in "abc":
+        workers.queue.schedule(name)
+    woken, changed = [], workers.queue._changed
+    notify_all, wait = changed.notify_all, changed.wait
+    waits = threading.Event()
+    monkeypatch.setattr(changed, "notify_all", lambda: (woken.append(len(workers.sent)), notify_all()))
+    # Only a notification ends the wait.
+    monkeypatch.setattr(changed, "wait", lambda seconds: (waits.set(), wait(20))[1])
+    joins = threading.Thread(target=workers.queue.join, daemon=True)
+    joins.start()
+    assert waits.wait(10)
+    for index in range(3):
+        assert not woken
+        workers.answer(index)
+    joins.join(10)
+    assert not joins.is_alive()
+    assert len(woken) == 1
