@@ -35,6 +35,7 @@ from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._own_data import OwnData, RunningCalls
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
+from unisono.training._scope_warnings import servers_joined
 from unisono.training.pushed._push_layout import PushLayout
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -118,6 +119,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._job = Job(cluster, rules)
         self._calls = RunningCalls(self._job)
         _JOB.append(self._job)
+        servers_joined()
         watch_program()
         atexit.register(self._end)
 

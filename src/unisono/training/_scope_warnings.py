@@ -22,6 +22,8 @@ _LOG = logging.getLogger("unisono")
 
 _unused: weakref.WeakSet[Strategy] = weakref.WeakSet()
 _said: set[str] = set()
+#: The names of what this process has joined: "servers" once its strategy uses parameter servers.
+_joined: set[str] = set()
 
 
 def strategy_made(strategy: Strategy) -> None:
@@ -32,6 +34,11 @@ def strategy_made(strategy: Strategy) -> None:
 def strategy_used(strategy: Strategy) -> None:
     """Note that a strategy's scope was entered, or its `run` called."""
     _unused.discard(strategy)
+
+
+def servers_joined() -> None:
+    """Note that a strategy of this process uses the parameter servers of TF_CONFIG."""
+    _joined.add("servers")
 
 
 def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
@@ -69,6 +76,33 @@ def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them")
             "    strategy = unisono.MultiWorkerMirroredStrategy()\n"
             "    with strategy.scope():\n        model = ...\n        model.compile(...)",
         )
+    elif "servers" not in _joined and not _said and jax_runs() and servers_named():
+        _say(
+            "servers",
+            f"{what} in this process alone, and TF_CONFIG names {servers_named()} parameter servers: each "
+            f"task runs the whole program by itself. {why}. To train with them, write\n"
+            "    strategy = unisono.ParameterServerStrategy()\n"
+            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
+        )
+
+
+def servers_named(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many parameter servers this process should use; 0 where it is no chief and no worker.
+
+    Args:
+        environ: read this instead of the process' environment.
+
+    >>> cluster = '{"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}'
+    >>> servers_named({"TF_CONFIG": f'{{"cluster": {cluster}, "task": {{"type": "chief"}}}}'})
+    1
+    """
+    resolver = TFConfigClusterResolver(environ=environ)
+    try:
+        spec, job = resolver.cluster_spec(), resolver.task_type
+        return spec.num_tasks("ps") if job in ("chief", "worker") and "ps" in spec.jobs else 0
+    except UnisonoError:
+        # A strategy that reads the same TF_CONFIG raises this error.
+        return 0
 
 
 def workers_named(environ: Mapping[str, str] | None = None) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.ps_cluster import local_strategy
 from unisono.training import _scope_warnings
 
 TWO = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
@@ -75,3 +76,32 @@ def test_who_should_train_together(cluster, job, count):
 
 def test_a_cluster_that_cannot_be_read_is_no_affair_of_fit():
     assert _scope_warnings.workers_named({"TF_CONFIG": "{"}) == 0
+
+
+SERVERS = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1", "d:1"]}}
+
+
+@pytest.mark.parametrize(("job", "count"), [("chief", 2), ("worker", 2), ("ps", 0), ("evaluator", 0)])
+def test_who_should_use_parameter_servers(job, count):
+    config = {**SERVERS, "task": {"type": job, "index": 0}}
+    assert _scope_warnings.servers_named({"TF_CONFIG": json.dumps(config)}) == count
+    assert _scope_warnings.servers_named({"TF_CONFIG": "{"}) == 0
+
+
+def test_a_chief_that_trains_without_its_servers_is_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(_scope_warnings, "_joined", set())
+    monkeypatch.setenv("TF_CONFIG", json.dumps({**SERVERS, "task": {"type": "chief", "index": 0}}))
+    fit()
+    (text,) = warnings(caplog)
+    assert "TF_CONFIG names 2 parameter servers: each task runs the whole program by itself" in text
+    assert "unisono.ParameterServerStrategy()" in text
+
+
+def test_a_strategy_with_servers_is_no_warning(caplog, monkeypatch):
+    monkeypatch.setattr(_scope_warnings, "_joined", set())
+    with local_strategy(workers=1) as strategy:
+        monkeypatch.setenv("TF_CONFIG", json.dumps({**SERVERS, "task": {"type": "chief", "index": 0}}))
+        with strategy.scope():
+            fit(1)
+        _scope_warnings.warn_alone()
+    assert warnings(caplog) == []

@@ -30,6 +30,7 @@ from unisono.ps._transport._peer import Peer
 from unisono.ps.worker._step_worker import StepWorker
 from unisono.strategies.parameter_server._last_word import started_at, word_left
 from unisono.strategies.parameter_server._roles import Roles
+from unisono.training._scope_warnings import servers_joined
 
 #: The variable with the directory in which parameter servers keep their state; without it, in memory alone.
 DIRECTORY_VARIABLE = "UNISONO_PS_DIRECTORY"
@@ -140,6 +141,7 @@ class Service(abc.ABC):
     ended: threading.Event
 
     def __init__(self, roles: Roles) -> None:
+        servers_joined()
         self._roles = roles
         self._patience = seconds_of(CHIEF_VARIABLE, CHIEF_SECONDS)
 
