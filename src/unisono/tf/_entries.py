@@ -66,6 +66,7 @@ class Op:
             # TensorFlow names the operations of a graph, which JAX does not have.
             kwargs.pop("name", None)
             named = {self.names.get(key, key): value for key, value in kwargs.items()}
+            named = {k: _as_array(v) if k in _TENSORS else v for k, v in named.items()}
             # Lists may be tensors in TensorFlow; JAX asks for arrays.
             given = [_as_array(a) if i < self.tensors else a for i, a in enumerate(args)]
             if self.order:
@@ -114,6 +115,10 @@ class Missing:
 
 #: What the table says of one name.
 Entry = At | Op | Value | Missing
+
+
+#: The names of arguments of `keras.ops` that are tensors.
+_TENSORS = frozenset({"x", "x1", "x2"})
 
 
 def _as_array(value: Any) -> Any:

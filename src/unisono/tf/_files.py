@@ -48,8 +48,7 @@ def copy(src: Path, dst: Path, overwrite: bool = False) -> None:
     Raises:
         FileExistsError: the other is there, and `overwrite` is False.
     """
-    if not overwrite and os.path.exists(dst):
-        raise FileExistsError(f"{os.fspath(dst)!r} exists. Write `overwrite=True` to replace it.")
+    _check_free(dst, overwrite)
     shutil.copyfile(src, dst)
 
 
@@ -59,8 +58,7 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
     Raises:
         FileExistsError: the other is there, and `overwrite` is False.
     """
-    if not overwrite and os.path.exists(dst):
-        raise FileExistsError(f"{os.fspath(dst)!r} exists. Write `overwrite=True` to replace it.")
+    _check_free(dst, overwrite)
     os.replace(src, dst)
 
 
@@ -104,6 +102,11 @@ def decode_image(contents: bytes, channels: int = 0, **kwargs: Any) -> np.ndarra
     mode = {0: picture.mode, 1: "L", 3: "RGB", 4: "RGBA"}[channels]
     pixels = np.asarray(picture.convert(mode))
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"{os.fspath(path)!r} exists. Write `overwrite=True` to replace it.")
 
 
 def _text(path: Any) -> str:

@@ -60,6 +60,24 @@ def confusion_matrix(
     return matrix.astype(dtype)
 
 
+def concat(values: Sequence[PyTree], axis: int, name: str | None = None) -> Any:
+    """Return tensors one behind the other along an axis.
+
+    >>> concat([[1, 2], [3]], 0).tolist()
+    [1, 2, 3]
+    """
+    return jnp.concatenate([jnp.asarray(v) for v in values], int(axis))
+
+
+def stack(values: Sequence[PyTree], axis: int = 0, name: str | None = None) -> Any:
+    """Return tensors of one shape along a new axis.
+
+    >>> stack([[1, 2], [3, 4]], axis=1).tolist()
+    [[1, 3], [2, 4]]
+    """
+    return jnp.stack([jnp.asarray(v) for v in values], axis)
+
+
 def bincount(arr: PyTree, weights: PyTree | None = None, minlength: int | None = None, **kwargs: Any) -> Any:
     """Return how often each number from 0 on is there.
 
