@@ -69,9 +69,10 @@ def watch_worker():
     """Note each closure that is run, and when a server is missed."""
     watch_absence()
     from unisono.ps._client import ServerClient
+    from unisono.ps._ops import Op
     from unisono.ps.worker._step_worker import StepWorker
 
-    run, push, counts = StepWorker._closure, ServerClient.push, {"run": 0, "push": 0}
+    run, send, counts = StepWorker._closure, ServerClient.send, {"run": 0, "push": 0}
 
     def noted_run(self, task):
         counts["run"] += 1
@@ -79,16 +80,17 @@ def watch_worker():
         die_at("before a step", counts["run"])
         run(self, task)
 
-    def noted_push(self, server, *args, **kwargs):
-        sent = push(self, server, *args, **kwargs)
-        counts["push"] += 1
-        if any(point[:2] == [ME, "between pushes"] for point in OPTIONS["points"]) and server == 0:
-            # The first server has applied it, the second one gets nothing.
-            sent.exception()
-            die_at("between pushes", counts["push"])
+    def noted_send(self, server, op, *args, **kwargs):
+        sent = send(self, server, op, *args, **kwargs)
+        if op is Op.PUSH:
+            counts["push"] += 1
+            if any(point[:2] == [ME, "between pushes"] for point in OPTIONS["points"]) and server == 0:
+                # The first server has applied it, the second one gets nothing.
+                sent.exception()
+                die_at("between pushes", counts["push"])
         return sent
 
-    StepWorker._closure, ServerClient.push = noted_run, noted_push
+    StepWorker._closure, ServerClient.send = noted_run, noted_send
 
 
 def watch_chief():
