@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,4 +165,4 @@ def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any =
 
 def get_logger() -> logging.Logger:
     """Return the logger of the library."""
-    return logging.getLogger(re.sub(r"\..*", "", __name__))
+    return logging.getLogger("unisono")
