@@ -23,9 +23,9 @@ import workloads
 from _rows import FIRST_COLD, FIRST_WARM, PEAK, Point
 from peers import NEEDS
 
-from unisono.cli._launch import cores
-from unisono.cli._options import LaunchOptions
-from unisono.cli._plan import RunPaths, base_environment, make_plan
+from unisono.launcher._launch import cores
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import RunPaths, base_environment, make_plan
 from unisono.cluster_resolver._spec import Task
 
 #: Seconds until the first step, and for one action, on however slow a machine.

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-from unisono.cli._console import Console
-from unisono.cli._launch import cores, environ, visible_gpus
-from unisono.cli._options import LaunchOptions
-from unisono.cli._plan import LaunchPlan, RunPaths, base_environment
-from unisono.cli._run_files import read_error
-from unisono.cli._supervisor import Launch, Outcome, Supervisor
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._console import Console
+from unisono.launcher._launch import cores, environ, visible_gpus
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import LaunchPlan, RunPaths, base_environment
+from unisono.launcher._run_files import read_error
+from unisono.launcher._supervisor import Launch, Outcome, Supervisor
 
 #: Seconds between SIGTERM and SIGKILL: a notebook waits for them after an interrupt.
 _GRACE = 3.0

@@ -347,7 +347,7 @@ def test_help_imports_nothing_slow():
     code = (
         "import sys\nfrom unisono.cli._app import app\n"
         "try:\n    app(['launch', '--help'])\nexcept SystemExit:\n    pass\n"
-        "import unisono.cli._launch\n"
+        "import unisono.launcher._launch\n"
         "print({'jax', 'keras', 'numpy', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from unisono._errors import UnisonoError
-from unisono.cli._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
+from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 
 app = typer.Typer(
     add_completion=False,
@@ -77,7 +77,7 @@ def launch(
     ] = False,
 ) -> None:
     """Run a script as a cluster of processes on this machine; each task gets its TF_CONFIG."""
-    from unisono.cli import _launch
+    from unisono.launcher import _launch
 
     size = None if elastic is None else parse_elastic(elastic)
     options = LaunchOptions(

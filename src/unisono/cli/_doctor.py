@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.cli._run_files import write_atomically
+from unisono.launcher._run_files import write_atomically
 
 #: The packages that must be installed.
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from unisono._errors import ClusterError
-from unisono.cli._plan import HOST
-from unisono.cli._restart_policy import shell_code
+from unisono.launcher._plan import HOST
+from unisono.launcher._restart_policy import shell_code
 
 _HERE = Path(__file__).parent
 #: Below the ephemeral ports (from 32,768 on Linux, 49,152 on macOS), which the system may hand to any

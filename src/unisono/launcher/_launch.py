@@ -13,9 +13,10 @@ from types import FrameType
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono.cli._console import BackgroundConsole, Console
-from unisono.cli._options import LaunchOptions, UserProgram
-from unisono.cli._plan import (
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._console import BackgroundConsole, Console
+from unisono.launcher._options import LaunchOptions, UserProgram
+from unisono.launcher._plan import (
     LaunchPlan,
     RunPaths,
     base_environment,
@@ -24,9 +25,8 @@ from unisono.cli._plan import (
     start_up_block,
     tasks_of,
 )
-from unisono.cli._processes import free_ports
-from unisono.cli._supervisor import Launch, Outcome, Supervisor
-from unisono.cluster_resolver._spec import Task
+from unisono.launcher._processes import free_ports
+from unisono.launcher._supervisor import Launch, Outcome, Supervisor
 
 
 def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> int:

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli._launch import visible_gpus
-from unisono.cli._options import LaunchOptions, UserProgram
-from unisono.cli._plan import RunPaths, base_environment, make_plan, shell_lines, start_up_block, tasks_of
 from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._launch import visible_gpus
+from unisono.launcher._options import LaunchOptions, UserProgram
+from unisono.launcher._plan import (
+    RunPaths,
+    base_environment,
+    make_plan,
+    shell_lines,
+    start_up_block,
+    tasks_of,
+)
 
 PLACE = RunPaths(Path("/logs"))
 

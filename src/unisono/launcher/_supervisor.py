@@ -1,6 +1,7 @@
 """Run generations of tasks until one succeeds: execute the decisions of `_restart_policy`.
 
-Tests: tests/unit/cli/test_supervisor.py, tests/cluster/test_launch.py, tests/cluster/test_launch_restarts.py.
+Tests: tests/unit/launcher/test_supervisor.py, tests/cluster/test_launch.py,
+tests/cluster/test_launch_restarts.py.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono.cli import _restart_policy as decide
-from unisono.cli._console import Display
-from unisono.cli._generation import ProcessSource, TaskGroup
-from unisono.cli._options import LaunchOptions
-from unisono.cli._orphan_reaper import sweep
-from unisono.cli._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
-from unisono.cli._processes import OrphanReaper, Process, SparePool, free_ports
-from unisono.cli._run_files import (
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher import _restart_policy as decide
+from unisono.launcher._console import Display
+from unisono.launcher._generation import ProcessSource, TaskGroup
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._orphan_reaper import sweep
+from unisono.launcher._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
+from unisono.launcher._processes import OrphanReaper, Process, SparePool, free_ports
+from unisono.launcher._run_files import (
     BestEffort,
     History,
     has_room,
@@ -31,8 +33,7 @@ from unisono.cli._run_files import (
     write_atomically,
     write_secret,
 )
-from unisono.cli._stall_detector import ActiveClock, TaskProgress
-from unisono.cluster_resolver._spec import Task
+from unisono.launcher._stall_detector import ActiveClock, TaskProgress
 from unisono.ps._transport._keys import new_secret
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.

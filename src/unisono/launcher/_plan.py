@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono.cli._options import LaunchOptions, UserProgram
 from unisono.cluster_resolver._spec import Task, with_port
+from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.ps._transport._keys import FILE_VARIABLE
 
 #: Tasks listen on loopback only: neither JAX's coordinator nor Gloo authenticates its peers.

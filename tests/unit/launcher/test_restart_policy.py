@@ -4,8 +4,9 @@ import signal
 
 import pytest
 
-from unisono.cli._options import LaunchOptions
-from unisono.cli._restart_policy import (
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._restart_policy import (
     RESTART_WANTED,
     Ending,
     Failure,
@@ -31,7 +32,6 @@ from unisono.cli._restart_policy import (
     with_failure,
     worker_target,
 )
-from unisono.cluster_resolver._spec import Task
 
 OPTIONS = LaunchOptions(workers=2, grace=10.0)
 NOW = 100.0

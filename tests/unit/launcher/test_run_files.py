@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli._run_files import (
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._run_files import (
     BestEffort,
     History,
     Tail,
@@ -16,7 +17,6 @@ from unisono.cli._run_files import (
     write_atomically,
     write_secret,
 )
-from unisono.cluster_resolver._spec import Task
 
 W0 = Task("worker", 0)
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from unisono.cli._stall_detector import (
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._stall_detector import (
     ActiveClock,
     ProgressMonitor,
     TaskProgress,
@@ -14,7 +15,6 @@ from unisono.cli._stall_detector import (
     is_stopped,
     read_step,
 )
-from unisono.cluster_resolver._spec import Task
 
 W0, W1, W2 = (Task("worker", i) for i in range(3))
 

@@ -2,11 +2,11 @@
 
 import signal
 
-from unisono.cli._options import LaunchOptions
-from unisono.cli._plan import RunPaths, make_plan
-from unisono.cli._restart_policy import Ending, Failure, FailureReason, Generation, TaskState
-from unisono.cli._supervisor import Launch, Supervisor
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import RunPaths, make_plan
+from unisono.launcher._restart_policy import Ending, Failure, FailureReason, Generation, TaskState
+from unisono.launcher._supervisor import Launch, Supervisor
 
 OPTIONS = LaunchOptions(workers=1, ps=1, chief=True)
 CHIEF, WORKER, SERVER = Task("chief", 0), Task("worker", 0), Task("ps", 0)

@@ -1,6 +1,6 @@
 """The options of a launch: one frozen record, validated on construction; pure.
 
-Tests: tests/unit/cli/test_launch_options.py.
+Tests: tests/unit/launcher/test_launch_options.py.
 """
 
 from __future__ import annotations

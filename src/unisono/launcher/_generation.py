@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono.cli import _restart_policy as decide
-from unisono.cli._plan import LaunchPlan
-from unisono.cli._processes import Process, kill_all
-from unisono.cli._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
-from unisono.cli._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher import _restart_policy as decide
+from unisono.launcher._plan import LaunchPlan
+from unisono.launcher._processes import Process, kill_all
+from unisono.launcher._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
+from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
 
 #: A shell's exit code for a program that cannot be started.
 _NOT_STARTED = 126

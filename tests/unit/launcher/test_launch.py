@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from unisono.cli._launch import stop_signals
+from unisono.launcher._launch import stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])

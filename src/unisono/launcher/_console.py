@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from unisono.cli._lines import Lines, plain, truncate, width_of
-from unisono.cli._run_files import Tail
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._lines import Lines, plain, truncate, width_of
+from unisono.launcher._run_files import Tail
 
 #: Seconds between two reads of the chief's log: 20 a second are as smooth as a progress bar's own updates.
 _POLL = 0.05

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from unisono.cli._orphan_reaper import find_marked, remaining_groups, sweep
+from unisono.launcher._orphan_reaper import find_marked, remaining_groups, sweep
 
 
 def test_groups_that_were_removed_are_not_killed():

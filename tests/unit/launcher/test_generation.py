@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from unisono.cli import _generation
-from unisono.cli import _restart_policy as decide
-from unisono.cli._generation import ProcessSource, TaskGroup
-from unisono.cli._options import LaunchOptions
-from unisono.cli._plan import RunPaths, make_plan
-from unisono.cli._run_files import BestEffort, History
-from unisono.cli._stall_detector import TaskProgress
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher import _generation
+from unisono.launcher import _restart_policy as decide
+from unisono.launcher._generation import ProcessSource, TaskGroup
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import RunPaths, make_plan
+from unisono.launcher._run_files import BestEffort, History
+from unisono.launcher._stall_detector import TaskProgress
 
 W0, W1 = Task("worker", 0), Task("worker", 1)
 

@@ -11,8 +11,8 @@ import re
 import signal
 from collections.abc import Iterable
 
-from unisono.cli._options import LaunchOptions
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._options import LaunchOptions
 
 #: A task that exits with this code has saved its state and requests a restart: the code of TensorFlow's
 #: PreemptionCheckpointHandler.

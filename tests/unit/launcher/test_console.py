@@ -3,10 +3,10 @@
 import io
 import time
 
-from unisono.cli._console import Console
-from unisono.cli._lines import plain
-from unisono.cli._run_files import Tail
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._console import Console
+from unisono.launcher._lines import plain
+from unisono.launcher._run_files import Tail
 
 W0 = Task("worker", 0)
 

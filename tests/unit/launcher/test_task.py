@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli import _task
+from unisono.launcher import _task
 
 AUTOGROUP = Path("/proc/self/autogroup")
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from unisono.cli._processes import OrphanReaper, free_ports
+from unisono.launcher._processes import OrphanReaper, free_ports
 
 
 def test_ports_are_free_different_and_not_those_to_avoid():

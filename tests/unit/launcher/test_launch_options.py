@@ -3,7 +3,7 @@
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.cli._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
+from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Run clusters of processes: what to start, what a failure means, and what the terminal shows."""
