@@ -63,6 +63,7 @@ _MODULES = [
     "cluster_resolver",
     "coordinator",
     "data",
+    "estimator",
     "experimental",
     "export",
     "nn",

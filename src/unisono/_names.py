@@ -37,7 +37,7 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(
         [
             "CoordinatorMode", "DistributeConfig", "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys",
-            "RunConfig", "TrainSpec", "compat", "contrib", "estimator", "train_and_evaluate",
+            "RunConfig", "TrainSpec", "compat", "contrib", "train_and_evaluate",
         ],
         _ESTIMATOR,
     ),

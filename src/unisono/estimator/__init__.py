@@ -1,0 +1,35 @@
+"""Estimators: TensorFlow 1's training loops around a `model_fn`, on every strategy.
+
+Names are loaded on first use: most of them import JAX and Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from unisono import _names
+
+#: The module of each public name.
+_HOMES = {
+    "_spec": ["EstimatorSpec", "ModeKeys"],
+}
+
+_MODULES: list[str] = []
+
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, *_MODULES])  # noqa: PLE0605 (computed, and tested)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise _names.no_attribute(__name__, name, __all__)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

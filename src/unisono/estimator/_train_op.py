@@ -1,0 +1,317 @@
+"""What a `model_fn` does to be trained: gradients of its loss, and updates that are made afterwards.
+
+Core runs `model_fn` inside a `ModelCall`. `ambient_gradients` differentiates by the call's tape, so that a
+program may clip what it gets. `minimize` and `apply_gradients` return a `TrainOp`, which changes nothing:
+the updates that `EstimatorSpec.train_op` reaches are made afterwards.
+
+Tests: tests/virtual/estimator/test_train_op.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+
+from unisono._context import current
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._types import ArrayLike, UserValue
+from unisono.training.replica._losses import aggregate_gradients
+
+if TYPE_CHECKING:
+    from unisono.step._tape import GradientTape
+
+#: A gradient, or None for a variable on which the loss does not depend, and the variable.
+GradientAndVariable = tuple[Any, keras.Variable]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainOp:
+    """An update that `EstimatorSpec.train_op` asks for; made when model_fn has returned.
+
+    Args:
+        optimizer: a Keras optimizer.
+        gradients_and_variables: pairs, as `apply_gradients` takes them.
+        global_step: raised by one with the update, or None.
+    """
+
+    optimizer: keras.Optimizer
+    gradients_and_variables: tuple[GradientAndVariable, ...]
+    global_step: keras.Variable | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainOpGroup:
+    """Several updates, made in this order.
+
+    Args:
+        ops: train ops, groups, variables and arrays; those that are no `TrainOp` ask for nothing.
+    """
+
+    ops: tuple[Any, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class ModelCall:
+    """One run of a `model_fn`, and what it leaves for the loop around it.
+
+    Args:
+        mode: one of `ModeKeys`.
+        tape: a persistent tape that is entered; None where nothing can be differentiated.
+        store: the variables, by path: `global_step`, `variables`, `trainable_variables`.
+        exposed: arrays by name, which hooks may ask for: what `expose` was given.
+        summaries: `(kind, tag, values)`, in the order in which model_fn made them: what `add_summary` was
+            given.
+    """
+
+    mode: str
+    tape: GradientTape | None
+    store: Any
+    exposed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    summaries: list[tuple[str, str, dict[str, Any]]] = dataclasses.field(default_factory=list)
+
+
+_CALL: ContextVar[ModelCall | None] = ContextVar("unisono_model_call", default=None)
+
+
+@contextlib.contextmanager
+def entered_call(call: ModelCall) -> Iterator[ModelCall]:
+    """Make a call current for a block.
+
+    Args:
+        call: of a model_fn.
+    """
+    token = _CALL.set(call)
+    try:
+        yield call
+    finally:
+        _CALL.reset(token)
+
+
+def current_call() -> ModelCall | None:
+    """Return the run of a model_fn that the running code is part of; None outside of every one."""
+    return _CALL.get()
+
+
+def require_call(what: str) -> ModelCall:
+    """Return the run of a model_fn that the running code is part of.
+
+    Args:
+        what: the function that needs it, for the message.
+
+    Raises:
+        ContextError: outside of every model_fn that an Estimator runs.
+    """
+    call = _CALL.get()
+    if call is None:
+        raise ContextError(
+            f"`{what}` works inside a model_fn that an Estimator runs. Received: a call outside of it. Write "
+            "`Estimator(model_fn).train(input_fn)`; to look at a model_fn alone, call it in mode 'infer'."
+        )
+    return call
+
+
+def expose(name: str, value: ArrayLike) -> ArrayLike:
+    """Let hooks ask for an array of model_fn by a name, or by the array itself.
+
+    Args:
+        name: such as `"loss"`; a second array of one name gets `_1`, and so on.
+        value: array.
+
+    Returns:
+        The array.
+    """
+    exposed = require_call("expose").exposed
+    unique, number = name, 0
+    while unique in exposed:
+        number += 1
+        unique = f"{name}_{number}"
+    exposed[unique] = value
+    return value
+
+
+def add_summary(kind: str, tag: str, **values: UserValue) -> None:
+    """Let the loop write a summary every `save_summary_steps` steps.
+
+    Args:
+        kind: a function of `unisono.summary`, such as `"scalar"`.
+        tag: the name.
+        values: the function's arguments after the name, by name, arrays among them.
+    """
+    require_call(f"summary.{kind}").summaries.append((kind, tag, values))
+
+
+def get_global_step() -> keras.Variable:
+    """Return the variable that counts steps, inside a model_fn."""
+    step: keras.Variable = require_call("get_global_step").store.global_step
+    return step
+
+
+def trainable_variables() -> list[keras.Variable]:
+    """Return the trainable variables that model_fn has made or used so far, in this order."""
+    return list(require_call("trainable_variables").store.trainable_variables)
+
+
+# --- gradients --------------------------------------------------------------------------------
+
+
+def ambient_gradients(
+    loss: ArrayLike, variables: Sequence[keras.Variable] | None = None, aggregated: bool = True
+) -> list[Any]:
+    """Return the gradients of a loss, as arrays, inside a model_fn.
+
+    Args:
+        loss: array computed by this model_fn; its sum is differentiated.
+        variables: by which; all trainable ones that model_fn has made so far by default.
+        aggregated: whether to return the mean over the replicas, which every replica gets alike: what one
+            device computes of the union of their batches. Otherwise those of this replica.
+
+    Returns:
+        Arrays of the variables' shapes; None for a variable on which the loss does not depend.
+
+    Raises:
+        ContextError: where no Estimator runs the model_fn.
+    """
+    call = require_call("compute_gradients")
+    if call.tape is None:
+        raise ContextError(
+            "Gradients need a model_fn whose steps can be executed again. Received: one that is called by "
+            f"hand, or exported, in mode {call.mode!r}. Call `minimize` in mode 'train' only."
+        )
+    wanted = trainable_variables() if variables is None else list(variables)
+    for variable in wanted:
+        if not isinstance(variable, keras.Variable):
+            raise InvalidTypeError(
+                f"Gradients are taken by variables. Received: {type(variable).__name__} in `var_list`. Use "
+                "`unisono.GradientTape` for other arrays."
+            )
+    if not wanted:
+        raise InvalidArgumentError(
+            "There must be variables to optimize. Received: a model_fn without trainable variables. Make the "
+            "layers before `minimize`."
+        )
+    found: list[Any] = call.tape.gradient(loss, wanted)
+    if not aggregated:
+        return found
+    context = current()
+    return found if context is None else aggregate_gradients(found, wanted, context)
+
+
+def compute_gradients(
+    optimizer: keras.Optimizer, loss: ArrayLike, var_list: Sequence[keras.Variable] | None = None
+) -> list[GradientAndVariable]:
+    """Return pairs of a gradient, which may be clipped, and its variable.
+
+    Args:
+        optimizer: that applies them; of a `LossScaleOptimizer`, gradients are those of the scaled loss.
+        loss: scalar of this model_fn.
+        var_list: variables; all trainable ones by default.
+    """
+    wanted = trainable_variables() if var_list is None else list(var_list)
+    return list(zip(ambient_gradients(optimizer.scale_loss(loss), wanted), wanted, strict=True))
+
+
+def apply_gradients(
+    optimizer: keras.Optimizer,
+    grads_and_vars: Iterable[GradientAndVariable],
+    global_step: keras.Variable | None = None,
+) -> TrainOp:
+    """Return the update by gradients; it is made where `EstimatorSpec.train_op` reaches it.
+
+    Args:
+        optimizer: a Keras optimizer.
+        grads_and_vars: as `compute_gradients` returns them.
+        global_step: what `get_global_step` returns, to be raised by one; None leaves it to the loop.
+
+    Raises:
+        InvalidArgumentError: when no variable has a gradient.
+    """
+    pairs = tuple(grads_and_vars)
+    if all(gradient is None for gradient, _ in pairs):
+        raise InvalidArgumentError(
+            "No gradients provided for any variable. Received: None for each of "
+            f"{[v.path for _, v in pairs]}. The loss must depend on variables."
+        )
+    return TrainOp(optimizer, pairs, global_step)
+
+
+def minimize(
+    optimizer: keras.Optimizer,
+    loss: ArrayLike,
+    global_step: keras.Variable | None = None,
+    var_list: Sequence[keras.Variable] | None = None,
+) -> TrainOp:
+    """Return the update that makes a loss smaller; it is made where `EstimatorSpec.train_op` reaches it.
+
+    Args:
+        optimizer: a Keras optimizer.
+        loss: scalar of this model_fn.
+        global_step: what `get_global_step` returns, to be raised by one; None leaves it to the loop.
+        var_list: variables; all trainable ones by default.
+    """
+    wanted = trainable_variables() if var_list is None else list(var_list)
+    # Of this replica: the optimizer aggregates them once, in the message of its strategy.
+    grads = ambient_gradients(optimizer.scale_loss(loss), wanted, aggregated=False)
+    return apply_gradients(optimizer, zip(grads, wanted, strict=True), global_step)
+
+
+def group(*ops: UserValue, name: str | None = None) -> TrainOpGroup:
+    """Return several updates as one, as `tf.group` does.
+
+    Args:
+        ops: what `minimize` and its like return, other groups, and arrays, which need no update.
+        name: accepted for TensorFlow's signature.
+
+    >>> group(group(), None).ops
+    (TrainOpGroup(ops=()), None)
+    """
+    return TrainOpGroup(tuple(ops))
+
+
+def no_op(name: str | None = None) -> TrainOpGroup:
+    """Return an update that changes nothing, as `tf.no_op` does.
+
+    Args:
+        name: accepted for TensorFlow's signature.
+    """
+    return TrainOpGroup(())
+
+
+def train_ops_of(train_op: UserValue) -> list[TrainOp]:
+    """Return the updates that an object reaches, in order, each once.
+
+    Args:
+        train_op: of an EstimatorSpec.
+    """
+    found: dict[int, TrainOp] = {}
+
+    def visit(op: UserValue) -> None:
+        if isinstance(op, TrainOp):
+            found.setdefault(id(op), op)
+        elif isinstance(op, TrainOpGroup):
+            for part in op.ops:
+                visit(part)
+        elif isinstance(op, (list, tuple)):
+            for part in op:
+                visit(part)
+
+    visit(train_op)
+    return list(found.values())
+
+
+def is_train_op(value: UserValue) -> bool:
+    """Return whether an object can be `EstimatorSpec.train_op`.
+
+    Arrays and variables are what Keras' own optimizers return, whose update is made at once.
+
+    Args:
+        value: any object.
+    """
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(is_train_op(part) for part in value)
+    return isinstance(value, (TrainOp, TrainOpGroup, keras.Variable, jax.Array))
