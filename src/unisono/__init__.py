@@ -68,6 +68,7 @@ _MODULES = [
     "export",
     "nn",
     "partitioners",
+    "preprocessing",
     "summary",
     "testing",
     "tf",

@@ -156,16 +156,16 @@ RANDOM: dict[str, Entry] = {
     "image.rgb_to_grayscale": Op("keras.ops.image.rgb_to_grayscale"),
 }
 
-_LOOKUP = Missing(
-    "computes with TensorFlow itself in Keras 3",
-    "a dict of the vocabulary in `Dataset.map`, with plain Python",
-)
-
 KERAS: dict[str, Entry] = {
     **{
-        f"keras.layers.{name}": _LOOKUP
-        for name in ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
+        f"keras.layers.{prefix}{name}": At(f"unisono.preprocessing.{name}")
+        for prefix in ("", "experimental.preprocessing.")
+        for name in ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup")
     },
+    "keras.layers.TextVectorization": Missing(
+        "computes with TensorFlow itself in Keras 3",
+        "`str.split` and `unisono.preprocessing.StringLookup` in `Dataset.map`",
+    ),
     "keras.backend.get_value": At("unisono.tf._keras.get_value"),
     "keras.backend.set_value": At("unisono.tf._keras.set_value"),
     "keras.experimental.export_saved_model": At("unisono.experimental.export_saved_model"),
@@ -179,7 +179,6 @@ KERAS: dict[str, Entry] = {
     "keras.layers.experimental.SyncBatchNormalization": At("unisono.tf._keras.SyncBatchNormalization"),
     "keras.layers.experimental.preprocessing.Rescaling": At("keras.layers.Rescaling"),
     "keras.layers.experimental.preprocessing.Normalization": At("keras.layers.Normalization"),
-    "keras.layers.experimental.preprocessing.StringLookup": _LOOKUP,
     "keras.mixed_precision.Policy": At("keras.dtype_policies.DTypePolicy"),
     "keras.mixed_precision.set_global_policy": At("keras.config.set_dtype_policy"),
     "keras.mixed_precision.global_policy": At("keras.config.dtype_policy"),

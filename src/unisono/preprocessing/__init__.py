@@ -1,0 +1,13 @@
+"""Keras' preprocessing layers for strings and hashes, on the host and without TensorFlow.
+
+Keras 3 computes `StringLookup`, `IntegerLookup`, `Hashing` and `HashedCrossing` with TensorFlow. The layers
+of these names here give the same numbers with NumPy. Strings cannot enter a JAX program: call the layers in
+the input pipeline, `dataset.map(lambda x, y: (lookup(x), y))`.
+"""
+
+from __future__ import annotations
+
+from unisono.preprocessing._hashing import HashedCrossing, Hashing
+from unisono.preprocessing._lookup import IntegerLookup, StringLookup
+
+__all__ = ["HashedCrossing", "Hashing", "IntegerLookup", "StringLookup"]
