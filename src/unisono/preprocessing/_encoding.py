@@ -57,14 +57,14 @@ def encoded(indices: np.ndarray, mode: str, depth: int, dropped: np.ndarray | No
     """
     if mode == "int":
         return indices
-    rows = (indices[..., None] == np.arange(depth)).astype(keras.config.floatx())
+    rows: np.ndarray = (indices[..., None] == np.arange(depth)).astype(keras.config.floatx())
     if dropped is not None:
         rows[dropped] = 0
     if mode == "one_hot":
         return rows[..., 0, :] if indices.ndim > 1 and indices.shape[-1] == 1 else rows
     # One value is a sample with one value.
     summed: np.ndarray = rows.sum(axis=-2) if indices.ndim else rows
-    return np.minimum(summed, 1) if mode == "multi_hot" else summed
+    return summed.clip(max=1) if mode == "multi_hot" else summed
 
 
 def encoded_shape(shape: tuple[int | None, ...], mode: str, depth: int) -> tuple[int | None, ...]:

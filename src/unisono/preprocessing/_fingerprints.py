@@ -139,4 +139,4 @@ def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    return numbers ^ (numbers >> _SHIFT)
+    return np.bitwise_xor(numbers, numbers >> _SHIFT)

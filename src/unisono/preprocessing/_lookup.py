@@ -23,6 +23,15 @@ from unisono.preprocessing._hashing import prepare_host_layer, refuse_sparse
 Term = bytes | int
 
 
+def as_term(token: str | bytes | int) -> Term:
+    r"""Return a token as it stands in the arrays of a pipeline: strings as bytes.
+
+    >>> as_term("ü")
+    b'\xc3\xbc'
+    """
+    return token.encode() if isinstance(token, str) else token
+
+
 class Vocabulary:
     """The terms of a lookup with their indices, and the counts of `adapt`; no dict that Keras would track."""
 
@@ -135,10 +144,8 @@ class IndexLookup(keras.layers.Layer):
         layer = type(self).__name__
         repeated = [term for term, count in collections.Counter(terms).items() if count > 1]
         size = self._first_index() + len(terms)
-        mask, oov = self._term(self.mask_token), self._term(self.oov_token)
-        reserved = [
-            term for term in (mask, oov if self.invert else None) if term is not None and term in terms
-        ]
+        tokens = [self.mask_token, self.oov_token] if self.invert else [self.mask_token]
+        reserved = [token for token in tokens if token is not None and as_term(token) in terms]
         if not terms:
             raise InvalidArgumentError(f"{layer}'s vocabulary must have a term. Received: an empty one.")
         if repeated:
@@ -156,18 +163,15 @@ class IndexLookup(keras.layers.Layer):
                 f"Received: {reserved}. Leave it out of the vocabulary."
             )
 
-    def _term(self, token: str | bytes | int | None) -> Term | None:
-        return token.encode() if isinstance(token, str) else token
-
     def _has_mask(self) -> bool:
         return self.mask_token is not None and self.output_mode == "int"
 
     def _first_index(self) -> int:
         return int(self._has_mask()) + self.num_oov_indices
 
-    def _special_terms(self) -> list[Term | None]:
-        mask = [self._term(self.mask_token)] if self._has_mask() else []
-        return mask + [self._term(self.oov_token)] * self.num_oov_indices
+    def _special_terms(self) -> list[Term]:
+        mask = [self.mask_token] if self.mask_token is not None and self._has_mask() else []
+        return [as_term(token) for token in mask + [self.oov_token] * self.num_oov_indices]
 
     def adapt(self, data: UserValue, steps: int | None = None) -> None:
         """Learn the vocabulary: frequent terms first, and of equally frequent ones the largest first.
@@ -211,7 +215,8 @@ class IndexLookup(keras.layers.Layer):
         """Make the vocabulary of what was counted."""
         counts = self._vocabulary.counts
         for token in (self.mask_token, self.oov_token):
-            counts.pop(self._term(token), None)
+            if token is not None:
+                counts.pop(as_term(token), None)
         ordered = sorted(counts, key=lambda term: (counts[term], term), reverse=True)
         if self.max_tokens is not None:
             ordered = ordered[: self.max_tokens - self._first_index()]
@@ -248,14 +253,12 @@ class IndexLookup(keras.layers.Layer):
         if self.invert:
             return self._inverted(values)
         indices = self._indices(values)
-        mask = None if self.mask_token is None else values == self._term(self.mask_token)
+        mask = None if self.mask_token is None else values == as_term(self.mask_token)
         # In integers, as Keras' layer does.
         return encoded(indices, self.output_mode, self._depth(), mask).astype(np.int64)
 
     def _inverted(self, indices: np.ndarray) -> np.ndarray:
-        terms = np.array(
-            [*self._special_terms(), *self._vocabulary.terms, self._term(self.oov_token)], object
-        )
+        terms = np.array([*self._special_terms(), *self._vocabulary.terms, as_term(self.oov_token)], object)
         known = (indices >= 0) & (indices < self.vocabulary_size())
         found: np.ndarray = terms[np.where(known, indices, -1)]
         return found if self.strings else found.astype(np.int64)
@@ -264,7 +267,7 @@ class IndexLookup(keras.layers.Layer):
         table, flat = self._vocabulary.indices, values.ravel()
         indices = np.fromiter((table.get(value, -1) for value in flat.tolist()), np.int64, flat.size)
         if self.mask_token is not None:
-            indices[flat == self._term(self.mask_token)] = 0
+            indices[flat == as_term(self.mask_token)] = 0
         unknown = indices < 0
         if unknown.any():
             indices[unknown] = self._unknown_indices(flat[unknown])
