@@ -139,4 +139,5 @@ def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    return np.bitwise_xor(numbers, numbers >> _SHIFT)
+    mixed: np.ndarray = numbers ^ (numbers >> _SHIFT)
+    return mixed
