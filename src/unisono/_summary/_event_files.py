@@ -12,9 +12,10 @@ import io
 import itertools
 import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -126,6 +127,53 @@ class EventFile:
             self._file.flush()
             self._pending.clear()
         self._flushed_at = time.monotonic()
+
+
+def read_scalars(logdir: str) -> dict[int, dict[str, float]]:
+    """Return the numbers that the event files of a directory hold, by step and tag.
+
+    A record at the end of a file that is not whole yet, as its writer is at it, does not count.
+
+    Args:
+        logdir: the directory; it may be missing.
+
+    Returns:
+        Steps in ascending order; of several numbers for a step and tag, the newest.
+    """
+    found: dict[int, list[tuple[float, str, float]]] = {}
+    names = gfile.listdir(logdir) if gfile.isdir(logdir) else []
+    for name in sorted(n for n in names if ".tfevents." in n):
+        for event in _events(os.path.join(logdir, name)):
+            for value in event.summary.value:
+                number = _number(value)
+                if number is not None:
+                    found.setdefault(event.step, []).append((event.wall_time, value.tag, number))
+    return {
+        step: {tag: number for _, tag, number in sorted(found[step], key=lambda x: x[0])}
+        for step in sorted(found)
+    }
+
+
+def _events(path: str) -> Iterator[event_pb2.Event]:
+    """Return the events of a file: records of a length, its checksum, the event, its checksum."""
+    with gfile.GFile(path, "rb") as file:
+        content = file.read()
+    at = 0
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        if at + 16 + length > len(content):
+            return
+        yield event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
+        at += 16 + length
+
+
+def _number(value: summary_pb2.Summary.Value) -> float | None:
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if not value.HasField("tensor") or value.metadata.plugin_data.plugin_name not in ("scalars", ""):
+        return None
+    array = tensor_util.make_ndarray(value.tensor)
+    return float(array) if array.ndim == 0 and array.dtype.kind in "fiub" else None
 
 
 def histogram(data: ArrayLike, buckets: int = 30) -> npt.NDArray[np.float64]:

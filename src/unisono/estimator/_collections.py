@@ -1,0 +1,172 @@
+"""What one run of a model_fn collects beside its `EstimatorSpec`: losses, layers, summaries, named values.
+
+TensorFlow 1 keeps these in collections of the graph. Here they belong to a `ModelCall`, one for each trace.
+What is exposed has names that are equal in all runs, so that a hook that was made in one run finds its values
+in the results of another.
+
+Tests: tests/unit/estimator/test_collections.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike, PyTree
+from unisono.estimator._train_op import ModelCall, current_call, expose, require_call
+
+#: The collections of TensorFlow 1 that have members here.
+LOSSES = "losses"
+REGULARIZATION_LOSSES = "regularization_losses"
+SUMMARIES = "summaries"
+
+#: Under which a run keeps its `Collections`.
+_EXTRA = "collections"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSummary:
+    """One summary of a model_fn, as `SummarySaverHook` takes it.
+
+    Args:
+        kind: `"scalar"`, `"histogram"`, `"image"` or `"text"`.
+        tag: its name in TensorBoard.
+        key: the name of its data among what the run exposed; "" for text, which is part of the program.
+        text: the data of a text.
+        options: `max_outputs` of an image.
+    """
+
+    kind: str
+    tag: str
+    key: str
+    text: ArrayLike = None
+    options: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+class Collections:
+    """What a run of a model_fn has collected."""
+
+    def __init__(self) -> None:
+        #: What was added to a collection of TensorFlow 1, by its name.
+        self.members: dict[str, list[Any]] = {}
+        #: Layers that functions such as `layers.dense` have made, by name.
+        self.layers: dict[str, keras.Layer] = {}
+        #: Other layers of `unisono.estimator.layers`.
+        self.made: list[keras.Layer] = []
+        self._taken: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """Return a name that no earlier call in this run has returned: `x`, `x_1`, …"""
+        count = self._taken.get(name, 0)
+        self._taken[name] = count + 1
+        return name if count == 0 else self.unique(f"{name}_{count}")
+
+    def add(self, collection: str, value: Any) -> None:
+        """Add a value to a collection of TensorFlow 1."""
+        self.members.setdefault(collection, []).append(value)
+
+    def regularization_losses(self) -> list[jax.Array]:
+        """Return the losses of the regularizers of layers that were made by `unisono.estimator.layers`."""
+        own = {id(layer): layer for layer in self.made}
+        return [loss for layer in own.values() for loss in layer.losses]
+
+
+def current_collections() -> Collections | None:
+    """Return the collections of the model_fn that runs; None outside of one."""
+    call = current_call()
+    return None if call is None else _of(call)
+
+
+def required_collections(what: str) -> Collections:
+    """Return the collections of the model_fn that runs.
+
+    Args:
+        what: the name of what the user called.
+
+    Raises:
+        ContextError: outside of a model_fn.
+    """
+    return _of(require_call(what))
+
+
+def _of(call: ModelCall) -> Collections:
+    found: Collections = call.extras.setdefault(_EXTRA, Collections())
+    return found
+
+
+def unique_name(name: str) -> str:
+    """Return a name that is new in the model_fn that runs; outside of one, the name."""
+    found = current_collections()
+    return name if found is None else found.unique(name)
+
+
+# --- named values ------------------------------------------------------------------------------------------
+
+
+def key_of(exposed: Mapping[str, Any], thing: Any) -> str | None:
+    """Return the name under which an object was exposed; None for another object.
+
+    Args:
+        exposed: what a run exposed, by name.
+        thing: any object.
+    """
+    return next((key for key, value in exposed.items() if value is thing), None)
+
+
+def fetch_in_all_runs(thing: Any, prefix: str) -> Any:
+    """Return what a hook keeps to ask for a value in all runs of a model_fn.
+
+    An array is another object in each run. It is exposed, if it is not yet, and the hook asks for its name.
+
+    Args:
+        thing: an array, or a name, a variable or a summary, which are returned.
+        prefix: of the name that an array without one gets.
+    """
+    call = current_call()
+    if call is None or not isinstance(thing, (jax.Array, np.ndarray, np.generic)):
+        return thing
+    found = key_of(call.exposed, thing)
+    if found is None:
+        expose(f"_{prefix}", thing)
+        found = key_of(call.exposed, thing)
+    return found
+
+
+def identity(input: PyTree, name: str | None = None) -> PyTree:
+    """Return a tensor, which hooks can ask for by name.
+
+    Args:
+        input: array, or pytree of arrays.
+        name: in a model_fn, its name; None for none.
+
+    Returns:
+        The same values.
+
+    Raises:
+        InvalidArgumentError: another value of the model_fn has this name.
+
+    >>> float(identity(2.0, name="two"))
+    2.0
+    """
+    value = jax.tree.map(_as_array, input)
+    call = current_call()
+    if name is not None and call is not None:
+        if name in call.exposed:
+            raise InvalidArgumentError(
+                f"A name must stand for one value of a model_fn. Received: name={name!r} for a second one. "
+                "Choose another name."
+            )
+        expose(name, value)
+    return value
+
+
+def _as_array(value: ArrayLike) -> jax.Array:
+    array: jax.Array = keras.ops.convert_to_tensor(value)
+    # Another object than a value that is exposed already under its own name.
+    return array + 0 if array is value and jax.numpy.issubdtype(array.dtype, jax.numpy.number) else array

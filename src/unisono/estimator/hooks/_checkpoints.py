@@ -1,0 +1,146 @@
+"""Checkpoints every so many steps or seconds, and what runs before and after each.
+
+Tests: tests/unit/estimator/test_hooks.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
+from unisono.estimator.hooks._hook import (
+    HookSession,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from unisono.estimator.hooks._timer import SecondOrStepTimer
+
+_LOG = logging.getLogger("unisono")
+
+
+class CheckpointSaverListener:
+    """Code that runs before and after each checkpoint of a `CheckpointSaverHook`."""
+
+    def begin(self) -> None:
+        """Run once, before the first step."""
+
+    def before_save(self, session: HookSession, global_step_value: int) -> None:
+        """Run before a checkpoint is written.
+
+        Args:
+            session: reads values.
+            global_step_value: the number of steps so far.
+        """
+
+    def after_save(self, session: HookSession, global_step_value: int) -> bool | None:
+        """Run after a checkpoint was written.
+
+        Args:
+            session: reads values.
+            global_step_value: the number of steps so far.
+
+        Returns:
+            True to end the training.
+        """
+        return None
+
+    def end(self, session: HookSession, global_step_value: int) -> None:
+        """Run once, when the loop has ended without an error.
+
+        Args:
+            session: reads values.
+            global_step_value: the number of steps.
+        """
+
+
+class CheckpointSaverHook(SessionRunHook):
+    """Write a checkpoint when the loop begins, every so many steps or seconds, and at the end.
+
+    The checkpoints are those of the Estimator: they lie in its `model_dir`.
+
+    Args:
+        checkpoint_dir: the Estimator's `model_dir`.
+        save_secs: the number of seconds between two checkpoints.
+        save_steps: the number of steps between two checkpoints.
+        saver: must be None: the Estimator knows what it saves.
+        checkpoint_basename: is not used.
+        scaffold: is not used.
+        listeners: what runs before and after each checkpoint.
+        save_graph_def: is not used: there is no graph.
+
+    Raises:
+        InvalidArgumentError: both or none of seconds and steps are given, or there is a `saver`.
+
+    >>> hook = CheckpointSaverHook("/tmp/model", save_steps=100)
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        save_secs: float | None = None,
+        save_steps: int | None = None,
+        saver: UserValue = None,
+        checkpoint_basename: str = "model.ckpt",
+        scaffold: UserValue = None,
+        listeners: Sequence[CheckpointSaverListener] | None = None,
+        save_graph_def: bool = True,
+    ) -> None:
+        if saver is not None:
+            raise InvalidArgumentError(
+                f"The Estimator itself saves its variables. Received: saver={saver!r}. Leave it out."
+            )
+        self.checkpoint_dir = os.fspath(checkpoint_dir)
+        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._listeners = list(listeners or ())
+        self._step = 0
+
+    def begin(self) -> None:
+        """Call the listeners' `begin`."""
+        for listener in self._listeners:
+            listener.begin()
+
+    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+        """Write the first checkpoint."""
+        self._step = session.global_step
+        self._save(session, self._step)
+
+    def steps_until_next(self, global_step: int) -> int:
+        """Return the steps until the next checkpoint."""
+        return self._timer.steps_until(global_step)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Note the step."""
+        self._step = run_context.session.global_step
+        return None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Write a checkpoint if it is time."""
+        step = self._step + run_context.steps
+        if self._timer.should_trigger_for_step(step) and self._save(run_context.session, step):
+            run_context.request_stop()
+
+    def end(self, session: HookSession) -> None:
+        """Write the last checkpoint, and call the listeners' `end`."""
+        step = session.global_step
+        if step != self._timer.last_triggered_step():
+            self._save(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _save(self, session: HookSession, step: int) -> bool:
+        """Write a checkpoint; return whether a listener wants to stop."""
+        self._timer.update_last_triggered_step(step)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        _LOG.info("Saving checkpoints for %d into %s.", step, self.checkpoint_dir)
+        session.save()
+        # All of them are called, also after one that wants to stop.
+        stops = [bool(listener.after_save(session, step)) for listener in self._listeners]
+        if any(stops):
+            _LOG.info("A CheckpointSaverListener has ended the training after step %d.", step)
+        return any(stops)

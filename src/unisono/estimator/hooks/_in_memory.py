@@ -1,0 +1,93 @@
+"""Evaluation between the steps of training, in the same process.
+
+Tests: tests/unit/estimator/test_hooks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
+from unisono.estimator.hooks._hook import (
+    HookSession,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from unisono.estimator.hooks._timer import SecondOrStepTimer
+
+if TYPE_CHECKING:
+    from unisono.estimator._estimator import Estimator
+
+
+class InMemoryEvaluatorHook(SessionRunHook):
+    """Evaluate when training begins, every so many steps, and at its end.
+
+    TensorFlow's hook shares the variables of the session. This one writes a checkpoint and evaluates that, so
+    that training and evaluation hold variables of their own.
+
+    Args:
+        estimator: whose training; it evaluates, too.
+        input_fn: of the evaluation.
+        steps: the number of its batches; None for all.
+        hooks: hooks of the evaluation.
+        name: of the evaluation, for its event files.
+        every_n_iter: the number of steps between two evaluations.
+
+    Raises:
+        InvalidArgumentError: `every_n_iter` is not positive.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        name: str | None = None,
+        every_n_iter: int = 100,
+    ) -> None:
+        if every_n_iter is None or every_n_iter <= 0:
+            raise InvalidArgumentError(f"`every_n_iter` must be positive. Received: {every_n_iter!r}.")
+        self._estimator, self._input_fn, self._steps = estimator, input_fn, steps
+        self._hooks, self._name = hooks, name
+        self._timer = SecondOrStepTimer(every_steps=every_n_iter)
+        self._step = 0
+
+    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+        """Evaluate before the first step."""
+        self._evaluate(session, session.global_step)
+
+    def steps_until_next(self, global_step: int) -> int:
+        """Return the steps until the next evaluation."""
+        return self._timer.steps_until(global_step)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Note the step."""
+        self._step = run_context.session.global_step
+        return None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Evaluate if it is time."""
+        step = self._step + run_context.steps
+        if self._timer.should_trigger_for_step(step):
+            self._evaluate(run_context.session, step)
+
+    def end(self, session: HookSession) -> None:
+        """Evaluate the last step, if it is not done."""
+        step = session.global_step
+        if step != self._timer.last_triggered_step():
+            self._evaluate(session, step)
+
+    def _evaluate(self, session: HookSession, step: int) -> None:
+        self._timer.update_last_triggered_step(step)
+        self._estimator.evaluate(
+            self._input_fn,
+            steps=self._steps,
+            hooks=self._hooks,
+            checkpoint_path=session.save(),
+            name=self._name,
+        )
