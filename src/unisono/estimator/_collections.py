@@ -62,7 +62,7 @@ class Collections:
         self._taken: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        """Return a name that no earlier call in this run has returned: `x`, `x_1`, …"""
+        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`."""
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         return name if count == 0 else self.unique(f"{name}_{count}")
@@ -138,7 +138,10 @@ def fetch_in_all_runs(thing: Any, prefix: str) -> Any:
     return found
 
 
-def identity(input: PyTree, name: str | None = None) -> PyTree:
+def identity(
+    input: PyTree,  # noqa: A002 (TensorFlow's name)
+    name: str | None = None,
+) -> PyTree:
     """Return a tensor, which hooks can ask for by name.
 
     Args:

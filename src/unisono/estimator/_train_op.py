@@ -67,6 +67,7 @@ class ModelCall:
         exposed: arrays by name, which hooks may ask for: what `expose` was given.
         summaries: `(kind, tag, values)`, in the order in which model_fn made them: what `add_summary` was
             given.
+        extras: what other modules keep for this run, by their own names.
     """
 
     mode: str
@@ -74,6 +75,7 @@ class ModelCall:
     store: Any
     exposed: dict[str, Any] = dataclasses.field(default_factory=dict)
     summaries: list[tuple[str, str, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    extras: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _CALL: ContextVar[ModelCall | None] = ContextVar("unisono_model_call", default=None)

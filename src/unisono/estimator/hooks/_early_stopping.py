@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.estimator.hooks._hook import (
@@ -21,9 +21,6 @@ from unisono.estimator.hooks._hook import (
     SessionRunValues,
 )
 from unisono.estimator.hooks._timer import SecondOrStepTimer
-
-if TYPE_CHECKING:
-    from unisono.estimator._estimator import Estimator
 
 _LOG = logging.getLogger("unisono")
 
@@ -90,7 +87,7 @@ class StopOnPredicateHook(SessionRunHook):
 
 
 def make_early_stopping_hook(
-    estimator: Estimator,
+    estimator: Any,
     should_stop_fn: Callable[[], bool],
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
@@ -113,7 +110,7 @@ def make_early_stopping_hook(
 
 
 def stop_if_higher_hook(
-    estimator: Estimator,
+    estimator: Any,
     metric_name: str,
     threshold: float,
     eval_dir: str | None = None,
@@ -139,7 +136,7 @@ def stop_if_higher_hook(
 
 
 def stop_if_lower_hook(
-    estimator: Estimator,
+    estimator: Any,
     metric_name: str,
     threshold: float,
     eval_dir: str | None = None,
@@ -165,7 +162,7 @@ def stop_if_lower_hook(
 
 
 def stop_if_no_increase_hook(
-    estimator: Estimator,
+    estimator: Any,
     metric_name: str,
     max_steps_without_increase: int,
     eval_dir: str | None = None,
@@ -191,7 +188,7 @@ def stop_if_no_increase_hook(
 
 
 def stop_if_no_decrease_hook(
-    estimator: Estimator,
+    estimator: Any,
     metric_name: str,
     max_steps_without_decrease: int,
     eval_dir: str | None = None,
@@ -221,7 +218,7 @@ class _Watch:
 
     def __init__(
         self,
-        estimator: Estimator,
+        estimator: Any,
         metric: str,
         eval_dir: str | None,
         min_steps: int,
@@ -257,6 +254,8 @@ class _Watch:
             if best is None or self._is_better(value, best[1]):
                 best = step, value
             if step - best[0] >= steps:
-                _LOG.info("%s has not been better than %g for %d steps.", self._metric, best[1], step - best[0])
+                _LOG.info(
+                    "%s has not been better than %g for %d steps.", self._metric, best[1], step - best[0]
+                )
                 return True
         return False

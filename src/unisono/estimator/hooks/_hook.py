@@ -134,8 +134,8 @@ class HookSession:
             if found is not None:
                 return found
             raise InvalidArgumentError(
-                "A hook asks for a value that the model_fn has exposed: its loss and predictions, a metric, a "
-                f"summary, or what `tf.identity(x, name=...)` has named. Received: {leaf!r}. Name it so."
+                "A hook asks for a value that the model_fn has exposed: its loss and predictions, a metric, "
+                f"a summary, or what `tf.identity(x, name=...)` has named. Received: {leaf!r}. Name it so."
             )
         name = leaf.removesuffix(":0")
         if name in self.exposed or name in self.values:

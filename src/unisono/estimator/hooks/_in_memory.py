@@ -6,7 +6,7 @@ Tests: tests/unit/estimator/test_hooks.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
@@ -18,9 +18,6 @@ from unisono.estimator.hooks._hook import (
     SessionRunValues,
 )
 from unisono.estimator.hooks._timer import SecondOrStepTimer
-
-if TYPE_CHECKING:
-    from unisono.estimator._estimator import Estimator
 
 
 class InMemoryEvaluatorHook(SessionRunHook):
@@ -43,7 +40,7 @@ class InMemoryEvaluatorHook(SessionRunHook):
 
     def __init__(
         self,
-        estimator: Estimator,
+        estimator: Any,
         input_fn: Callable[..., Any],
         steps: int | None = None,
         hooks: Sequence[SessionRunHook] | None = None,

@@ -75,6 +75,7 @@ class LoggingTensorHook(SessionRunHook):
         self._timer: SecondOrStepTimer | NeverTriggerTimer = (
             NeverTriggerTimer() if only_at_end else SecondOrStepTimer(every_n_secs, every_n_iter)
         )
+        self._counts = every_n_iter is not None
         self._count = 0
         self._is_due = False
 
@@ -85,9 +86,9 @@ class LoggingTensorHook(SessionRunHook):
 
     def steps_until_next(self, global_step: int) -> int | None:
         """Return the steps until the next line."""
-        # The timer is asked before a step, with the number of steps before it: one more step has run then.
         left = self._timer.steps_until(self._count)
-        return left if left is None or self._timer.last_triggered_step() is None else left + 1
+        # The timer is asked with the number of steps before the one to log: one more has run then.
+        return left + 1 if left is not None and left > 1 and self._counts else left
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Ask for the values, where the last step of the group is to be logged."""
@@ -96,8 +97,10 @@ class LoggingTensorHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the values."""
-        if self._is_due:
-            self._log(run_values.results, self._count + run_context.steps - 1)
+        count = self._count + run_context.steps - 1
+        # Data may end within a group.
+        if self._is_due and self._timer.should_trigger_for_step(count):
+            self._log(run_values.results, count)
         self._count += run_context.steps
 
     def end(self, session: HookSession) -> None:

@@ -138,5 +138,7 @@ def _limit(hook: SessionRunHook, global_step: int) -> int | None:
         limit: int | None = known(global_step)
         return limit
     own = type(hook)
-    is_called = own.before_run is not SessionRunHook.before_run or own.after_run is not SessionRunHook.after_run
+    is_called = (
+        own.before_run is not SessionRunHook.before_run or own.after_run is not SessionRunHook.after_run
+    )
     return 1 if is_called else None

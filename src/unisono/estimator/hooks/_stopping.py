@@ -136,6 +136,6 @@ class FeedFnHook(SessionRunHook):
 
     def __init__(self, feed_fn: Callable[[], Any]) -> None:
         raise UnsupportedError(
-            "There is no graph whose tensors could be replaced. Received: a FeedFnHook. Let the input_fn make "
-            "the values, and read them from `features` in the model_fn."
+            "There is no graph whose tensors could be replaced. Received: a FeedFnHook. Let the input_fn "
+            "make the values, and read them from `features` in the model_fn."
         )

@@ -103,9 +103,11 @@ class SummarySaverHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Write them."""
-        if not self._is_due or self._writer is None:
-            return
         step = self._step + run_context.steps
+        # Data may end within a group.
+        is_due = self._is_due and self._timer.should_trigger_for_step(step)
+        if not is_due or self._writer is None:
+            return
         self._timer.update_last_triggered_step(step)
         session = run_context.session
         write_summaries(self._writer, self._summaries(session), session.values, step)

@@ -90,9 +90,11 @@ class SecondOrStepTimer:
         remaining = self._time + self._every_secs - now
         if remaining <= 0 or step <= self._step:
             return 1
-        # Half of what the pace so far allows, so that a slower step is noticed in time.
-        pace = (now - self._time) / (step - self._step)
-        return max(1, min(_MOST_STEPS, int(remaining / max(pace, 1e-9) / 2)))
+        # Half of what the pace so far allows, and no more steps than it was measured with: the first ones of
+        # an interval may have been started without waiting for them.
+        passed = step - self._step
+        pace = (now - self._time) / passed
+        return max(1, min(_MOST_STEPS, passed, int(remaining / max(pace, 1e-9) / 2)))
 
 
 class NeverTriggerTimer:
