@@ -66,6 +66,7 @@ _MODULES = [
     "estimator",
     "experimental",
     "export",
+    "feature_column",
     "nn",
     "partitioners",
     "preprocessing",

@@ -6,9 +6,10 @@ Tests: tests/unit/tf/test_names.py.
 from __future__ import annotations
 
 from unisono.tf._module import NameTable
+from unisono.tf.names._columns import COLUMNS
 from unisono.tf.names._core import CORE
 from unisono.tf.names._distribution import DISTRIBUTION
 from unisono.tf.names._programs import PROGRAMS
 
 #: All names.
-TABLE = NameTable({**CORE, **DISTRIBUTION, **PROGRAMS})
+TABLE = NameTable({**CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS})

@@ -1,0 +1,329 @@
+"""Categorical columns of one feature: vocabularies, identities and hashes.
+
+Source: https://www.tensorflow.org/api_docs/python/tf/feature_column
+
+Tests: tests/unit/feature_column/test_columns.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
+from unisono.feature_column._column import (
+    CategoricalColumn,
+    Features,
+    Values,
+    checked_key,
+    is_missing,
+    raw_values,
+)
+from unisono.preprocessing._fingerprints import hash_buckets, on_host
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyColumn(CategoricalColumn):
+    """The index of a value in a vocabulary; made by the functions with "vocabulary" in their names."""
+
+    key: str
+    vocabulary: tuple[bytes | int, ...]
+    default_value: int = -1
+    num_oov_buckets: int = 0
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return self.key
+
+    @property
+    def kind(self) -> str:
+        """What distinguishes the column from others of its name."""
+        return "vocabulary"
+
+    @property
+    def num_buckets(self) -> int:
+        """How many categories there are, those of unknown values included."""
+        return len(self.vocabulary) + self.num_oov_buckets
+
+    def feature_keys(self) -> tuple[str, ...]:
+        """Return the key of the feature."""
+        return (self.key,)
+
+    def values(self, features: Features) -> Values:
+        """Return the categories of a batch, computed on the host.
+
+        Args:
+            features: raw features by key.
+
+        Raises:
+            InvalidTypeError: the feature holds numbers where the vocabulary has strings, or the reverse.
+        """
+        raw = raw_values(features, self.key)
+        if (raw.dtype.kind == "O") != isinstance(self.vocabulary[0], bytes) or raw.dtype.kind == "f":
+            raise InvalidTypeError(
+                f"The feature {self.key!r} and its vocabulary must both be of strings or of integers. "
+                f"Received: a feature of {_kind(raw)}, and {self.vocabulary[0]!r} in the vocabulary."
+            )
+        table, flat = _index(self.vocabulary), raw.ravel()
+        ids = np.fromiter((table.get(value, -1) for value in flat.tolist()), np.int64, flat.size)
+        unknown = ids < 0
+        if unknown.any():
+            buckets = self.num_oov_buckets
+            ids[unknown] = (
+                len(self.vocabulary) + hash_buckets(flat[unknown], buckets) if buckets else self.default_value
+            )
+        return Values(ids.reshape(raw.shape), ~is_missing(raw))
+
+
+@functools.lru_cache(maxsize=256)
+def _index(vocabulary: tuple[bytes | int, ...]) -> dict[bytes | int, int]:
+    return {term: index for index, term in enumerate(vocabulary)}
+
+
+def _kind(array: np.ndarray) -> str:
+    return "strings" if array.dtype.kind == "O" else str(array.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentityColumn(CategoricalColumn):
+    """Integers that are categories already; made by `categorical_column_with_identity`."""
+
+    key: str
+    buckets: int
+    default_value: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return self.key
+
+    @property
+    def kind(self) -> str:
+        """What distinguishes the column from others of its name."""
+        return f"identity_{self.buckets}"
+
+    @property
+    def num_buckets(self) -> int:
+        """How many categories there are."""
+        return self.buckets
+
+    def feature_keys(self) -> tuple[str, ...]:
+        """Return the key of the feature."""
+        return (self.key,)
+
+    def values(self, features: Features) -> Values:
+        """Return the categories of a batch, computed on the host.
+
+        Args:
+            features: raw features by key.
+
+        Raises:
+            InvalidTypeError: the feature holds no integers.
+            InvalidArgumentError: an integer is out of range, and there is no default.
+        """
+        raw = raw_values(features, self.key)
+        if raw.dtype.kind not in "iub":
+            raise InvalidTypeError(
+                f"categorical_column_with_identity({self.key!r}) takes integers. Received: {_kind(raw)}."
+            )
+        ids, present = raw.astype(np.int64), ~is_missing(raw)
+        outside = present & ((ids < 0) | (ids >= self.buckets))
+        if outside.any():
+            if self.default_value is None:
+                raise InvalidArgumentError(
+                    f"categorical_column_with_identity({self.key!r}) takes integers from 0 to "
+                    f"{self.buckets - 1}. Received: {ids[outside][:5].tolist()}. Set default_value; -1 "
+                    "stands for missing values."
+                )
+            ids = np.where(outside, self.default_value, ids)
+        return Values(ids, present)
+
+
+@dataclasses.dataclass(frozen=True)
+class HashedColumn(CategoricalColumn):
+    """The hash of a value; made by `categorical_column_with_hash_bucket`."""
+
+    key: str
+    hash_bucket_size: int
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return self.key
+
+    @property
+    def kind(self) -> str:
+        """What distinguishes the column from others of its name."""
+        return f"hash_{self.hash_bucket_size}"
+
+    @property
+    def num_buckets(self) -> int:
+        """How many categories there are."""
+        return self.hash_bucket_size
+
+    def feature_keys(self) -> tuple[str, ...]:
+        """Return the key of the feature."""
+        return (self.key,)
+
+    def values(self, features: Features) -> Values:
+        """Return the categories of a batch, computed on the host.
+
+        Args:
+            features: raw features by key.
+
+        Raises:
+            InvalidTypeError: the feature holds floats.
+        """
+        raw = raw_values(features, self.key)
+        if raw.dtype.kind == "f":
+            raise InvalidTypeError(
+                f"categorical_column_with_hash_bucket({self.key!r}) takes strings or integers. "
+                f"Received: {_kind(raw)}."
+            )
+        return Values(hash_buckets(raw, self.hash_bucket_size), ~is_missing(raw))
+
+
+def categorical_column_with_vocabulary_list(
+    key: str,
+    vocabulary_list: Sequence[str | bytes | int],
+    dtype: UserValue = None,
+    default_value: int = -1,
+    num_oov_buckets: int = 0,
+) -> VocabularyColumn:
+    """Describe strings or integers by their index in a list.
+
+    Args:
+        key: of the feature.
+        vocabulary_list: the values, each once.
+        dtype: accepted; the list says it.
+        default_value: the category of unknown values; -1 for none.
+        num_oov_buckets: how many further categories unknown values share by hash.
+
+    Returns:
+        A categorical column.
+
+    Raises:
+        InvalidArgumentError: the list is empty, has a value twice, or both ways for unknown values are given.
+
+    >>> categorical_column_with_vocabulary_list("color", ["red", "green"]).num_buckets
+    2
+    """
+    terms = tuple(on_host(list(vocabulary_list), "vocabulary_list").tolist())
+    if not terms or len(set(terms)) < len(terms):
+        raise InvalidArgumentError(
+            f"vocabulary_list must have values, each once. Received: {vocabulary_list!r:.200} for {key!r}."
+        )
+    return _vocabulary_column(key, terms, default_value, num_oov_buckets)
+
+
+def _vocabulary_column(
+    key: str, terms: tuple[bytes | int, ...], default_value: int | None, num_oov_buckets: int | None
+) -> VocabularyColumn:
+    default = -1 if default_value is None else default_value
+    buckets = num_oov_buckets or 0
+    if buckets < 0 or (buckets and default != -1):
+        raise InvalidArgumentError(
+            "Unknown values have either a default_value or num_oov_buckets of 1 and more. "
+            f"Received: default_value={default_value}, num_oov_buckets={num_oov_buckets} for {key!r}."
+        )
+    return VocabularyColumn(checked_key(key), terms, default, buckets)
+
+
+def categorical_column_with_vocabulary_file(
+    key: str,
+    vocabulary_file: str | os.PathLike[str],
+    vocabulary_size: int | None = None,
+    dtype: UserValue = "string",
+    default_value: int | None = None,
+    num_oov_buckets: int = 0,
+    file_format: str | None = None,
+) -> VocabularyColumn:
+    """Describe strings or integers by the number of their line in a file, which is read at once.
+
+    Args:
+        key: of the feature.
+        vocabulary_file: a text file with a value in each line.
+        vocabulary_size: how many lines count; all by default.
+        dtype: "string", or an integer type.
+        default_value: the category of unknown values; None for none.
+        num_oov_buckets: how many further categories unknown values share by hash.
+        file_format: None or "text".
+
+    Returns:
+        A categorical column.
+
+    Raises:
+        InvalidArgumentError: the file has fewer lines, or an argument cannot be used.
+    """
+    if file_format not in (None, "text"):
+        raise InvalidArgumentError(f"vocabulary_file must be a text file. Received: {file_format=}.")
+    lines = Path(vocabulary_file).read_bytes().splitlines()
+    size = len(lines) if vocabulary_size is None else vocabulary_size
+    if not 0 < size <= len(lines):
+        raise InvalidArgumentError(
+            f"vocabulary_size must be 1 to the number of lines. Received: {size}, and {len(lines)} lines "
+            f"in {os.fspath(vocabulary_file)}."
+        )
+    is_integer = str(getattr(dtype, "name", dtype)).startswith(("int", "uint"))
+    terms = tuple(int(line) if is_integer else line for line in lines[:size])
+    return _vocabulary_column(key, terms, default_value, num_oov_buckets)
+
+
+def categorical_column_with_identity(
+    key: str, num_buckets: int, default_value: int | None = None
+) -> IdentityColumn:
+    """Describe integers that are categories already.
+
+    Args:
+        key: of the feature.
+        num_buckets: how many categories there are.
+        default_value: the category of other integers; None makes them errors. -1 is a missing value.
+
+    Returns:
+        A categorical column.
+
+    Raises:
+        InvalidArgumentError: a number is out of range.
+
+    >>> categorical_column_with_identity("weekday", 7).num_buckets
+    7
+    """
+    if num_buckets < 1 or not (default_value is None or 0 <= default_value < num_buckets):
+        raise InvalidArgumentError(
+            "num_buckets must be at least 1, and default_value one of the categories. "
+            f"Received: num_buckets={num_buckets}, default_value={default_value} for {key!r}."
+        )
+    return IdentityColumn(checked_key(key), num_buckets, default_value)
+
+
+def categorical_column_with_hash_bucket(
+    key: str, hash_bucket_size: int, dtype: UserValue = "string"
+) -> HashedColumn:
+    """Describe strings or integers by their hash, which is that of TensorFlow.
+
+    Args:
+        key: of the feature.
+        hash_bucket_size: how many categories there are.
+        dtype: accepted; the feature says it.
+
+    Returns:
+        A categorical column.
+
+    Raises:
+        InvalidArgumentError: there is no category.
+
+    >>> categorical_column_with_hash_bucket("city", 100).num_buckets
+    100
+    """
+    if hash_bucket_size is None or hash_bucket_size < 1:
+        raise InvalidArgumentError(
+            f"hash_bucket_size must be at least 1. Received: {hash_bucket_size} for {key!r}."
+        )
+    return HashedColumn(checked_key(key), hash_bucket_size)

@@ -1,0 +1,40 @@
+"""Names of feature columns and of canned estimators.
+
+Tests: tests/unit/tf/test_names.py.
+"""
+
+from __future__ import annotations
+
+from unisono.tf._entries import At, Entry, Missing
+
+_FUNCTIONS = (
+    "bucketized_column", "categorical_column_with_hash_bucket", "categorical_column_with_identity",
+    "categorical_column_with_vocabulary_file", "categorical_column_with_vocabulary_list", "crossed_column",
+    "embedding_column", "indicator_column", "numeric_column", "shared_embeddings",
+    "weighted_categorical_column",
+)  # fmt: skip
+_SEQUENCES = (
+    "sequence_categorical_column_with_hash_bucket", "sequence_categorical_column_with_identity",
+    "sequence_categorical_column_with_vocabulary_file", "sequence_categorical_column_with_vocabulary_list",
+    "sequence_numeric_column",
+)  # fmt: skip
+
+COLUMNS: dict[str, Entry] = {
+    **{f"feature_column.{name}": At(f"unisono.feature_column.{name}") for name in _FUNCTIONS},
+    "feature_column.input_layer": At("unisono.feature_column.input_layer"),
+    "feature_column.linear_model": At("unisono.feature_column.linear_model"),
+    "feature_column.shared_embedding_columns": At("unisono.feature_column.shared_embeddings"),
+    **{
+        f"feature_column.{name}": Missing(
+            "is not among the feature columns here", "`keras.layers.Embedding` and a recurrent layer"
+        )
+        for name in _SEQUENCES
+    },
+    "feature_column.make_parse_example_spec": Missing(
+        "describes TensorFlow's records, which are not parsed here",
+        "a function that returns a dict of arrays, for `Dataset.map`",
+    ),
+    "keras.layers.DenseFeatures": At(
+        "unisono.feature_column.DenseFeatures", note="strings need `dataset.map(layer.encode)` first"
+    ),
+}
