@@ -152,7 +152,9 @@ def load(path: str | os.PathLike[str]) -> ExportedModel:
     return load_exported(Path(path))
 
 
-def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
+def export_saved_model(
+    model: keras.Model, path: str | os.PathLike[str], *, with_inference: bool = False
+) -> None:
     """Write the whole model to a directory, as `tf.keras.experimental.export_saved_model` did.
 
     The directory holds a `.keras` file and its checksum; TensorFlow is not needed. For TensorFlow's
@@ -161,6 +163,8 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
     Args:
         model: a built Keras model, of any strategy or none.
         path: the directory; an earlier artefact of this function is replaced.
+        with_inference: whether the directory holds a StableHLO artefact `inference`, too, which `load` reads
+            where the model's class is not known.
 
     Raises:
         InvalidArgumentError: when `path` is something else than such an artefact.
@@ -172,7 +176,7 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
         model.jax_state_sync()
         from unisono._export._through_keras import write_keras_folder
 
-        write_keras_folder(model, Path(path))
+        write_keras_folder(model, Path(path), with_inference)
     _share(model, path)
 
 

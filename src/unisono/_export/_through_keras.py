@@ -30,7 +30,7 @@ from unisono._export._files import (
 from unisono._export._packages import require_packages
 from unisono._export._signature import input_specs
 from unisono._export._specs import ArraySpec, leaves, map_leaves
-from unisono._export._stablehlo import one_replica
+from unisono._export._stablehlo import PLATFORMS, one_replica, write_stablehlo
 
 _log = logging.getLogger("unisono")
 
@@ -38,6 +38,8 @@ _log = logging.getLogger("unisono")
 KIND = "unisono-keras"
 VERSION = 1
 MODEL = "model.keras"
+#: Beside it, where it was asked for: the inference, which needs no class of the user's.
+INFERENCE = "inference"
 
 
 def write_keras(model: keras.Model, path: Path) -> None:
@@ -105,11 +107,13 @@ def _one_copy(model: keras.Model) -> Iterator[None]:
         yield
 
 
-def write_keras_folder(model: keras.Model, path: Path) -> None:
-    """Write the directory of `export_saved_model`."""
+def write_keras_folder(model: keras.Model, path: Path, with_inference: bool = False) -> None:
+    """Write the directory of `export_saved_model`, and a StableHLO artefact in it on request."""
     with replace_atomically(path, marker=MANIFEST) as aside:
         aside.mkdir()
         model.save(aside / MODEL)
+        if with_inference:
+            write_stablehlo(model, aside / INFERENCE, PLATFORMS, None, None)
         body = {"name": model.name, "files": describe_files(aside, [MODEL])}
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 

@@ -112,7 +112,7 @@ def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> 
     Raises:
         CheckpointMismatchError: it is another one, and the same each time it is read.
     """
-    with contextlib.closing(iter(dataset)) as iterator:
+    with contextlib.closing(dataset.as_numpy_iterator()) as iterator:
         start = iterator.get_state()
         found = fingerprint(next(iterator, ()))
         if not saved or are_same(saved, found):

@@ -49,6 +49,8 @@ class Dataset(FurtherTransforms, DataSet):
 
     #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
     is_data_set = True
+    #: What `iter` makes; `unisono.tf` sets one whose elements have `numpy()`.
+    iterator_class = PipelineIterator
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         super().__init__()
@@ -379,6 +381,15 @@ class Dataset(FurtherTransforms, DataSet):
         return made
 
     def __iter__(self) -> PipelineIterator:
+        note_iteration(self)
+        return self.iterator_class(self._node)
+
+    def as_numpy_iterator(self) -> PipelineIterator:
+        """Return an iterator over numpy elements, as `iter` does.
+
+        >>> int(next(Dataset.range(3).as_numpy_iterator()))
+        0
+        """
         note_iteration(self)
         return PipelineIterator(self._node)
 

@@ -95,7 +95,7 @@ class Position:
         if self._iterator is not None:
             self._iterator.close()
         # Before a state is restored: `iter` counts the pass, and `set_state` then sets its number.
-        self._iterator = iter(self._dataset)
+        self._iterator = self._dataset.as_numpy_iterator()
         self._held, self._ended, self.given = [], False, 0
         self._states.clear()
         self.iterations += 1
@@ -192,7 +192,7 @@ class Position:
             state: The result of `state_after`, in this process or another.
         """
         # To set a state also sets the number of the pass, from which the next `iter` counts on.
-        iterator = iter(self._dataset)
+        iterator = self._dataset.as_numpy_iterator()
         iterator.set_state(state)
         iterator.close()
 

@@ -427,15 +427,6 @@ class Transforms(grain.IterDataset):
             state = _functions.checked(reduce_func, "reduce")(state, element)
         return state
 
-    def as_numpy_iterator(self) -> Iterator[Element]:
-        """Return an iterator over numpy elements, as `iter` does.
-
-        >>> from unisono.data import Dataset
-        >>> int(next(Dataset.range(3).as_numpy_iterator()))
-        0
-        """
-        return iter(self)
-
 
 def node_of(dataset: object, taker: str) -> Node:
     """Return the plan of a data set.

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import sys
 
-from unisono.tf import _keras, _tensors
+from unisono.tf import _elements, _keras, _tensors
 from unisono.tf._module import NameFinder, add_finder, as_names
 from unisono.tf._table import TABLE
 
 _tensors.add_methods()
+_elements.add_methods()
 _keras.add_methods()
 as_names(sys.modules[__name__], TABLE, "")
 add_finder(NameFinder(__name__, TABLE))

@@ -14,8 +14,10 @@ import keras
 import numpy as np
 
 from unisono._types import PyTree, UserValue
-from unisono.export import export_saved_model, load_from_saved_model
+from unisono._export._files import MANIFEST
+from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy
+from unisono.tf._saving import save_to_directory, weights_file
 
 
 def add_methods() -> None:
@@ -32,6 +34,10 @@ def add_methods() -> None:
         # Where it is defined: Keras asks whether a model's class has another one.
         owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
         owner.compile = _taking_distribute(owner.compile)
+        keras.Model.save = _to_any_path(keras.Model.save)
+        keras.Model.save_weights = _with_ending(keras.Model.save_weights)
+        keras.Model.load_weights = _with_ending(keras.Model.load_weights)
+        _let_models_take_strings()
 
 
 def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None]:
@@ -49,6 +55,60 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
 
     compiled.takes_distribute = True  # type: ignore[attr-defined]
     return compiled
+
+
+def _to_any_path(save: Callable[..., None]) -> Callable[..., None]:
+    """Return `Model.save` that writes a directory where the path has no ending of Keras 3."""
+
+    @functools.wraps(save)
+    def saved(
+        self: keras.Model,
+        filepath: Any,
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        options: UserValue = None,
+        **kwargs: Any,
+    ) -> None:
+        if not save_to_directory(self, filepath):
+            save(self, filepath, overwrite, zipped, **kwargs)
+
+    return saved
+
+
+def _with_ending(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that reads or writes weights at paths as TensorFlow 2 has them."""
+
+    @functools.wraps(method)
+    def with_ending(self: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, weights_file(filepath), *args, **kwargs)
+
+    return with_ending
+
+
+def _is_text(value: UserValue) -> bool:
+    if isinstance(value, (str, bytes)):
+        return True
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "SUO"
+
+
+def _let_models_take_strings() -> None:
+    """Let functional models of preprocessing layers take strings, which Keras would turn into arrays of JAX."""
+    inputs = keras.Input((1,), name="strings")
+    functional: Any = type(keras.Model(inputs, inputs, name="strings"))
+    if "__call__" in vars(functional):
+        return
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("inputs")
+        if not any(_is_text(leaf) for leaf in keras.tree.flatten(given)):
+            return keras.Model.__call__(self, *args, **kwargs)
+        if isinstance(given, dict) and isinstance(self.input, dict):
+            given = {name: given[name] for name in self.input}
+        # The same graph, whose inputs stay as they are.
+        flat = keras.Function(self.inputs, self.outputs)(keras.tree.flatten(given))
+        return keras.tree.pack_sequence_as(self.output, flat)
+
+    functional.__call__ = call
 
 
 def _make_again(model: keras.Model) -> None:
@@ -155,26 +215,15 @@ def SyncBatchNormalization(**kwargs: Any) -> keras.layers.BatchNormalization:  #
     return layer
 
 
-def save_model(
-    obj: keras.Model, export_dir: str, signatures: UserValue = None, options: UserValue = None
-) -> None:
-    """Export a model, as `tf.saved_model.save` does.
+def load_model(filepath: Any, *args: Any, options: UserValue = None, **kwargs: Any) -> Any:
+    """Load a model: a file of Keras, or a directory that `Model.save` wrote.
 
     Args:
-        obj: the model.
-        export_dir: the directory.
-        signatures: are not used.
+        filepath: the path.
+        *args: those of `keras.models.load_model`.
         options: are not used.
+        **kwargs: those of `keras.models.load_model`.
     """
-    export_saved_model(obj, export_dir)
-
-
-def load_model(export_dir: str, tags: UserValue = None, options: UserValue = None) -> Any:
-    """Load what `save_model` wrote.
-
-    Args:
-        export_dir: the directory.
-        tags: are not used.
-        options: are not used.
-    """
-    return load_from_saved_model(export_dir)
+    if isinstance(filepath, (str, os.PathLike)) and os.path.isfile(os.path.join(filepath, MANIFEST)):
+        return load_from_saved_model(filepath, kwargs.get("custom_objects"))
+    return keras.models.load_model(filepath, *args, **kwargs)

@@ -29,7 +29,7 @@ DTYPES: dict[str, Entry] = {
     "bool": Value(jnp.dtype("bool"), '"bool"'),
     "half": Value(jnp.dtype("float16"), '"float16"'),
     "double": Value(jnp.dtype("float64"), '"float64"'),
-    "string": _STRINGS,
+    "string": Value("string", '"string"', "for data on the host: arrays of JAX hold numbers and booleans"),
     "dtypes.DType": At("numpy.dtype"),
     "DType": At("numpy.dtype"),
     "as_dtype": At("jax.numpy.dtype"),

@@ -50,8 +50,8 @@ DATA: dict[str, Entry] = {
 
 SAVING: dict[str, Entry] = {
     "train.Checkpoint": At("unisono.checkpoint.Checkpoint"),
-    "train.CheckpointManager": At("unisono.checkpoint.CheckpointManager"),
-    "train.latest_checkpoint": At("unisono.checkpoint.latest_checkpoint"),
+    "train.CheckpointManager": At("unisono.tf._saving.CheckpointManager"),
+    "train.latest_checkpoint": At("unisono.tf._saving.latest_checkpoint"),
     "train.list_variables": At("unisono.checkpoint.list_variables"),
     "train.load_checkpoint": At("unisono.checkpoint.load_checkpoint"),
     "train.ClusterSpec": At("unisono.cluster_resolver.ClusterSpec"),
@@ -71,9 +71,11 @@ SAVING: dict[str, Entry] = {
     "train.experimental.PythonState": Missing(
         "has no counterpart", "an object with `get_config`-like state as a `unisono.Variable`"
     ),
-    "saved_model.save": At("unisono.tf._keras.save_model", note="writes a directory of `unisono.export`"),
+    "saved_model.save": At(
+        "unisono.tf._saving.save_model", note="writes Keras models, to a directory of `unisono.export`"
+    ),
     "saved_model.load": At(
-        "unisono.tf._keras.load_model", note="returns the model: call it, there are no `signatures`"
+        "unisono.tf._saving.load_model", note="returns the model, with `signatures` for its inference"
     ),
     "saved_model.SaveOptions": At("unisono.tf._keras.SaveOptions"),
     "saved_model.LoadOptions": At("unisono.tf._keras.SaveOptions"),
@@ -166,6 +168,8 @@ KERAS: dict[str, Entry] = {
         "computes with TensorFlow itself in Keras 3",
         "`str.split` and `unisono.preprocessing.StringLookup` in `Dataset.map`",
     ),
+    "keras.models.load_model": At("unisono.tf._keras.load_model"),
+    "keras.saving.load_model": At("unisono.tf._keras.load_model"),
     "keras.backend.get_value": At("unisono.tf._keras.get_value"),
     "keras.backend.set_value": At("unisono.tf._keras.set_value"),
     "keras.experimental.export_saved_model": At("unisono.experimental.export_saved_model"),

@@ -1,0 +1,47 @@
+"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`.
+
+Tests: tests/unit/tf/test_elements.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono.data import Dataset
+from unisono.data._pipeline._plan import PipelineIterator
+
+
+class HostTensor(np.ndarray):
+    """An array of a dataset's element: NumPy's, with the method `numpy()` that tensors have.
+
+    >>> np.arange(3).view(HostTensor).numpy()
+    array([0, 1, 2])
+    """
+
+    def numpy(self) -> Any:
+        """Return the plain array, or number, or bytes."""
+        return self.view(np.ndarray)[()]
+
+
+class ElementIterator(PipelineIterator):
+    """The iterator of a `for` loop over a dataset.
+
+    Args:
+        node: Last node of the pipeline.
+    """
+
+    def __next__(self) -> Any:
+        return jax.tree.map(_as_tensor, super().__next__())
+
+
+def _as_tensor(leaf: Any) -> Any:
+    # Not what a traced function reads, and no datasets, which windows hold.
+    return np.asarray(leaf).view(HostTensor) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def add_methods() -> None:
+    """Let loops over datasets give elements with `numpy()`; `as_numpy_iterator` gives plain arrays."""
+    Dataset.iterator_class = ElementIterator
