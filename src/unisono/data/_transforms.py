@@ -6,7 +6,7 @@ Tests: tests/unit/data/test_dataset_transforms.py.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 import grain

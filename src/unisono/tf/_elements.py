@@ -38,6 +38,9 @@ class ElementIterator(PipelineIterator):
 
 
 def _as_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, bytes):
+        # As an object: NumPy's own strings end before a zero byte.
+        return np.asarray(leaf, object).view(HostTensor)
     # Not what a traced function reads, and no datasets, which windows hold.
     return np.asarray(leaf).view(HostTensor) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 

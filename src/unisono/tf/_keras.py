@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from unisono._types import PyTree, UserValue
 from unisono._export._files import MANIFEST
+from unisono._types import PyTree, UserValue
 from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy
 from unisono.tf._saving import save_to_directory, weights_file
@@ -85,6 +85,15 @@ def _with_ending(method: Callable[..., Any]) -> Callable[..., Any]:
     return with_ending
 
 
+def _run_graph(model: Any, inputs: list[Any]) -> list[Any]:
+    graph = keras.Function(model.inputs, model.outputs)
+    arrays = [np.asarray(value) for value in inputs]
+    if any(a.ndim != len(i.shape) - 1 for a, i in zip(arrays, model.inputs, strict=True)):
+        return list(graph(arrays))
+    # Elements of a dataset before `batch`: a batch of one.
+    return [output[0] for output in graph([a[None] for a in arrays])]
+
+
 def _is_text(value: UserValue) -> bool:
     if isinstance(value, (str, bytes)):
         return True
@@ -92,7 +101,7 @@ def _is_text(value: UserValue) -> bool:
 
 
 def _let_models_take_strings() -> None:
-    """Let functional models of preprocessing layers take strings, which Keras would turn into arrays of JAX."""
+    """Let functional models take strings for preprocessing layers; Keras would make arrays of JAX."""
     inputs = keras.Input((1,), name="strings")
     functional: Any = type(keras.Model(inputs, inputs, name="strings"))
     if "__call__" in vars(functional):
@@ -105,8 +114,7 @@ def _let_models_take_strings() -> None:
         if isinstance(given, dict) and isinstance(self.input, dict):
             given = {name: given[name] for name in self.input}
         # The same graph, whose inputs stay as they are.
-        flat = keras.Function(self.inputs, self.outputs)(keras.tree.flatten(given))
-        return keras.tree.pack_sequence_as(self.output, flat)
+        return keras.tree.pack_sequence_as(self.output, _run_graph(self, keras.tree.flatten(given)))
 
     functional.__call__ = call
 

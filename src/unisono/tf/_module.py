@@ -121,6 +121,10 @@ class NameModule(types.ModuleType):
         self.__dict__[name] = value
         return value
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function that uses `tf` is sent to other processes, which need not provide `tensorflow`.
+        return importlib.import_module, (f"unisono.tf.{self._path}".rstrip("."),)
+
     def __dir__(self) -> list[str]:
         names = {*self.__dict__, *self._table.names_in(self._path)}
         other = self._table.falls_to(self._path) if self._path else None

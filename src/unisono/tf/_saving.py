@@ -14,8 +14,8 @@ import keras
 
 from unisono import checkpoint as _checkpoint
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import PyTree, UserValue
 from unisono._export._through_keras import INFERENCE
+from unisono._types import PyTree, UserValue
 from unisono.export import export_saved_model, load, load_from_saved_model
 
 #: The name under which a saved model's inference is found.
@@ -25,11 +25,11 @@ SERVING = "serving_default"
 _FILES = (".keras", ".h5", ".hdf5")
 
 
-class CheckpointManager(_checkpoint.CheckpointManager):
+class CheckpointManagerV2(_checkpoint.CheckpointManager):
     """Numbered checkpoints in a directory, as `tf.train.CheckpointManager` keeps them.
 
-    `save` returns when the checkpoint is complete. Of several workers the first writes; the directory is there
-    on each of them afterwards, for programs that delete what the others have written.
+    `save` returns when the checkpoint is complete. Of several workers the first writes; the directory is
+    there on each of them afterwards, for programs that delete what the others have written.
 
     Args:
         checkpoint: what to save.
@@ -72,12 +72,12 @@ class CheckpointManager(_checkpoint.CheckpointManager):
         self.checkpoint_interval, self._counter = checkpoint_interval, step_counter
         self._last_step: int | None = None
 
-    def save(
+    def save(  # type: ignore[override]  # None between two intervals, as in TensorFlow
         self,
         checkpoint_number: Any = None,
         check_interval: bool = True,
         options: UserValue = None,
-    ) -> str | None:  # type: ignore[override]  # None between two intervals, as in TensorFlow
+    ) -> str | None:
         """Save everything as it is now.
 
         Args:

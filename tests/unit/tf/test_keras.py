@@ -52,3 +52,14 @@ def test_mixed_precision_by_its_old_names():
         assert tf.keras.layers.Dense(1).compute_dtype == "float16"
     finally:
         tf.keras.mixed_precision.set_global_policy(before)
+
+
+def test_a_model_of_preprocessing_layers_takes_strings():
+    words = tf.keras.Input((2,), dtype=tf.string, name="words")
+    lookup = tf.keras.layers.StringLookup(vocabulary=["a", "b"], mask_token=None)
+    stage = tf.keras.Model({"words": words}, lookup(words))
+    rows = np.array([["a", "c"], ["b", "a"]])
+    np.testing.assert_array_equal(stage({"words": rows}), [[1, 0], [2, 1]])
+    # As in `Dataset.map` before `batch`, and by the input's position.
+    elements = tf.data.Dataset.from_tensor_slices({"x": rows}).map(lambda e: stage(e["x"]))
+    assert [e.numpy().tolist() for e in elements] == [[1, 0], [2, 1]]

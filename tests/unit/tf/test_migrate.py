@@ -63,7 +63,7 @@ def test_names_of_other_modules_are_nothing():
 def test_a_report(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text("import tensorflow as tf\ntf.constant(1)\n")
-    bad.write_text("import tensorflow as tf\ntf.SparseTensor(1)\ntf.string\n")
+    bad.write_text("import tensorflow as tf\ntf.SparseTensor(1)\ntf.ragged\n")
     text, can_run = report(good)
     assert can_run
     assert f"runs by `python -m unisono.tf {good}`" in text

@@ -1,6 +1,7 @@
 """Modules whose names stand in a table, as `import` and programs see them."""
 
 import importlib
+import pickle
 import subprocess
 import sys
 
@@ -101,3 +102,9 @@ def test_importing_starts_no_devices():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_function_that_uses_tf_reaches_other_processes():
+    module, below = pickle.loads(pickle.dumps((tf, tf.keras.layers)))
+    assert module is tf
+    assert below is tf.keras.layers

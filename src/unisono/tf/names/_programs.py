@@ -50,7 +50,7 @@ DATA: dict[str, Entry] = {
 
 SAVING: dict[str, Entry] = {
     "train.Checkpoint": At("unisono.checkpoint.Checkpoint"),
-    "train.CheckpointManager": At("unisono.tf._saving.CheckpointManager"),
+    "train.CheckpointManager": At("unisono.tf._saving.CheckpointManagerV2"),
     "train.latest_checkpoint": At("unisono.tf._saving.latest_checkpoint"),
     "train.list_variables": At("unisono.checkpoint.list_variables"),
     "train.load_checkpoint": At("unisono.checkpoint.load_checkpoint"),

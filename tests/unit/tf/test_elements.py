@@ -1,0 +1,51 @@
+"""Elements of datasets have `numpy()` in programs of TensorFlow."""
+
+import jax.numpy as jnp
+import numpy as np
+
+import unisono
+from unisono import tf
+
+
+def test_elements_of_any_structure_have_numpy():
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": [[1.0, 2.0], [3.0, 4.0]]}, [5, 6], ["a", "b"]))
+    features, label, name = next(iter(dataset))
+    np.testing.assert_array_equal(features["x"].numpy(), [1.0, 2.0])
+    assert type(features["x"].numpy()) is np.ndarray
+    assert (label.numpy(), name.numpy()) == (5, b"a")
+    assert type(label.numpy()) is np.int32
+    assert f"{label:.2f}" == "5.00"
+
+
+def test_elements_are_arrays_for_operations_functions_and_strategies():
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(8, dtype="float32")).batch(4)
+    first, second = dataset
+    assert isinstance(jnp.add(first, second), jnp.ndarray)
+    assert float(tf.reduce_sum(first * 2).numpy()) == 12.0
+    traces = []
+
+    @tf.function
+    def total(batch):
+        traces.append(batch.shape)
+        return tf.reduce_sum(batch)
+
+    assert float(total(first)) == 6.0
+    traced = len(traces)
+    # One signature for arrays with `numpy()` and for those without.
+    assert [float(total(batch)) for batch in (second, np.asarray(first))] == [22.0, 6.0]
+    assert len(traces) == traced
+
+
+def test_other_iterators_give_plain_arrays():
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(4, dtype="float32")).batch(2)
+    assert type(next(dataset.as_numpy_iterator())) is np.ndarray
+    strategy = unisono.MirroredStrategy(["cpu:0"])
+    with strategy.scope():
+        assert float(next(iter(strategy.experimental_distribute_dataset(dataset))).sum()) == 1.0
+    # A pass has a state, as other iterators of the dataset have.
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.get_state()
+    again = iter(dataset)
+    again.set_state(state)
+    np.testing.assert_array_equal(next(again).numpy(), [2.0, 3.0])
