@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unisono.data import Dataset
+from unisono.data._dataset import Dataset
 from unisono.data._pipeline._plan import PipelineIterator
 
 

@@ -110,7 +110,7 @@ def _of_name(path: str, line: int, table: NameTable) -> Iterator[Finding]:
     parts = path.split(".")
     for length in range(1, len(parts) + 1):
         below = ".".join(parts[:length])
-        entry = table.entries.get(below)
+        entry = table.entry(below)
         if isinstance(entry, Missing):
             yield Finding(line, shown, f"{entry.why}. Write: {entry.write}.")
             return

@@ -19,6 +19,9 @@ from unisono.tf._entries import Entry, Missing, object_at
 #: Modules of TensorFlow that are other packages' as wholes: names that the table lacks are looked up there.
 FALLS_TO = {"keras": "keras"}
 
+#: Modules that have the names of `tf` itself, below their own.
+VERSIONS = ("compat.v1", "compat.v2")
+
 
 class NameTable:
     """The names below `tf`, and the modules that they lie in.
@@ -34,7 +37,7 @@ class NameTable:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = dict(entries)
         self._members: dict[str, set[str]] = {}
-        for path in entries:
+        for path in [*entries, *VERSIONS]:
             parts = path.split(".")
             for i, part in enumerate(parts):
                 self._members.setdefault(".".join(parts[:i]), set()).add(part)
@@ -45,7 +48,7 @@ class NameTable:
         Args:
             path: the name; "" is `tf`.
         """
-        if path in self._members:
+        if path in VERSIONS or path in self._members or plain(path) in self._members:
             return True
         other = self.falls_to(path)
         return other is not None and _is_module(other)
@@ -56,7 +59,15 @@ class NameTable:
         Args:
             path: the module's name.
         """
-        return sorted(self._members.get(path, ()))
+        return sorted({*self._members.get(path, ()), *self._members.get(plain(path), ())})
+
+    def entry(self, path: str) -> Entry | None:
+        """Return what the table says of a name, or None.
+
+        Args:
+            path: the name.
+        """
+        return self.entries.get(path) or self.entries.get(plain(path))
 
     def falls_to(self, path: str) -> str | None:
         """Return where names are looked up that the table does not have, or None.
@@ -64,7 +75,7 @@ class NameTable:
         Args:
             path: a name.
         """
-        first, _, rest = path.partition(".")
+        first, _, rest = plain(path).partition(".")
         if first not in FALLS_TO:
             return None
         return f"{FALLS_TO[first]}.{rest}" if rest else FALLS_TO[first]
@@ -79,7 +90,7 @@ class NameTable:
         Raises:
             AttributeError: there is none.
         """
-        entry = self.entries.get(path)
+        entry = self.entry(path)
         if isinstance(entry, Missing):
             raise AttributeError(f"`{shown}.{path}` {entry.why}. Write: {entry.write}")
         if entry is not None:
@@ -100,9 +111,29 @@ class NameTable:
             known = [*known, *(n for n in dir(object_at(other)) if not n.startswith("_"))]
         text = f"`{shown}.{path}` is not among the names that `unisono.tf` has"
         alike = difflib.get_close_matches(name, known, n=1)
+        if not alike:
+            # The same name in another module.
+            elsewhere = [e for e in self.entries if e.rpartition(".")[2] == name]
+            module = min(elsewhere, key=len, default="").rpartition(".")[0]
+            alike = [name] * bool(elsewhere)
         if alike:
             return f"{text}. Did you mean `{'.'.join(p for p in (shown, module, alike[0]) if p)}`?"
         return f"{text}. docs/migrating.md lists them"
+
+
+def plain(path: str) -> str:
+    """Return a name without `compat.v1` or `compat.v2`, which have the names of `tf` itself.
+
+    Args:
+        path: a name.
+
+    >>> plain("compat.v1.train.Saver"), plain("train.Saver"), plain("compat.v1")
+    ('train.Saver', 'train.Saver', '')
+    """
+    for version in VERSIONS:
+        if path == version or path.startswith(f"{version}."):
+            return path.removeprefix(version).lstrip(".")
+    return path
 
 
 class NameModule(types.ModuleType):
@@ -115,7 +146,7 @@ class NameModule(types.ModuleType):
         if name.startswith("__") and name.endswith("__") and name not in self._table.entries:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         path = f"{self._path}.{name}" if self._path else name
-        if path not in self._table.entries and self._table.is_module(path):
+        if self._table.entry(path) is None and self._table.is_module(path):
             return importlib.import_module(f"{self.__name__}.{name}")
         value = self._table.find("tf", path)
         self.__dict__[name] = value

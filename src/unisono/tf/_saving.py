@@ -12,10 +12,12 @@ from typing import Any
 
 import keras
 
-from unisono import checkpoint as _checkpoint
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._export._through_keras import INFERENCE
 from unisono._types import PyTree, UserValue
+from unisono.checkpoint._checkpoint import Checkpoint
+from unisono.checkpoint._manager import CheckpointManager
+from unisono.checkpoint._reader import latest_checkpoint as newest_commit
 from unisono.export import export_saved_model, load, load_from_saved_model
 
 #: The name under which a saved model's inference is found.
@@ -25,7 +27,7 @@ SERVING = "serving_default"
 _FILES = (".keras", ".h5", ".hdf5")
 
 
-class CheckpointManagerV2(_checkpoint.CheckpointManager):
+class CheckpointManagerV2(CheckpointManager):
     """Numbered checkpoints in a directory, as `tf.train.CheckpointManager` keeps them.
 
     `save` returns when the checkpoint is complete. Of several workers the first writes; the directory is
@@ -47,7 +49,7 @@ class CheckpointManagerV2(_checkpoint.CheckpointManager):
 
     def __init__(
         self,
-        checkpoint: _checkpoint.Checkpoint,
+        checkpoint: Checkpoint,
         directory: str | os.PathLike[str],
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
@@ -109,7 +111,7 @@ def latest_checkpoint(
         checkpoint_dir: the directory.
         latest_filename: is not used.
     """
-    found = _checkpoint.latest_checkpoint(checkpoint_dir)
+    found = newest_commit(checkpoint_dir)
     if found is not None or not os.path.isdir(checkpoint_dir):
         return found
     # What `ModelCheckpoint` writes.

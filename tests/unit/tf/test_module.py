@@ -1,5 +1,6 @@
 """Modules whose names stand in a table, as `import` and programs see them."""
 
+import functools
 import importlib
 import pickle
 import subprocess
@@ -108,3 +109,27 @@ def test_a_function_that_uses_tf_reaches_other_processes():
     module, below = pickle.loads(pickle.dumps((tf, tf.keras.layers)))
     assert module is tf
     assert below is tf.keras.layers
+
+
+def test_versions_have_all_names():
+    tf1 = importlib.import_module("unisono.tf.compat.v1")
+    assert tf1.distribute.MirroredStrategy is tf.compat.v2.distribute.MirroredStrategy
+    assert tf1.distribute.MirroredStrategy is tf.distribute.MirroredStrategy
+    assert tf1.keras.layers.Dense is keras.layers.Dense
+    assert "distribute" in dir(tf1)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("distirbute", "tf.distribute"),
+        ("distribute.experimental.partitioners.MinSizePartitoner", "MinSizePartitioner"),
+        ("compat.v1.distribute.MirroredStratgy", "tf.compat.v1.distribute.MirroredStrategy"),
+        ("keras.layers.Dens", "tf.keras.layers.Dense"),
+        ("data.AutoShardPolicy", "tf.data.experimental.AutoShardPolicy"),
+        ("MirroredStrategy", "tf.distribute.MirroredStrategy"),
+    ],
+)
+def test_misspelled_names_at_any_depth(path, meant):
+    with pytest.raises(AttributeError, match=f"Did you mean .*{meant}`"):
+        functools.reduce(getattr, path.split("."), tf)

@@ -1,4 +1,4 @@
-"""Names of `tf.distribute`, of `tf.contrib.distribute` and of `tf.compat.v1.distribute`.
+"""Names of `tf.distribute` and of `tf.contrib.distribute`.
 
 Tests: tests/unit/tf/test_names.py.
 """
@@ -51,7 +51,7 @@ DISTRIBUTE: dict[str, Entry] = {
     "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
 }
 
-#: `tf.contrib.distribute` of 2018, and the names of `tf.compat.v1.distribute`.
+#: `tf.contrib.distribute` of 2018.
 CONTRIB: dict[str, Entry] = {
     "MirroredStrategy": At("unisono.MirroredStrategy"),
     "CollectiveAllReduceStrategy": At("unisono.CollectiveAllReduceStrategy"),
@@ -78,5 +78,4 @@ CONTRIB: dict[str, Entry] = {
 DISTRIBUTION: dict[str, Entry] = {
     **{f"distribute.{name}": entry for name, entry in DISTRIBUTE.items()},
     **{f"contrib.distribute.{name}": entry for name, entry in CONTRIB.items()},
-    **{f"compat.v1.distribute.{name}": entry for name, entry in DISTRIBUTE.items()},
 }
