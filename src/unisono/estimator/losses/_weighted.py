@@ -1,0 +1,187 @@
+"""The sum of weighted elements of a loss, by how many there are on all replicas.
+
+Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica_losses.py.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._context import ReplicaContext, current
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike, PyTree
+from unisono._values import ReduceOp
+from unisono.estimator._collections import LOSSES, current_collections
+
+
+class Reduction:
+    """How the elements of a loss become one number.
+
+    >>> Reduction.SUM_OVER_NONZERO_WEIGHTS == Reduction.SUM_BY_NONZERO_WEIGHTS
+    True
+    """
+
+    NONE = "none"
+    SUM = "weighted_sum"
+    SUM_OVER_BATCH_SIZE = "weighted_sum_over_batch_size"
+    MEAN = "weighted_mean"
+    SUM_BY_NONZERO_WEIGHTS = "weighted_sum_by_nonzero_weights"
+    SUM_OVER_NONZERO_WEIGHTS = SUM_BY_NONZERO_WEIGHTS
+
+    @classmethod
+    def all(cls) -> tuple[str, ...]:
+        """Return all of them."""
+        return (cls.NONE, cls.SUM, cls.MEAN, cls.SUM_OVER_BATCH_SIZE, cls.SUM_BY_NONZERO_WEIGHTS)
+
+    @classmethod
+    def validate(cls, key: str) -> None:
+        """Raise an error for another value.
+
+        Args:
+            key: one of `all()`.
+
+        Raises:
+            InvalidArgumentError: it is not.
+        """
+        if key not in cls.all():
+            raise InvalidArgumentError(f"`reduction` must be one of {cls.all()}. Received: {key!r}.")
+
+
+def compute_weighted_loss(
+    losses: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
+    """Return the weighted loss of elements.
+
+    Args:
+        losses: array of any shape.
+        weights: a number, or an array of as many axes as `losses`, each of the same size or 1.
+        scope: for TensorFlow's signature, here and below.
+        loss_collection: which losses it joins; None for none.
+        reduction: one of `Reduction`.
+
+    Returns:
+        A number; with `Reduction.NONE` an array of the shape of `losses`. In a replica its part of the
+        number of all replicas.
+
+    Raises:
+        InvalidArgumentError: the weights do not fit, or the reduction is none.
+
+    >>> float(compute_weighted_loss([1.0, 2.0, 6.0], [1.0, 1.0, 0.0]))
+    1.5
+    """
+    Reduction.validate(reduction)
+    values = keras.ops.convert_to_tensor(losses)
+    given = jnp.asarray(weights)
+    check_weights(given, values)
+    dtype, wide = values.dtype, jnp.promote_types(values.dtype, jnp.float32)
+    values, given = values.astype(wide), given.astype(wide)
+    weighted: jax.Array = values * given
+    if reduction == Reduction.NONE:
+        loss = weighted
+    else:
+        loss = sum_of_part(weighted)
+        if reduction == Reduction.MEAN:
+            loss = divide(loss, _over_replicas(jnp.broadcast_to(given, values.shape)))
+        elif reduction == Reduction.SUM_OVER_BATCH_SIZE:
+            loss = loss / max(1, _total_size(values))
+        elif reduction == Reduction.SUM_BY_NONZERO_WEIGHTS:
+            loss = divide(loss, _number_present(values, weights))
+        loss = loss * parts()
+    result: jax.Array = loss.astype(dtype)
+    add_loss(result, loss_collection)
+    return result
+
+
+def check_weights(weights: jax.Array, values: jax.Array) -> None:
+    """Raise an error for weights that do not fit.
+
+    Args:
+        weights: a number, or an array of the axes of the values, each of the same size or 1.
+        values: the elements of a loss or of a metric.
+
+    Raises:
+        InvalidArgumentError: they do not.
+    """
+    pairs = zip(weights.shape, values.shape, strict=False)
+    fits = weights.ndim == values.ndim and all(w in (1, v) for w, v in pairs)
+    if weights.ndim and not fits:
+        raise InvalidArgumentError(
+            "`weights` must be a number, or have the axes of the values, each of the same size or 1. "
+            f"Received: shape {weights.shape} for values of shape {values.shape}. Write `weights[:, None]` "
+            "or the like."
+        )
+
+
+# --- replicas ----------------------------------------------------------------------------------------------
+
+
+def several_replicas() -> ReplicaContext | None:
+    """Return the replica that runs the code, if there are several."""
+    context = current()
+    replica = None if context is None else context.replica
+    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
+
+
+def parts() -> int:
+    """Return the factor of a replica's share: where gradients are averaged, a sum needs it."""
+    context, replica = current(), several_replicas()
+    if context is None or replica is None or not context.means:
+        return 1
+    return replica.num_replicas_in_sync
+
+
+def _is_empty() -> bool:
+    replica = several_replicas()
+    return replica is not None and replica.engine.is_empty
+
+
+def sum_of_part(values: jax.Array) -> jax.Array:
+    """Return the sum of a replica's elements; 0 for one without data, whose arrays are stand-ins."""
+    # Not a constant: the loss of each replica depends on the same variables, or their gradients differ in kind.
+    return jnp.sum(jnp.where(False, values, 0) if _is_empty() else values)
+
+
+def _over_replicas(values: jax.Array) -> jax.Array:
+    """Return the sum of the elements of all replicas."""
+    part, replica = sum_of_part(values), several_replicas()
+    return part if replica is None else replica.all_reduce(ReduceOp.SUM, part)
+
+
+def _total_size(values: jax.Array) -> int:
+    """Return the number of elements of all replicas, which is known while tracing."""
+    size, replica = (0 if _is_empty() else values.size), several_replicas()
+    return size if replica is None else replica.engine.total(size)
+
+
+def _number_present(values: jax.Array, weights: ArrayLike) -> int | jax.Array:
+    """Return how many elements of all replicas have a weight that is not zero."""
+    if not np.ndim(weights) and not isinstance(weights, jax.Array):
+        return _total_size(values) if weights != 0 else 0
+    present = jnp.broadcast_to(jnp.asarray(weights) != 0, values.shape)
+    return _over_replicas(present.astype(values.dtype))
+
+
+def divide(value: jax.Array, number: int | jax.Array) -> jax.Array:
+    """Return a quotient, or 0 where the divisor is 0."""
+    if isinstance(number, int):
+        return value / number if number else jnp.zeros_like(value)
+    return jnp.where(number == 0, 0, value / jnp.where(number == 0, 1, number))
+
+
+def add_loss(loss: PyTree, loss_collection: str | None = LOSSES) -> None:
+    """Let a loss join those that `get_total_loss` adds up; outside of a model_fn, do nothing.
+
+    Args:
+        loss: a number.
+        loss_collection: which losses it joins; None for none.
+    """
+    found = current_collections()
+    if found is not None and loss_collection is not None:
+        found.add(loss_collection, loss)

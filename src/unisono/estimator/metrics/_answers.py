@@ -1,0 +1,259 @@
+"""Right and wrong answers about two classes, counted at one threshold or at many.
+
+Tests: tests/unit/estimator/test_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike, UserValue
+from unisono.estimator.metrics._sums import MetricPair, aligned, pair_of_sums
+
+
+def counts(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike) -> dict[str, jax.Array]:
+    """Return the weights of right and wrong answers, where predictions are truth values."""
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    says, holds = outputs.astype(bool), targets.astype(bool)
+    found = {"tp": holds & says, "fp": ~holds & says, "tn": ~holds & ~says, "fn": holds & ~says}
+    return {key: jnp.sum(answers * shares) for key, answers in found.items()}
+
+
+def counts_at(
+    labels: ArrayLike, predictions: ArrayLike, thresholds: Sequence[float], weights: ArrayLike
+) -> dict[str, jax.Array]:
+    """Return the weights of right and wrong answers at thresholds, where predictions are probabilities."""
+    outputs, targets, shares = (x.reshape(-1) for x in aligned(predictions, labels, weights))
+    if not isinstance(outputs, jax.core.Tracer) and not bool(jnp.all((outputs >= 0) & (outputs <= 1))):
+        raise InvalidArgumentError(
+            "`predictions` must be from 0 to 1. Received: others. Write `keras.ops.sigmoid(logits)`."
+        )
+    outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    holds = targets.astype(bool)
+    says = (outputs[None, :] > jnp.asarray(list(thresholds), outputs.dtype)[:, None]).astype(shares.dtype)
+    both = jnp.stack([shares * holds, shares * ~holds], axis=1)
+    exactly = jax.lax.Precision.HIGHEST
+    positive, negative = jnp.dot(says, both, precision=exactly), jnp.dot(1 - says, both, precision=exactly)
+    return {"tp": positive[:, 0], "fp": positive[:, 1], "fn": negative[:, 0], "tn": negative[:, 1]}
+
+
+def chosen(found: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
+    """Return some of the four counts, by their long names.
+
+    Args:
+        found: what `counts` or `counts_at` returned.
+        keys: of `tp`, `fp`, `tn` and `fn`, divided by spaces.
+    """
+    names = {"tp": "true_positives", "fp": "false_positives", "tn": "true_negatives", "fn": "false_negatives"}
+    return {names[key]: found[key] for key in keys.split()}
+
+
+def _count(key: str, found: Mapping[str, jax.Array], name: str | None, end: str = "") -> MetricPair:
+    """Return the metric of one of the four counts."""
+    parts = chosen(found, key)
+    (sum_name,) = parts
+    return pair_of_sums(name or f"{sum_name}{end}", parts, lambda sums: sums[sum_name])
+
+
+def true_positives(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of positive predictions that are right.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(true_positives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
+    2.0
+    """
+    return _count("tp", counts(labels, predictions, weights), name)
+
+
+def false_positives(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of positive predictions that are wrong.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(false_positives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
+    1.0
+    """
+    return _count("fp", counts(labels, predictions, weights), name)
+
+
+def true_negatives(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of negative predictions that are right.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(true_negatives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
+    3.0
+    """
+    return _count("tn", counts(labels, predictions, weights), name)
+
+
+def false_negatives(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of negative predictions that are wrong.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(false_negatives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
+    0.0
+    """
+    return _count("fn", counts(labels, predictions, weights), name)
+
+
+def true_positives_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of positive predictions that are right, at each threshold.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape; positive are those above a threshold.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> true_positives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
+    [1.0, 0.0]
+    """
+    return _count("tp", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
+
+
+def false_positives_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of positive predictions that are wrong, at each threshold.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape; positive are those above a threshold.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> false_positives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
+    [1.0, 0.0]
+    """
+    return _count("fp", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
+
+
+def true_negatives_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of negative predictions that are right, at each threshold.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape; positive are those above a threshold.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> true_negatives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
+    [1.0, 2.0]
+    """
+    return _count("tn", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
+
+
+def false_negatives_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the weight of negative predictions that are wrong, at each threshold.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape; positive are those above a threshold.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> false_negatives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
+    [0.0, 1.0]
+    """
+    return _count("fn", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")

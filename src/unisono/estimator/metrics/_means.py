@@ -1,0 +1,353 @@
+"""Metrics that are means: of values, of errors, of classes.
+
+Tests: tests/unit/estimator/test_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._types import ArrayLike, UserValue
+from unisono.estimator.metrics._sums import (
+    MetricPair,
+    Sums,
+    aligned,
+    broadcast_weights,
+    floats,
+    pair_of_sums,
+    quotient,
+)
+
+
+def _mean(
+    name: str,
+    values: jax.Array,
+    weights: jax.Array,
+    after: Callable[[jax.Array], jax.Array] = lambda mean: mean,
+) -> MetricPair:
+    """Return the pair of a weighted mean."""
+    parts = {"total": jnp.sum(floats(values) * weights), "count": jnp.sum(weights)}
+    return pair_of_sums(name, parts, lambda sums: after(quotient(sums["total"], sums["count"])))
+
+
+def mean(
+    values: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean of values.
+
+    Args:
+        values: array.
+        weights: a number, or an array of as many axes as `values`, each of the same size or 1.
+        metrics_collections: is not used, as in all functions here.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> value, updated = mean([1.0, 2.0, 6.0])
+    >>> float(updated)
+    3.0
+    """
+    found = floats(values)
+    return _mean(name or "mean", found, broadcast_weights(weights, found))
+
+
+def accuracy(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return how many predictions equal the labels, by how many there are.
+
+    Args:
+        labels: targets, such as numbers of classes.
+        predictions: array of the same shape.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(accuracy(labels=[1, 2, 3, 4], predictions=[1, 2, 3, 5])[1])
+    0.75
+    """
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    return _mean(name or "accuracy", outputs.astype(targets.dtype) == targets, shares)
+
+
+def mean_absolute_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean absolute difference.
+
+    Args:
+        labels: targets.
+        predictions: array of the same shape.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(mean_absolute_error([1.0, 2.0], [2.0, 4.0])[1])
+    1.5
+    """
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    return _mean(name or "mean_absolute_error", jnp.abs(outputs - targets), shares)
+
+
+def mean_squared_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean squared difference.
+
+    Args:
+        labels: targets.
+        predictions: array of the same shape.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(mean_squared_error([1.0, 2.0], [2.0, 4.0])[1])
+    2.5
+    """
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    return _mean(name or "mean_squared_error", jnp.square(outputs - targets), shares)
+
+
+def root_mean_squared_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the root of the mean squared difference.
+
+    Args:
+        labels: targets.
+        predictions: array of the same shape.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(root_mean_squared_error([1.0, 2.0], [3.0, 4.0])[1])
+    2.0
+    """
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    return _mean(name or "root_mean_squared_error", jnp.square(outputs - targets), shares, jnp.sqrt)
+
+
+def mean_relative_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    normalizer: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean of absolute differences by a normalizer.
+
+    Args:
+        labels: targets.
+        predictions: array of the same shape.
+        normalizer: array of the same shape; where it is 0, the error counts as 0.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(mean_relative_error([1.0, 2.0], [2.0, 4.0], [1.0, 4.0])[1])
+    0.75
+    """
+    outputs, targets, shares = aligned(predictions, labels, weights)
+    outputs, norms, _ = aligned(outputs, normalizer, None)
+    errors = jnp.where(norms == 0, 0, jnp.abs(targets - outputs) / jnp.where(norms == 0, 1, norms))
+    return _mean(name or "mean_relative_error", errors, shares)
+
+
+def mean_cosine_distance(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    dim: int,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean of one minus the product of vectors of length 1.
+
+    Args:
+        labels: vectors.
+        predictions: array of the same shape.
+        dim: the axis along which the vectors lie.
+        weights: as for `mean`, with size 1 in that axis.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(mean_cosine_distance([[1.0, 0.0]], [[0.0, 1.0]], dim=1)[1])
+    1.0
+    """
+    outputs, targets, _ = aligned(predictions, labels, None)
+    products = jnp.sum(outputs * targets, axis=dim, keepdims=True)
+    shares = broadcast_weights(weights, products)
+    return _mean(name or "mean_cosine_distance", products, shares, lambda product: 1 - product)
+
+
+def percentage_below(
+    values: ArrayLike,
+    threshold: float,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the share of values below a threshold.
+
+    Args:
+        values: array.
+        threshold: the number.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(percentage_below([1.0, 2.0, 3.0, 4.0], 2.5)[1])
+    0.5
+    """
+    found = keras.ops.convert_to_tensor(values)
+    return _mean(name or "percentage_below_threshold", found < threshold, broadcast_weights(weights, found))
+
+
+def mean_tensor(
+    values: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean of arrays, element by element.
+
+    Args:
+        values: array, of the same shape in each batch.
+        weights: as for `mean`.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> mean_tensor([1.0, 2.0])[1].tolist()
+    [1.0, 2.0]
+    """
+    found = floats(values)
+    shares = broadcast_weights(weights, found)
+    parts = {"total_tensor": found * shares, "count_tensor": shares}
+    return pair_of_sums(
+        name or "mean_tensor", parts, lambda sums: quotient(sums["total_tensor"], sums["count_tensor"])
+    )
+
+
+def mean_per_class_accuracy(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    num_classes: int,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean over classes of the accuracy of the examples of each; 0 for a class without any.
+
+    Args:
+        labels: numbers of classes.
+        predictions: array of as many elements.
+        num_classes: the number of classes.
+        weights: one for each element, or a number.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    Returns:
+        A pair, both of whose members are the mean.
+
+    >>> float(mean_per_class_accuracy([0, 0, 1], [0, 1, 1], 2)[1])
+    0.75
+    """
+    outputs, targets, shares = _flat(labels, predictions, weights)
+    is_right = (outputs.astype(targets.dtype) == targets) * shares
+    chosen = jax.nn.one_hot(targets, num_classes, dtype=shares.dtype)
+    parts = {"total": shares @ chosen, "count": is_right @ chosen}
+    return pair_of_sums(
+        name or "mean_accuracy", parts, lambda sums: jnp.mean(quotient(sums["count"], sums["total"]))
+    )
+
+
+def mean_iou(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    num_classes: int,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the mean over classes of intersection by union of labels and predictions.
+
+    Args:
+        labels: numbers of classes.
+        predictions: array of as many elements.
+        num_classes: the number of classes; those of which no element is do not count.
+        weights: one for each element, or a number.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    Returns:
+        A pair, both of whose members are the mean.
+
+    >>> round(float(mean_iou([0, 0, 1], [0, 1, 1], 2)[1]), 4)
+    0.5
+    """
+    outputs, targets, shares = _flat(labels, predictions, weights)
+    rows = jax.nn.one_hot(targets, num_classes, dtype=shares.dtype) * shares[:, None]
+    columns = jax.nn.one_hot(outputs.astype(targets.dtype), num_classes, dtype=shares.dtype)
+
+    def compute(sums: Sums) -> jax.Array:
+        matrix = sums["total_confusion_matrix"]
+        both = jnp.diagonal(matrix)
+        either = jnp.sum(matrix, 0) + jnp.sum(matrix, 1) - both
+        shared = jnp.sum(both / jnp.where(either > 0, either, 1))
+        return quotient(shared, jnp.sum(either != 0).astype(shared.dtype))
+
+    return pair_of_sums(name or "mean_iou", {"total_confusion_matrix": rows.T @ columns}, compute)
+
+
+def _flat(
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return predictions, whole-numbered labels and weights as vectors."""
+    targets = keras.ops.convert_to_tensor(labels).astype(jnp.int32).reshape(-1)
+    outputs = keras.ops.convert_to_tensor(predictions).reshape(-1)
+    shares = None if weights is None else floats(weights)
+    return aligned(outputs, targets, shares if shares is None or not shares.ndim else shares.reshape(-1))

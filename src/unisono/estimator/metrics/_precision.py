@@ -1,0 +1,135 @@
+"""Precision and recall, at one threshold or at many.
+
+Tests: tests/unit/estimator/test_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono._types import ArrayLike, UserValue
+from unisono.estimator.metrics._answers import chosen, counts, counts_at
+from unisono.estimator.metrics._sums import MetricPair, pair_of_sums, quotient
+
+#: Added to divisors.
+_EDGE = 1e-7
+
+
+def precision(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return how many of the positive predictions are right; 0 where there is none.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used, as in all functions here.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(precision([1, 1, 0, 0], [1, 0, 1, 0])[1])
+    0.5
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fp")
+    return pair_of_sums(
+        name or "precision",
+        parts,
+        lambda s: quotient(s["true_positives"], s["true_positives"] + s["false_positives"]),
+    )
+
+
+def recall(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return how many of the positive labels are predicted; 0 where there is none.
+
+    Args:
+        labels: truth values, or numbers that are not 0 where they are true.
+        predictions: likewise, of the same shape.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> float(recall([1, 1, 1, 0], [1, 1, 0, 0])[1] * 3)
+    2.0
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fn")
+    return pair_of_sums(
+        name or "recall",
+        parts,
+        lambda s: quotient(s["true_positives"], s["true_positives"] + s["false_negatives"]),
+    )
+
+
+def precision_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the precision where probabilities above each threshold are positive.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> precision_at_thresholds([1, 0], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [0.5, 1.0]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fp")
+    return pair_of_sums(
+        name or "precision_at_thresholds",
+        parts,
+        lambda s: s["true_positives"] / (_EDGE + s["true_positives"] + s["false_positives"]),
+    )
+
+
+def recall_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    metrics_collections: UserValue = None,
+    updates_collections: UserValue = None,
+    name: str | None = None,
+) -> MetricPair:
+    """Return the recall where probabilities above each threshold are positive.
+
+    Args:
+        labels: truth values.
+        predictions: probabilities, of the same shape.
+        thresholds: numbers from 0 to 1.
+        weights: a number, or an array of the same shape.
+        metrics_collections: is not used.
+        updates_collections: is not used.
+        name: of the metric.
+
+    >>> recall_at_thresholds([1, 1], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [1.0, 0.5]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fn")
+    return pair_of_sums(
+        name or "recall_at_thresholds",
+        parts,
+        lambda s: s["true_positives"] / (_EDGE + s["true_positives"] + s["false_negatives"]),
+    )

@@ -1,0 +1,186 @@
+"""A metric whose state is sums over elements, and the pair that `tf.metrics` functions return.
+
+Sums add up over batches and over replicas, so that a metric is what one device would compute of all rows.
+
+Tests: tests/unit/estimator/test_metrics.py, tests/virtual/estimator/test_replica_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import current
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike
+from unisono.estimator._collections import unique_name
+from unisono.estimator._train_op import current_call, expose
+from unisono.estimator.losses._weighted import check_weights
+
+#: The sums of a metric, by name.
+Sums = Mapping[str, jax.Array]
+
+#: The mode in which metrics are not evaluated: `ModeKeys.TRAIN`.
+_TRAIN = "train"
+
+
+class SumsMetric(keras.metrics.Metric):
+    """A metric that adds up arrays, and computes its result from the sums.
+
+    Args:
+        shapes: the shape of each sum, by name.
+        compute: returns the result for the sums.
+        name: of the metric.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], compute: Callable[[Sums], jax.Array], name: str
+    ) -> None:
+        super().__init__(name=name)
+        self._compute = compute
+        self._sums = {
+            key: self.add_variable(shape=shape, initializer="zeros", name=key)
+            for key, shape in shapes.items()
+        }
+
+    def update_state(self, **parts: jax.Array) -> None:
+        """Add arrays to the sums.
+
+        Args:
+            parts: an array for each sum, by its name.
+        """
+        context = current()
+        replica = None if context is None else context.replica
+        # The arrays of a replica without data are stand-ins.
+        if replica is not None and replica.engine.is_empty:
+            return
+        for key, part in parts.items():
+            variable = self._sums[key]
+            variable.assign_add(jnp.asarray(part).astype(variable.dtype))
+
+    def result(self) -> jax.Array:
+        """Return the metric of what was added so far."""
+        return self._compute({key: variable.value for key, variable in self._sums.items()})
+
+
+class MetricPair:
+    """A metric of a model_fn, in the form of TensorFlow 1: a value, and what updates it.
+
+    The metric is updated by the batch at once, but in training, where `EstimatorSpec.eval_metric_ops` are not
+    evaluated: there it is when the second member is read.
+
+    Args:
+        metric: a Keras metric.
+        update: updates it by the batch.
+    """
+
+    def __init__(self, metric: keras.metrics.Metric, update: Callable[[], None]) -> None:
+        self.metric = metric
+        self._update: Callable[[], None] | None = update
+        call = current_call()
+        if call is None or call.mode != _TRAIN:
+            self.update()
+
+    def update(self) -> None:
+        """Update the metric by the batch of the step, once."""
+        update, self._update = self._update, None
+        if update is not None:
+            update()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self[0], self[1]))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> jax.Array:
+        """Return the value without, or with, this batch.
+
+        Args:
+            index: 0 or 1.
+        """
+        if range(2)[index] == 1:
+            self.update()
+        value = self.metric.result()
+        if current_call() is not None:
+            expose(self.metric.name, value)
+        result: jax.Array = value
+        return result
+
+
+def pair_of_sums(
+    name: str, parts: Mapping[str, ArrayLike], compute: Callable[[Sums], jax.Array]
+) -> MetricPair:
+    """Return a metric of sums.
+
+    Args:
+        name: of the metric; a second one of the same name gets a number.
+        parts: what this batch adds to each sum.
+        compute: returns the result for the sums.
+    """
+    arrays = {key: jnp.asarray(part) for key, part in parts.items()}
+    metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, unique_name(name))
+    return MetricPair(metric, lambda: metric.update_state(**arrays))
+
+
+def quotient(value: jax.Array, number: jax.Array) -> jax.Array:
+    """Return a quotient, or 0 where the divisor is not positive."""
+    return jnp.where(number > 0, value / jnp.where(number > 0, number, 1), 0)
+
+
+def floats(value: ArrayLike) -> jax.Array:
+    """Return an array of at least 32 bits for sums."""
+    array: jax.Array = keras.ops.convert_to_tensor(value)
+    is_wide = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize >= 4
+    return array if is_wide else array.astype(jnp.float32)
+
+
+def aligned(
+    predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return predictions, labels and weights of equal shapes.
+
+    A last axis of size 1 that one of the first two lacks is dropped; weights get or lose one.
+
+    Args:
+        predictions: array.
+        labels: array.
+        weights: a number or an array; None for ones.
+
+    Raises:
+        InvalidArgumentError: the shapes do not fit.
+    """
+    given, wanted = keras.ops.convert_to_tensor(predictions), keras.ops.convert_to_tensor(labels)
+    if given.ndim == wanted.ndim + 1 and given.shape[-1] == 1:
+        given = jnp.squeeze(given, -1)
+    elif wanted.ndim == given.ndim + 1 and wanted.shape[-1] == 1:
+        wanted = jnp.squeeze(wanted, -1)
+    if given.shape != wanted.shape:
+        raise InvalidArgumentError(
+            "`labels` and `predictions` must have the same shape. Received: "
+            f"{wanted.shape} and {given.shape}. Write `reshape` around one of them."
+        )
+    return given, wanted, broadcast_weights(weights, given)
+
+
+def broadcast_weights(weights: ArrayLike, values: jax.Array) -> jax.Array:
+    """Return weights in the shape of values.
+
+    Args:
+        weights: a number or an array; None for ones.
+        values: array.
+
+    Raises:
+        InvalidArgumentError: the weights do not fit.
+    """
+    found = jnp.ones((), jnp.float32) if weights is None else floats(weights)
+    if found.ndim == values.ndim + 1 and found.shape[-1] == 1:
+        found = jnp.squeeze(found, -1)
+    elif found.ndim and found.ndim == values.ndim - 1:
+        found = found[..., None]
+    check_weights(found, values)
+    return jnp.broadcast_to(found, values.shape)

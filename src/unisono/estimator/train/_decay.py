@@ -1,0 +1,256 @@
+"""Learning rates that fall with the number of steps.
+
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/train
+
+Tests: tests/unit/estimator/test_optimizers.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike
+
+
+def _number(value: ArrayLike) -> jax.Array:
+    found = value.value if isinstance(value, keras.Variable) else keras.ops.convert_to_tensor(value)
+    return jnp.asarray(found).astype(jnp.promote_types(jnp.asarray(found).dtype, jnp.float32))
+
+
+def _part(global_step: ArrayLike, decay_steps: ArrayLike, staircase: bool = False) -> jax.Array:
+    """Return the number of intervals that have passed."""
+    if global_step is None:
+        raise InvalidArgumentError(
+            "`global_step` must be given. Received: None. Write `tf.train.get_or_create_global_step()`."
+        )
+    part = _number(global_step) / _number(decay_steps)
+    return jnp.floor(part) if staircase else part
+
+
+def exponential_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    decay_rate: ArrayLike,
+    staircase: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that is multiplied by `decay_rate` in each interval.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the steps of an interval.
+        decay_rate: the factor.
+        staircase: whether the rate changes at the ends of intervals alone.
+        name: is not used, here and below.
+
+    >>> float(exponential_decay(1.0, 20, 10, 0.5))
+    0.25
+    """
+    part = _part(global_step, decay_steps, staircase)
+    return _number(learning_rate) * jnp.power(_number(decay_rate), part)
+
+
+def natural_exp_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    decay_rate: ArrayLike,
+    staircase: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that is multiplied by `exp(-decay_rate)` in each interval.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the steps of an interval.
+        decay_rate: in the exponent.
+        staircase: whether the rate changes at the ends of intervals alone.
+        name: is not used.
+
+    >>> round(float(natural_exp_decay(1.0, 10, 10, 1.0)), 4)
+    0.3679
+    """
+    part = _part(global_step, decay_steps, staircase)
+    return _number(learning_rate) * jnp.exp(-_number(decay_rate) * part)
+
+
+def inverse_time_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    decay_rate: ArrayLike,
+    staircase: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that is divided by one plus `decay_rate` for each interval.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the steps of an interval.
+        decay_rate: what an interval adds to the divisor.
+        staircase: whether the rate changes at the ends of intervals alone.
+        name: is not used.
+
+    >>> float(inverse_time_decay(1.0, 10, 10, 1.0))
+    0.5
+    """
+    part = _part(global_step, decay_steps, staircase)
+    return _number(learning_rate) / (1 + _number(decay_rate) * part)
+
+
+def polynomial_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    end_learning_rate: ArrayLike = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that falls to an end in so many steps.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the number of steps.
+        end_learning_rate: the last one.
+        power: 1 for a straight line.
+        cycle: whether to begin again, with a longer interval each time.
+        name: is not used.
+
+    >>> float(polynomial_decay(1.0, 5, 10, 0.0))
+    0.5
+    """
+    part, end = _part(global_step, decay_steps), _number(end_learning_rate)
+    # With `cycle`, by the number of intervals begun so far.
+    part = part / jnp.maximum(jnp.ceil(part), 1) if cycle else jnp.minimum(part, 1)
+    return (_number(learning_rate) - end) * jnp.power(1 - part, power) + end
+
+
+def cosine_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    alpha: ArrayLike = 0.0,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that falls like half a wave of a cosine.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the number of steps until the last one.
+        alpha: the last one by the first.
+        name: is not used.
+
+    >>> float(cosine_decay(1.0, 10, 10))
+    0.0
+    """
+    wave = _wave(jnp.minimum(_part(global_step, decay_steps), 1))
+    rate: jax.Array = _number(learning_rate) * ((1 - alpha) * wave + alpha)
+    return rate
+
+
+def cosine_decay_restarts(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    first_decay_steps: ArrayLike,
+    t_mul: float = 2.0,
+    m_mul: float = 1.0,
+    alpha: ArrayLike = 0.0,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that falls like half a wave of a cosine, again and again.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        first_decay_steps: the steps of the first wave.
+        t_mul: the length of a wave by that of the one before.
+        m_mul: the height of a wave by that of the one before.
+        alpha: the last rate by the first.
+        name: is not used.
+
+    >>> float(cosine_decay_restarts(1.0, 10, 10))
+    1.0
+    """
+    part = _part(global_step, first_decay_steps)
+    if t_mul == 1.0:
+        number = jnp.floor(part)
+        part = part - number
+    else:
+        number = jnp.floor(jnp.log(1 - part * (1 - t_mul)) / math.log(t_mul))
+        length = jnp.power(t_mul, number)
+        part = (part - (1 - length) / (1 - t_mul)) / length
+    wave = jnp.power(m_mul, number) * _wave(part)
+    rate: jax.Array = _number(learning_rate) * ((1 - alpha) * wave + alpha)
+    return rate
+
+
+def linear_cosine_decay(
+    learning_rate: ArrayLike,
+    global_step: ArrayLike,
+    decay_steps: ArrayLike,
+    num_periods: float = 0.5,
+    alpha: float = 0.0,
+    beta: float = 0.001,
+    name: str | None = None,
+) -> jax.Array:
+    """Return a rate that falls like a line times a cosine.
+
+    Args:
+        learning_rate: the first one.
+        global_step: what `get_global_step` returned, or a number.
+        decay_steps: the number of steps until the last one.
+        num_periods: the number of waves of the cosine.
+        alpha: added to the line.
+        beta: added to the product.
+        name: is not used.
+
+    >>> round(float(linear_cosine_decay(1.0, 10, 10)), 4)
+    0.001
+    """
+    part = jnp.minimum(_part(global_step, decay_steps), 1)
+    return _number(learning_rate) * ((alpha + 1 - part) * _wave(2 * num_periods * part) + beta)
+
+
+def _wave(part: jax.Array) -> jax.Array:
+    return 0.5 * (1 + jnp.cos(math.pi * part))
+
+
+def piecewise_constant(
+    x: ArrayLike, boundaries: Sequence[float], values: Sequence[ArrayLike], name: str | None = None
+) -> jax.Array:
+    """Return one of several rates.
+
+    Args:
+        x: what `get_global_step` returned, or a number.
+        boundaries: the last step of each rate but the last one, in ascending order.
+        values: the rates, one more.
+        name: is not used.
+
+    Raises:
+        InvalidArgumentError: there is not one rate more than boundaries.
+
+    >>> [float(piecewise_constant(step, [10, 20], [1.0, 0.5, 0.25])) for step in (10, 11, 21)]
+    [1.0, 0.5, 0.25]
+    """
+    if len(values) != len(boundaries) + 1:
+        raise InvalidArgumentError(
+            f"There must be one value more than boundaries. Received: {len(values)} values and "
+            f"{len(boundaries)} boundaries."
+        )
+    found, step = jnp.asarray(values[0]), _number(x)
+    for boundary, value in zip(boundaries, values[1:], strict=True):
+        found = jnp.where(step > boundary, value, found)
+    return found

@@ -1,0 +1,405 @@
+"""The optimizers of TensorFlow 1, each a thin cover of a Keras optimizer.
+
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/train
+
+Tests: tests/unit/estimator/test_optimizers.py, tests/virtual/estimator/test_train_names.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from unisono._errors import UnsupportedError
+from unisono._types import ArrayLike, UserValue
+from unisono.estimator import _train_op
+from unisono.estimator._collections import unique_name
+from unisono.estimator._train_op import GradientAndVariable, TrainOp
+from unisono.estimator.train._rules import MomentumRule, ProximalRule, RMSPropRule
+
+
+class Optimizer:
+    """What the optimizers of TensorFlow 1 have in common.
+
+    Args:
+        optimizer: the Keras optimizer that makes the updates.
+
+    >>> Optimizer(keras.optimizers.SGD(0.1)).get_name()
+    'sgd'
+    """
+
+    def __init__(self, optimizer: keras.Optimizer) -> None:
+        #: The Keras optimizer that makes the updates.
+        self.optimizer = optimizer
+
+    def minimize(
+        self,
+        loss: ArrayLike,
+        global_step: keras.Variable | None = None,
+        var_list: Sequence[keras.Variable] | None = None,
+        gate_gradients: UserValue = None,
+        aggregation_method: UserValue = None,
+        colocate_gradients_with_ops: UserValue = None,
+        name: str | None = None,
+        grad_loss: UserValue = None,
+    ) -> TrainOp:
+        """Return the update that makes a loss smaller, for `EstimatorSpec.train_op`.
+
+        Args:
+            loss: a number that the model_fn has computed.
+            global_step: what `get_global_step` returned; it is raised by one. None leaves it to the loop.
+            var_list: variables; all trainable ones by default.
+            gate_gradients: is not used.
+            aggregation_method: is not used.
+            colocate_gradients_with_ops: is not used.
+            name: is not used.
+            grad_loss: must be None.
+
+        Raises:
+            ContextError: outside of a model_fn.
+            UnsupportedError: there is a `grad_loss`.
+        """
+        _check_grad_loss(grad_loss)
+        return _train_op.minimize(self.optimizer, loss, global_step, var_list)
+
+    def compute_gradients(
+        self,
+        loss: ArrayLike,
+        var_list: Sequence[keras.Variable] | None = None,
+        gate_gradients: UserValue = None,
+        aggregation_method: UserValue = None,
+        colocate_gradients_with_ops: UserValue = None,
+        grad_loss: UserValue = None,
+    ) -> list[GradientAndVariable]:
+        """Return pairs of a gradient, which may be clipped, and its variable.
+
+        Args:
+            loss: a number that the model_fn has computed.
+            var_list: variables; all trainable ones by default.
+            gate_gradients: is not used.
+            aggregation_method: is not used.
+            colocate_gradients_with_ops: is not used.
+            grad_loss: must be None.
+
+        Raises:
+            ContextError: outside of a model_fn.
+            UnsupportedError: there is a `grad_loss`.
+        """
+        _check_grad_loss(grad_loss)
+        return _train_op.compute_gradients(self.optimizer, loss, var_list)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[GradientAndVariable],
+        global_step: keras.Variable | None = None,
+        name: str | None = None,
+    ) -> TrainOp:
+        """Return the update by gradients, for `EstimatorSpec.train_op`.
+
+        Args:
+            grads_and_vars: what `compute_gradients` returned, or other pairs.
+            global_step: what `get_global_step` returned; it is raised by one. None leaves it to the loop.
+            name: is not used.
+        """
+        return _train_op.apply_gradients(self.optimizer, grads_and_vars, global_step)
+
+    def get_name(self) -> str:
+        """Return the optimizer's name."""
+        name: str = self.optimizer.name
+        return name
+
+    def variables(self) -> list[keras.Variable]:
+        """Return the optimizer's own variables."""
+        return list(self.optimizer.variables)
+
+
+def _check_grad_loss(grad_loss: UserValue) -> None:
+    if grad_loss is not None:
+        raise UnsupportedError(
+            "The gradient is that of the loss. Received: grad_loss. Multiply the loss by it, and add up."
+        )
+
+
+def _rate(rate: Any) -> Any:
+    """Return a learning rate as Keras takes it, which makes no variable of it.
+
+    A number stays part of the program, as in TensorFlow 1: a checkpoint does not bring back an old one.
+    """
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or callable(rate):
+        return rate
+    return _value_of(rate)
+
+
+def _value_of(number: Any) -> Callable[[], jax.Array]:
+    return lambda: number.value if isinstance(number, keras.Variable) else keras.ops.convert_to_tensor(number)
+
+
+class GradientDescentOptimizer(Optimizer):
+    """Subtracts gradients times a rate.
+
+    Args:
+        learning_rate: a number, an array such as `exponential_decay` returns, or a schedule of Keras.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = GradientDescentOptimizer(0.2)
+    """
+
+    def __init__(
+        self, learning_rate: ArrayLike, use_locking: bool = False, name: str = "GradientDescent"
+    ) -> None:
+        super().__init__(keras.optimizers.SGD(_rate(learning_rate), name=unique_name(name)))
+
+
+class MomentumOptimizer(Optimizer):
+    """Subtracts a sum of gradients that decays, times a rate.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        momentum: what is left of the sum in each step.
+        use_locking: is not used.
+        name: of the optimizer.
+        use_nesterov: whether gradients are as if taken one step ahead.
+
+    >>> optimizer = MomentumOptimizer(0.1, 0.9, use_nesterov=True)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        momentum: ArrayLike,
+        use_locking: bool = False,
+        name: str = "Momentum",
+        use_nesterov: bool = False,
+    ) -> None:
+        options = {"momentum": momentum, "use_nesterov": use_nesterov}
+        super().__init__(MomentumRule(_rate(learning_rate), unique_name(name), {"momentum": 0.0}, options))
+
+
+class AdamOptimizer(Optimizer):
+    """Adam, with TensorFlow's `epsilon`: that of the paper's note before section 2.1.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        beta1: how slowly the mean of gradients changes.
+        beta2: how slowly the mean of their squares changes.
+        epsilon: added to the root of the latter.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = AdamOptimizer()
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        name: str = "Adam",
+    ) -> None:
+        super().__init__(
+            keras.optimizers.Adam(_rate(learning_rate), beta1, beta2, epsilon, name=unique_name(name))
+        )
+
+
+class AdagradOptimizer(Optimizer):
+    """Gradients by the root of the sum of their squares.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        initial_accumulator_value: with which that sum begins.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = AdagradOptimizer(0.1)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        initial_accumulator_value: float = 0.1,
+        use_locking: bool = False,
+        name: str = "Adagrad",
+    ) -> None:
+        super().__init__(
+            keras.optimizers.Adagrad(
+                _rate(learning_rate), initial_accumulator_value, epsilon=0.0, name=unique_name(name)
+            )
+        )
+
+
+class AdadeltaOptimizer(Optimizer):
+    """Adadelta.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        rho: how slowly the means change.
+        epsilon: added to them before their roots are taken.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = AdadeltaOptimizer()
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike = 0.001,
+        rho: float = 0.95,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        name: str = "Adadelta",
+    ) -> None:
+        super().__init__(
+            keras.optimizers.Adadelta(_rate(learning_rate), rho, epsilon, name=unique_name(name))
+        )
+
+
+class RMSPropOptimizer(Optimizer):
+    """RMSProp, whose mean of squares begins with 1.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        decay: how slowly the mean of squares changes.
+        momentum: what is left of a step in the next one.
+        epsilon: added to the mean before its root is taken.
+        use_locking: is not used.
+        centered: whether the square of the mean is subtracted.
+        name: of the optimizer.
+
+    >>> optimizer = RMSPropOptimizer(0.01)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        decay: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-10,
+        use_locking: bool = False,
+        centered: bool = False,
+        name: str = "RMSProp",
+    ) -> None:
+        slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
+        options = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": centered}
+        super().__init__(RMSPropRule(_rate(learning_rate), unique_name(name), slots, options))
+
+
+class FtrlOptimizer(Optimizer):
+    """Follow the regularized leader.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        learning_rate_power: at most 0; 0 for a constant rate.
+        initial_accumulator_value: with which sums of squares begin.
+        l1_regularization_strength: of the absolute values of weights.
+        l2_regularization_strength: of the squares of weights.
+        use_locking: is not used.
+        name: of the optimizer.
+        accum_name: is not used.
+        linear_name: is not used.
+        l2_shrinkage_regularization_strength: of the squares of weights, added to gradients.
+
+    >>> optimizer = FtrlOptimizer(0.1, l1_regularization_strength=0.01)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "Ftrl",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: float = 0.0,
+    ) -> None:
+        super().__init__(
+            keras.optimizers.Ftrl(
+                _rate(learning_rate),
+                learning_rate_power,
+                initial_accumulator_value,
+                l1_regularization_strength,
+                l2_regularization_strength,
+                l2_shrinkage_regularization_strength,
+                name=unique_name(name),
+            )
+        )
+
+
+class ProximalGradientDescentOptimizer(Optimizer):
+    """Gradient descent, after which weights are made smaller by L1 and L2.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        l1_regularization_strength: of the absolute values of weights.
+        l2_regularization_strength: of the squares of weights.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = ProximalGradientDescentOptimizer(0.1)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalGradientDescent",
+    ) -> None:
+        options = {"l1": l1_regularization_strength, "l2": l2_regularization_strength}
+        super().__init__(ProximalRule(_rate(learning_rate), unique_name(name), {}, options))
+
+
+class ProximalAdagradOptimizer(Optimizer):
+    """Adagrad, after which weights are made smaller by L1 and L2.
+
+    Args:
+        learning_rate: as for `GradientDescentOptimizer`.
+        initial_accumulator_value: with which sums of squares begin.
+        l1_regularization_strength: of the absolute values of weights.
+        l2_regularization_strength: of the squares of weights.
+        use_locking: is not used.
+        name: of the optimizer.
+
+    >>> optimizer = ProximalAdagradOptimizer(0.1)
+    """
+
+    def __init__(
+        self,
+        learning_rate: ArrayLike,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalAdagrad",
+    ) -> None:
+        options = {"l1": l1_regularization_strength, "l2": l2_regularization_strength}
+        slots = {"accumulator": initial_accumulator_value}
+        super().__init__(ProximalRule(_rate(learning_rate), unique_name(name), slots, options))
+
+
+class SyncReplicasOptimizer:
+    """Named for its error: the strategy decides whether steps wait for all replicas.
+
+    Args:
+        opt: is not used, and neither are all others.
+        arguments: likewise.
+        options: likewise.
+
+    Raises:
+        UnsupportedError: always.
+    """
+
+    def __init__(self, opt: UserValue, *arguments: UserValue, **options: UserValue) -> None:
+        raise UnsupportedError(
+            "The strategy decides whether steps wait for all replicas. Received: a SyncReplicasOptimizer. "
+            "Use the optimizer itself, with `RunConfig(train_distribute=MultiWorkerMirroredStrategy())`."
+        )

@@ -1,0 +1,60 @@
+"""The number of steps that a training has run.
+
+Tests: tests/unit/estimator/test_optimizers.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono._types import UserValue
+from unisono.estimator._train_op import current_call
+from unisono.estimator._train_op import get_global_step as _global_step
+from unisono.estimator.hooks._hook import GLOBAL_STEP, HookSession
+
+
+def get_global_step(graph: UserValue = None) -> Any:
+    """Return the variable that counts steps.
+
+    Args:
+        graph: is not used.
+
+    Returns:
+        In a model_fn the variable. Elsewhere, as in the `begin` of a hook, its name, which `SessionRunArgs`
+        and `session.run` take.
+
+    >>> get_global_step()
+    'global_step'
+    """
+    return GLOBAL_STEP if current_call() is None else _global_step()
+
+
+def get_or_create_global_step(graph: UserValue = None) -> Any:
+    """Return the variable that counts steps, which an Estimator always has: as `get_global_step`.
+
+    Args:
+        graph: is not used.
+    """
+    return get_global_step()
+
+
+def create_global_step(graph: UserValue = None) -> Any:
+    """Return the variable that counts steps, which an Estimator always has: as `get_global_step`.
+
+    Args:
+        graph: is not used.
+    """
+    return get_global_step()
+
+
+def global_step(sess: HookSession, global_step_tensor: UserValue) -> int:
+    """Return the number of steps so far.
+
+    Args:
+        sess: what a hook got as `session`.
+        global_step_tensor: what `get_global_step` returned.
+
+    >>> global_step(HookSession(global_step=lambda: 7), get_global_step())
+    7
+    """
+    return int(sess.run(global_step_tensor))
