@@ -144,7 +144,7 @@ def _is_empty() -> bool:
 
 def sum_of_part(values: jax.Array) -> jax.Array:
     """Return the sum of a replica's elements; 0 for one without data, whose arrays are stand-ins."""
-    # Not a constant: the loss of each replica depends on the same variables, or their gradients differ in kind.
+    # Not a constant: the losses of all replicas depend on the same variables.
     return jnp.sum(jnp.where(False, values, 0) if _is_empty() else values)
 
 
