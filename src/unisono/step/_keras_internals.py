@@ -50,6 +50,7 @@ RELIED_ON = {
     "layers.MultiHeadAttention": ("_attention_axes",),
     "losses.MeanSquaredError": ("_fn_kwargs",),
     "metrics.MeanSquaredError": ("_fn_kwargs",),
+    "name_scope": ("name_scope_stack", "override_parent"),
 }
 
 #: What a model's training step keeps between batches, by the names of its lists of variables.
@@ -105,6 +106,45 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
     finally:
         for variable, old, ndim in before:
             variable._shape, variable._ndim = old, ndim
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def current_path() -> str:
+    """Return the path of the name scopes around the running code; empty outside of all.
+
+    Keras keeps them in a list of its thread, `name_scope_stack`, 3.0; `override_parent`, 3.4.
+    """
+    stack = _global_state().get_global_attribute("name_scope_stack") or ()
+    parts: list[str] = []
+    for scope in stack:
+        if scope.override_parent is not None:
+            parts = [part for part in scope.override_parent.split("/") if part]
+        parts.append(scope.name)
+    return "/".join(parts)
+
+
+@contextlib.contextmanager
+def names_from_zero() -> Iterator[None]:
+    """Let automatic names count from zero in a block, outside of all name scopes.
+
+    Keras keeps the counters in a dictionary of its thread, `object_name_uids`, 3.0.
+    """
+    state, names = _global_state(), ("object_name_uids", "name_scope_stack")
+    before = {name: state.get_global_attribute(name) for name in names}
+    for name in names:
+        state.set_global_attribute(name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            state.set_global_attribute(name, value)
+
+
+def _global_state() -> Any:
+    """Return the module with Keras' state of a thread. `keras.src.backend.common.global_state`, 3.0."""
+    return keras.name_scope.__enter__.__globals__["global_state"]
 
 
 # --- layers and models ------------------------------------------------------------------------------------

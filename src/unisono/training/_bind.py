@@ -4,7 +4,8 @@
 is called: outside every strategy and for a model that no strategy holds, it does exactly what
 Keras does. Who holds what is in `_binding`, what happens inside a replica in `_replica_patches`.
 
-- `Variable.__init__`, `Model.__new__` note the scope in which they are created.
+- `Variable.__init__`, `Model.__new__` note the scope in which they are created. `Variable.__new__` returns
+  the variable of a `VariableStore`, where code runs in one.
 - `Variable.value` and `assign` check that the current strategy holds the variable.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises. `CallbackList.on_train_batch_end` and its sisters are skipped where
@@ -40,6 +41,7 @@ from unisono.step._held_value import HeldValue
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import check_keras, store_value, stored_value
 from unisono.step._sharded_layout import as_read
+from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import (
     bind,
     check_variables,
@@ -92,6 +94,7 @@ def install() -> None:
     _wrap(keras.Variable, "__init__", _marked)
     _wrap(keras.Variable, "assign", _assign)
     _wrap(keras.Variable, "_initialize_with_initializer", initialize_later)
+    _take_from_stores()
     _read_on_devices()
     _mark_new_models()
     _wrap(keras.Sequential, "build", build_sequential)
@@ -142,9 +145,17 @@ def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
 def _marked(
     original: Callable[..., None], self: keras.Variable, *args: UserValue, **kwargs: UserValue
 ) -> None:
-    """Create a variable, marked with the current strategy."""
+    """Create a variable, marked with the current strategy; or use one that a store holds."""
+    store = current_store()
+    if store is not None:
+        if store.is_made(self):
+            store.reuse(self, (args, kwargs))
+            return
+        args, kwargs = store.arguments(self, (args, kwargs))
     mark_creation(self)
     original(self, *args, **kwargs)
+    if store is not None:
+        store.made(self)
     if (strategy := current_strategy()) is not None:
         strategy.variable_created(self)
 
@@ -166,6 +177,20 @@ def _assign(
         store_value(self, held)
         store_value(self, held.assigned(new))
     return result
+
+
+def _take_from_stores() -> None:
+    """Let code whose variables are kept in a store get them from there."""
+    original = keras.Variable.__new__
+
+    def new(cls: type, *args: UserValue, **kwargs: UserValue) -> keras.Variable:
+        store = current_store()
+        # A copy is made without arguments.
+        if store is None or not (args or kwargs):
+            return original(cls)
+        return store.allocate(cls, lambda: original(cls), (args, kwargs))
+
+    keras.Variable.__new__ = staticmethod(new)
 
 
 def _read_on_devices() -> None:

@@ -29,6 +29,7 @@ from unisono.step.variables._merge_rules import (
     spread_copies,
 )
 from unisono.step.variables._scatter import as_slices, check_scatter, scattered
+from unisono.step.variables._variable_store import current_store
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -84,6 +85,10 @@ class Variable(keras.Variable, DistributedValues):
         constraint: Callable[[Any], Any] | None = None,
         **kwargs: UserValue,
     ) -> None:
+        store = current_store()
+        # An earlier run of this code has made it.
+        if store is not None and store.is_made(self):
+            return
         sync: VariableSynchronization = _parse(VariableSynchronization, synchronization, "synchronization")
         agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
         initial = np.asarray(initial_value() if callable(initial_value) else initial_value)
