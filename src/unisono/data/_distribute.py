@@ -249,8 +249,8 @@ class SplitDataset(DistributedDataset):
                 )
             self._is_used = True
         spec = functools.partial(getattr, self, "element_spec")
-        again = None if isinstance(self._dataset, Iterator) else functools.partial(_batches, self._dataset)
-        batches = _batches(self._dataset)
+        again = None if isinstance(self._dataset, Iterator) else functools.partial(batches_of, self._dataset)
+        batches = batches_of(self._dataset)
         return DistributedIterator(batches, self._place, self._options, self._check, spec, again)
 
     def _place(self, batch: PyTree) -> PyTree:
@@ -274,7 +274,7 @@ class SplitDataset(DistributedDataset):
         if isinstance(source, Sequence) and not isinstance(source, Dataset):
             return Dataset.from_source(_Elements(source))
         if callable(source) and not hasattr(source, "__iter__"):
-            return Dataset.from_generator(lambda: map(_tuples, _batches(source)))
+            return Dataset.from_generator(lambda: map(_tuples, batches_of(source)))
         return source
 
 
@@ -341,9 +341,9 @@ class FunctionDataset(DistributedDataset):
     def _in_turn(self) -> Iterator[PyTree]:
         """The elements for this worker's replicas in turn, until all inputs have ended."""
         if len(self._datasets) == 1:
-            yield from _batches(self._datasets[0])
+            yield from batches_of(self._datasets[0])
             return
-        iterators = [_batches(dataset) for dataset in self._datasets]
+        iterators = [batches_of(dataset) for dataset in self._datasets]
         while True:
             row = [next(iterator, ENDED) for iterator in iterators]
             if all(element is ENDED for element in row):
@@ -417,7 +417,7 @@ def _spec_of(dataset: UserValue) -> PyTree:
             "The specification of a generator is not known before it is read. Received: "
             f"{type(dataset).__name__}. Pass a list or a dataset."
         )
-    first = next(_batches(dataset), ENDED)
+    first = next(batches_of(dataset), ENDED)
     if first is ENDED:
         raise InvalidArgumentError(
             "Data must have an element for its specification to be found. Received: empty data. "
@@ -448,7 +448,7 @@ def _check_iterable(dataset: UserValue) -> None:
         )
 
 
-def _batches(dataset: UserValue) -> Iterator[PyTree]:
+def batches_of(dataset: UserValue) -> Iterator[PyTree]:
     """Return the host batches of any source."""
     # Before `__iter__`, which gives tensors of TensorFlow.
     if hasattr(dataset, "as_numpy_iterator"):

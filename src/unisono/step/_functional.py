@@ -154,7 +154,7 @@ class Replicated:
             engine: ReplicaEngine = OneReplica()
             if replicas > 1:
                 engine = SpmdEngine(replicas, self.strategy.cross_device_ops)
-            out, own, mirrored, new = self._one_replica(engine, values, arrays)
+            out, own, mirrored, new = self.one_replica(engine, values, arrays)
             # Python objects leave a trace only as a side effect; a jitted function returns arrays alone.
             outputs.append(out)
             # A leading axis, along which `shard_map` puts the replicas' rows together.
@@ -173,10 +173,20 @@ class Replicated:
             own = [PerReplica.from_stacked(x) for x in own]
         return outputs[-1].rebuild(own, mirrored), new
 
-    def _one_replica(
+    def one_replica(
         self, engine: ReplicaEngine, values: list[Any], arrays: list[Any]
     ) -> tuple[Output, list[Any], list[Any], list[Any]]:
-        """The body of shard_map: this replica's output, and the merged state."""
+        """Run the step of one replica: the body of `jax.shard_map`.
+
+        Args:
+            engine: of the replica.
+            values: of the plan's variables, as they lie in the program.
+            arrays: of the call; split ones with a leading axis of this replica's part.
+
+        Returns:
+            What its output is made of, the arrays of it that are this replica's own, those that all replicas
+            have, and the merged new values of the written variables.
+        """
         slots = self.plan.slots if self.plan else ()
         start = [
             localize(s.rule, v[0], engine) if s.is_stacked else _entered(s, v, engine)

@@ -1,0 +1,1 @@
+"""One training, evaluation or prediction of an Estimator."""

@@ -1,0 +1,231 @@
+"""A user's `model_fn` as the step of one replica.
+
+Each execution of a step calls `model_fn` again, which makes its layers anew around the variables of a store.
+What it returns is kept with the names of the values that hooks may ask for.
+
+Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_model_fn.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import Context, ReplicaContext, current, entered
+from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree, UserValue
+from unisono._values import Mirrored, ReduceOp
+from unisono.estimator._spec import EstimatorSpec, ModeKeys, metric_of
+from unisono.estimator._train_op import ModelCall, entered_call, train_ops_of
+from unisono.step._program import current_frame
+from unisono.step._tape import GradientTape
+from unisono.step.variables._variable_store import VariableStore
+
+GLOBAL_STEP = "global_step"
+
+
+class ModelVariables(VariableStore):
+    """The variables of a model_fn, and the number of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._global_step: keras.Variable | None = None
+
+    @property
+    def global_step(self) -> keras.Variable:
+        """The variable that counts steps."""
+        if self._global_step is None:
+            raise InvalidArgumentError("The variables of a model_fn are made when it is run first.")
+        return self._global_step
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[ModelVariables]:
+        """Let a run of the model_fn get its variables from here."""
+        with super().entered():
+            self._global_step = keras.Variable(
+                0, dtype="int32", trainable=False, aggregation="only_first_replica", name=GLOBAL_STEP
+            )
+            yield self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelFunction:
+    """A model_fn with the arguments that do not change.
+
+    Args:
+        function: the user's.
+        params: for its argument `params`; None where it has none.
+        config: for its argument `config`.
+    """
+
+    function: Callable[..., Any]
+    params: Mapping[str, Any] | None
+    config: Any
+
+    def __call__(self, features: PyTree, labels: PyTree, mode: str) -> EstimatorSpec:
+        """Call the user's function.
+
+        Args:
+            features: of a batch.
+            labels: of the same batch; None for data without.
+            mode: one of `ModeKeys`.
+
+        Raises:
+            InvalidArgumentError: it has no argument for the labels, or returns something else than a spec.
+        """
+        known = argument_names(self.function)
+        given: dict[str, Any] = {}
+        if "labels" in known:
+            given["labels"] = labels
+        elif labels is not None:
+            raise InvalidArgumentError(
+                "A model_fn that gets labels needs an argument for them. Received: a model_fn with the "
+                f"arguments {sorted(known)}. Write `def model_fn(features, labels, mode):`."
+            )
+        every = {"mode": mode, "config": self.config, "params": dict(self.params or {})}
+        given |= {name: value for name, value in every.items() if name in known}
+        spec = self.function(features=features, **given)
+        if not isinstance(spec, EstimatorSpec):
+            raise InvalidArgumentError(
+                f"model_fn should return an EstimatorSpec. Received: {type(spec).__name__}. Write "
+                "`return EstimatorSpec(mode, loss=loss, train_op=train_op)`."
+            )
+        if spec.mode != mode:
+            raise InvalidArgumentError(
+                f"model_fn should return an EstimatorSpec of the mode that it got, {mode!r}. Received: "
+                f"mode={spec.mode!r}. Write `EstimatorSpec(mode, ...)`."
+            )
+        return spec
+
+
+def argument_names(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of a function's arguments; of a `functools.partial`, those that are left.
+
+    Args:
+        function: any callable.
+    """
+    return frozenset(inspect.signature(function).parameters)
+
+
+class ModelStep:
+    """One mode of a model_fn as the step of one replica.
+
+    Args:
+        model_fn: with its fixed arguments.
+        mode: one of `ModeKeys`.
+        variables: of the model.
+    """
+
+    def __init__(self, model_fn: ModelFunction, mode: str, variables: ModelVariables) -> None:
+        self._model_fn, self._mode, self.variables = model_fn, mode, variables
+        self._first: tuple[EstimatorSpec, ModelCall] | None = None
+        #: By name, the values of the first run that hooks may ask for: they are known by identity.
+        self.exposed: dict[str, Any] = {}
+        #: Which of these each step returns: the loss and all other scalars.
+        self.scalars: frozenset[str] = frozenset()
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        """What the first run returned: its hooks are those of the loop."""
+        if self._first is None:
+            raise InvalidArgumentError("A model_fn must be run before its spec is known.")
+        return self._first[0]
+
+    @property
+    def call(self) -> ModelCall:
+        """The first run."""
+        if self._first is None:
+            raise InvalidArgumentError("A model_fn must be run before it is known what it exposes.")
+        return self._first[1]
+
+    def returning(self, names: Iterable[str]) -> Callable[[PyTree], Mirrored]:
+        """Return the step, which returns named values.
+
+        Args:
+            names: those of `exposed`.
+        """
+        wanted = sorted(names)
+        return lambda element: Mirrored(self._run(element, wanted))
+
+    def create(self, element: PyTree) -> Mirrored:
+        """Run the step the first time, which makes the variables."""
+        return Mirrored(self._run(element, None))
+
+    def _run(self, element: PyTree, wanted: Iterable[str] | None) -> dict[str, jax.Array]:
+        features, labels = element
+        with self._as_in_fit() as replica, self.variables.entered():
+            with GradientTape(persistent=True) as tape:
+                call = ModelCall(self._mode, tape, self.variables)
+                with entered_call(call):
+                    spec = self._model_fn(features, labels, self._mode)
+            if self._mode == ModeKeys.TRAIN:
+                self._update(spec)
+            exposed = _exposed(spec, call)
+            if self._first is None:
+                self._first, self.exposed = (spec, call), exposed
+                self.scalars = frozenset(name for name, x in exposed.items() if jnp.ndim(x) == 0)
+            chosen = self.scalars if wanted is None else wanted
+            return {name: _of_all(exposed[name], replica) for name in chosen}
+
+    @contextlib.contextmanager
+    def _as_in_fit(self) -> Iterator[ReplicaContext]:
+        """Let losses and gradients of replicas be averaged, as in `fit`."""
+        context = current()
+        if context is None or context.replica is None:
+            raise InvalidArgumentError("The step of a model_fn runs in a replica.")
+        with entered(Context(context.strategy, context.replica, means=True)):
+            yield context.replica
+
+    def _update(self, spec: EstimatorSpec) -> None:
+        """Make the updates that the train op asks for, and count the step."""
+        ops = train_ops_of(spec.train_op)
+        for op in ops:
+            op.optimizer.apply_gradients(op.gradients_and_variables)
+        step, frame = self.variables.global_step, current_frame()
+        named = [op for op in ops if op.global_step is not None]
+        if frame is None or (not named and frame.scope.is_written(step)):
+            return
+        # Equal on all replicas: nothing to merge.
+        with frame.scope.synced():
+            step.assign_add(max(1, len(named)))
+
+
+def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
+    """Return what hooks may ask for, by name."""
+    found: dict[str, Any] = {} if spec.loss is None else {"loss": spec.loss}
+    found.update({name: x for name, x in call.exposed.items() if name not in found})
+    predictions = (
+        spec.predictions if isinstance(spec.predictions, Mapping) else {"predictions": spec.predictions}
+    )
+    for name, value in [*predictions.items(), *_metric_values(spec)]:
+        if all(value is not x for x in found.values()):
+            found.setdefault(name, value)
+    return {name: x for name, x in found.items() if isinstance(x, jax.Array)}
+
+
+def _metric_values(spec: EstimatorSpec) -> Iterator[tuple[str, Any]]:
+    for name, value in (spec.eval_metric_ops or {}).items():
+        if value is not metric_of(value):
+            yield name, value[0]
+
+
+def _of_all(value: UserValue, replica: ReplicaContext) -> jax.Array:
+    """Return a value as one device has it: the mean of numbers, and the rows of all replicas."""
+    array: jax.Array = jnp.asarray(value)
+    if replica.num_replicas_in_sync == 1:
+        return array
+    if array.ndim:
+        gathered: jax.Array = replica.all_gather(array, 0)
+        return gathered
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        mean: jax.Array = replica.all_reduce(ReduceOp.MEAN, array)
+        return mean
+    first = jnp.where(jnp.equal(replica.replica_id_in_sync_group, 0), array, jnp.zeros_like(array))
+    return replica.all_reduce(ReduceOp.SUM, first.astype(jnp.int32)).astype(array.dtype)  # type: ignore[no-any-return]
