@@ -12,6 +12,8 @@ from unisono import _names
 
 #: The module of each public name.
 _HOMES = {
+    "_estimator": ["Estimator"],
+    "_run_config": ["DistributeConfig", "RunConfig", "TaskType"],
     "_spec": ["EstimatorSpec", "ModeKeys"],
 }
 

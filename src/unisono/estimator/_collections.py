@@ -100,6 +100,15 @@ def _of(call: ModelCall) -> Collections:
     return found
 
 
+def summaries_of(call: ModelCall) -> list[RecordedSummary]:
+    """Return the summaries that a run of a model_fn has recorded.
+
+    Args:
+        call: the run.
+    """
+    return list(_of(call).members.get(SUMMARIES, []))
+
+
 def unique_name(name: str) -> str:
     """Return a name that is new in the model_fn that runs; outside of one, the name."""
     found = current_collections()

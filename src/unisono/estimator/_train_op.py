@@ -38,11 +38,13 @@ class TrainOp:
         optimizer: a Keras optimizer.
         gradients_and_variables: pairs, as `apply_gradients` takes them.
         global_step: raised by one with the update, or None.
+        are_shares: whether gradients are summed over the replicas, and not averaged.
     """
 
     optimizer: keras.Optimizer
     gradients_and_variables: tuple[GradientAndVariable, ...]
     global_step: keras.Variable | None = None
+    are_shares: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,10 +200,8 @@ def ambient_gradients(
             "layers before `minimize`."
         )
     found: list[Any] = call.tape.gradient(loss, wanted)
-    if not aggregated:
-        return found
     context = current()
-    return found if context is None else aggregate_gradients(found, wanted, context)
+    return found if context is None or not aggregated else aggregate_gradients(found, wanted, context)
 
 
 def compute_gradients(
@@ -215,7 +215,15 @@ def compute_gradients(
         var_list: variables; all trainable ones by default.
     """
     wanted = trainable_variables() if var_list is None else list(var_list)
-    return list(zip(ambient_gradients(optimizer.scale_loss(loss), wanted), wanted, strict=True))
+    grads = ambient_gradients(optimizer.scale_loss(loss), wanted, aggregated=not _has_shares(optimizer))
+    if _has_shares(optimizer) and (context := current()) is not None:
+        grads = aggregate_gradients(grads, wanted, dataclasses.replace(context, means=False))
+    return list(zip(grads, wanted, strict=True))
+
+
+def _has_shares(optimizer: keras.Optimizer) -> bool:
+    """Return whether an optimizer divides the loss that it scales by the number of replicas."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def apply_gradients(
@@ -259,7 +267,8 @@ def minimize(
     wanted = trainable_variables() if var_list is None else list(var_list)
     # Of this replica: the optimizer aggregates them once, in the message of its strategy.
     grads = ambient_gradients(optimizer.scale_loss(loss), wanted, aggregated=False)
-    return apply_gradients(optimizer, zip(grads, wanted, strict=True), global_step)
+    op = apply_gradients(optimizer, zip(grads, wanted, strict=True), global_step)
+    return dataclasses.replace(op, are_shares=_has_shares(optimizer))
 
 
 def group(*ops: UserValue, name: str | None = None) -> TrainOpGroup:

@@ -112,10 +112,7 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
 
 
 def current_path() -> str:
-    """Return the path of the name scopes around the running code; empty outside of all.
-
-    Keras keeps them in a list of its thread, `name_scope_stack`, 3.0; `override_parent`, 3.4.
-    """
+    """Return the path of the name scopes around the code. `name_scope_stack`, `override_parent`, 3.4."""
     stack = _global_state().get_global_attribute("name_scope_stack") or ()
     parts: list[str] = []
     for scope in stack:
@@ -127,13 +124,10 @@ def current_path() -> str:
 
 @contextlib.contextmanager
 def names_from_zero() -> Iterator[None]:
-    """Let automatic names count from zero in a block, outside of all name scopes.
-
-    Keras keeps the counters in a dictionary of its thread, `object_name_uids`, 3.0.
-    """
-    state, names = _global_state(), ("object_name_uids", "name_scope_stack")
-    before = {name: state.get_global_attribute(name) for name in names}
-    for name in names:
+    """Let automatic names count from zero in a block, outside of all name scopes. `object_name_uids`, 3.0."""
+    state = _global_state()
+    before = {n: state.get_global_attribute(n) for n in ("object_name_uids", "name_scope_stack")}
+    for name in before:
         state.set_global_attribute(name, None)
     try:
         yield

@@ -5,7 +5,7 @@ is called: outside every strategy and for a model that no strategy holds, it doe
 Keras does. Who holds what is in `_binding`, what happens inside a replica in `_replica_patches`.
 
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created. `Variable.__new__` returns
-  the variable of a `VariableStore`, where code runs in one.
+  the variable of a `VariablesByPath`, where code runs in one.
 - `Variable.value` and `assign` check that the current strategy holds the variable.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises. `CallbackList.on_train_batch_end` and its sisters are skipped where

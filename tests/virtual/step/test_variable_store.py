@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.step.variables._variable_store import VariableStore, current_store
+from unisono.step.variables._variable_store import VariablesByPath, current_store
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def build(units=3):
 
 
 def test_a_second_run_gets_the_variables_of_the_first():
-    store = VariableStore()
+    store = VariablesByPath()
     with store.entered():
         model, optimizer, metric = build()
         assert current_store() is store
@@ -44,7 +44,7 @@ def test_a_second_run_gets_the_variables_of_the_first():
 
 
 def test_variables_of_one_name_are_told_apart():
-    store = VariableStore()
+    store = VariablesByPath()
     for _ in range(2):
         with store.entered():
             first, second = keras.Variable([1.0], name="a"), unisono.Variable([2.0, 3.0], name="a")
@@ -55,7 +55,7 @@ def test_variables_of_one_name_are_told_apart():
 
 
 def test_frozen_variables_are_not_among_the_trainable_ones():
-    store = VariableStore()
+    store = VariablesByPath()
     for trainable in (True, False, True):
         with store.entered():
             layer = keras.layers.Dense(1, trainable=trainable)
@@ -64,7 +64,7 @@ def test_frozen_variables_are_not_among_the_trainable_ones():
 
 
 def test_other_variables_in_a_later_run_are_errors():
-    store = VariableStore()
+    store = VariablesByPath()
     with store.entered():
         build(3)
     with (
@@ -82,7 +82,7 @@ def test_other_variables_in_a_later_run_are_errors():
 
 
 def test_a_run_within_a_run_leaves_the_outer_one_as_it_was():
-    store = VariableStore()
+    store = VariablesByPath()
     with store.entered():
         first = keras.Variable(1.0)
         with store.entered():
@@ -92,7 +92,7 @@ def test_a_run_within_a_run_leaves_the_outer_one_as_it_was():
 
 
 def test_an_optimizer_can_be_made_inside_a_step():
-    store = VariableStore()
+    store = VariablesByPath()
 
     @unisono.function
     def step():

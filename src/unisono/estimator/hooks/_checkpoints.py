@@ -99,6 +99,14 @@ class CheckpointSaverHook(SessionRunHook):
         self._listeners = list(listeners or ())
         self._step = 0
 
+    def add_listener(self, listener: CheckpointSaverListener) -> None:
+        """Call one more listener before and after each checkpoint.
+
+        Args:
+            listener: the listener.
+        """
+        self._listeners.append(listener)
+
     def begin(self) -> None:
         """Call the listeners' `begin`."""
         for listener in self._listeners:

@@ -1,13 +1,13 @@
 """What an `input_fn` gives: elements for this process' replicas, in rows of one element for each.
 
-Tests: tests/virtual/estimator/test_input.py.
+Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_train.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -47,9 +47,10 @@ class Row(NamedTuple):
         """
         if self.is_whole or other.is_whole:
             return False
-        own, structure = jax.tree.flatten(self.batch)
-        others, same = jax.tree.flatten(other.batch)
-        return structure == same and all(
+        own, others = jax.tree.leaves(self.batch), jax.tree.leaves(other.batch)
+        structure: Hashable = jax.tree.structure(self.batch)
+        same: Hashable = jax.tree.structure(other.batch)
+        return bool(structure == same) and all(
             a.shape == b.shape and a.dtype == b.dtype for a, b in zip(own, others, strict=True)
         )
 
@@ -124,8 +125,8 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
             yield Row(joined, is_whole=True)
         else:
             _LOG.warning(
-                "The last %d element(s) of the input_fn are left out: they have no rows that %d replicas could "
-                "share. Give a number of elements that divides by %d, or batch them.",
+                "The last %d element(s) of the input_fn are left out: they have no rows that %d replicas "
+                "could share. Give a number of elements that divides by %d, or batch them.",
                 len(arrays), replicas, replicas,
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._context import Context, ReplicaContext, current, entered
 from unisono._errors import InvalidArgumentError
@@ -26,12 +28,15 @@ from unisono.estimator._spec import EstimatorSpec, ModeKeys, metric_of
 from unisono.estimator._train_op import ModelCall, entered_call, train_ops_of
 from unisono.step._program import current_frame
 from unisono.step._tape import GradientTape
-from unisono.step.variables._variable_store import VariableStore
+from unisono.step.variables._variable_store import VariablesByPath
 
 GLOBAL_STEP = "global_step"
 
+#: The name of the predictions among what a step returns to `predict`; those of a dict are `predictions/key`.
+PREDICTIONS = "predictions"
 
-class ModelVariables(VariableStore):
+
+class ModelVariables(VariablesByPath):
     """The variables of a model_fn, and the number of its steps."""
 
     def __init__(self) -> None:
@@ -111,7 +116,8 @@ def argument_names(function: Callable[..., Any]) -> frozenset[str]:
     Args:
         function: any callable.
     """
-    return frozenset(inspect.signature(function).parameters)
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    return frozenset(inspect.signature(function).parameters) - frozenset(given)
 
 
 class ModelStep:
@@ -145,7 +151,7 @@ class ModelStep:
             raise InvalidArgumentError("A model_fn must be run before it is known what it exposes.")
         return self._first[1]
 
-    def returning(self, names: Iterable[str]) -> Callable[[PyTree], Mirrored]:
+    def returning(self, names: Iterable[str]) -> Callable[[PyTree], Mirrored[Any]]:
         """Return the step, which returns named values.
 
         Args:
@@ -154,7 +160,7 @@ class ModelStep:
         wanted = sorted(names)
         return lambda element: Mirrored(self._run(element, wanted))
 
-    def create(self, element: PyTree) -> Mirrored:
+    def create(self, element: PyTree) -> Mirrored[Any]:
         """Run the step the first time, which makes the variables."""
         return Mirrored(self._run(element, None))
 
@@ -183,11 +189,19 @@ class ModelStep:
         with entered(Context(context.strategy, context.replica, means=True)):
             yield context.replica
 
+    @contextlib.contextmanager
+    def _summing(self) -> Iterator[None]:
+        """Let gradients of replicas be summed."""
+        context = current()
+        with entered(context and dataclasses.replace(context, means=False)):
+            yield
+
     def _update(self, spec: EstimatorSpec) -> None:
         """Make the updates that the train op asks for, and count the step."""
         ops = train_ops_of(spec.train_op)
         for op in ops:
-            op.optimizer.apply_gradients(op.gradients_and_variables)
+            with self._summing() if op.are_shares else contextlib.nullcontext():
+                op.optimizer.apply_gradients(op.gradients_and_variables)
         step, frame = self.variables.global_step, current_frame()
         named = [op for op in ops if op.global_step is not None]
         if frame is None or (not named and frame.scope.is_written(step)):
@@ -200,14 +214,13 @@ class ModelStep:
 def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
     """Return what hooks may ask for, by name."""
     found: dict[str, Any] = {} if spec.loss is None else {"loss": spec.loss}
-    found.update({name: x for name, x in call.exposed.items() if name not in found})
-    predictions = (
-        spec.predictions if isinstance(spec.predictions, Mapping) else {"predictions": spec.predictions}
-    )
-    for name, value in [*predictions.items(), *_metric_values(spec)]:
-        if all(value is not x for x in found.values()):
-            found.setdefault(name, value)
-    return {name: x for name, x in found.items() if isinstance(x, jax.Array)}
+    given = spec.predictions
+    own = given if isinstance(given, Mapping) else {PREDICTIONS: given}
+    predict = {f"{PREDICTIONS}/{key}": x for key, x in own.items()} if isinstance(given, Mapping) else own
+    others = dict(predict) if spec.mode == ModeKeys.PREDICT else {}
+    for name, value in [*call.exposed.items(), *own.items(), *_metric_values(spec), *others.items()]:
+        found.setdefault(name, value)
+    return {name: x for name, x in found.items() if isinstance(x, (jax.Array, np.ndarray, np.generic))}
 
 
 def _metric_values(spec: EstimatorSpec) -> Iterator[tuple[str, Any]]:

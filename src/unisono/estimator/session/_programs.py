@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
 
 #: The step of one replica: from an element of its data to named values, which are the same on all replicas.
-Step = Callable[[PyTree], Mirrored]
+Step = Callable[[PyTree], Mirrored[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class GroupedStep:
                 out_specs=(UNSHARDED, written), check_vma=False,
             )  # fmt: skip
         logs, new = body(values, arrays)
-        named: Mirrored = outputs[-1].rebuild([], logs)
+        named: Mirrored[Any] = outputs[-1].rebuild([], logs)
         return named.value, new
 
     def _steps(

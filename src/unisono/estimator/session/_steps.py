@@ -16,6 +16,7 @@ from unisono._types import PyTree
 from unisono.estimator.session._input import Row
 from unisono.estimator.session._model_step import ModelStep
 from unisono.estimator.session._programs import PlacedArrays, Programs
+from unisono.training._bind import install
 from unisono.training.trainer._batch_placement import BatchStager
 from unisono.training.trainer._multi_step import AdaptiveGroupSize, StepLog, slots_for
 
@@ -48,6 +49,8 @@ class StepRunner:
     """
 
     def __init__(self, strategy: ReplicatedStrategy, step: ModelStep, rows: Iterator[Row]) -> None:
+        # Without a scope nothing else does it.
+        install()
         self._strategy, self._step, self._rows = strategy, step, rows
         self._programs = Programs(strategy)
         self._stagers: dict[Hashable, RowStager] = {}
@@ -69,58 +72,51 @@ class StepRunner:
         self._programs.create_variables(self._step.create, row.batch, row.is_whole)
         return True
 
-    def run(self, most: int, names: Iterable[str]) -> tuple[int, Mapping[str, Any]]:
+    def run(
+        self, most: int, names: Iterable[str], losses: list[tuple[int, Any]] | None = None
+    ) -> tuple[int, Mapping[str, Any]]:
         """Run some steps; fewer at the end of the data.
 
         Args:
             most: how many.
             names: of the values that are needed of the last step, besides numbers.
+            losses: gets, for each program, the number of its steps and the array of their losses.
 
         Returns:
             How many have run, and the last one's values by name, which may lie on devices.
         """
-        extra = set(names) - self._step.scalars
+        extra = frozenset(names) - self._step.scalars
         done, values = 0, {}
         while done < most:
             # Arrays are returned by a program of their own, of the last step alone.
             alone = bool(extra) and done == most - 1
             room = 1 if alone else most - done - bool(extra)
-            count, found = self._run_group(room, frozenset(extra) if alone else frozenset())
+            count, found = self._run_group(room, extra if alone else frozenset())
             if not count:
                 break
-            done, values = done + count, found
+            if losses is not None:
+                losses.append((count, found["loss"]))
+            done += count
+            values = {name: StepLog(every, count - 1) for name, every in found.items()}
         return done, values
 
-    def every(self) -> Iterator[tuple[int, Mapping[str, jax.Array]]]:
-        """Run all that is left of the data; yield for each group how many steps it had, and their values."""
-        while True:
-            count, values = self._run_group(1 << 30, frozenset(), whole_group=True)
-            if not count:
-                return
-            yield count, values
-
-    def _run_group(
-        self, room: int, extra: frozenset[str], whole_group: bool = False
-    ) -> tuple[int, Mapping[str, Any]]:
+    def _run_group(self, room: int, extra: frozenset[str]) -> tuple[int, Mapping[str, jax.Array]]:
+        """Run the next program; return how many steps it had, and their values."""
         began = perf_counter()
         first = self._take()
         if first is None:
             return 0, {}
-        slots = self._slots(first)
+        slots = 1 if extra else self._slots(first)
         names = self._step.scalars | extra
-        program = self._programs(
-            self._step.returning(names), names, first.batch, 1 if extra else slots, first.is_whole
-        )
+        step = self._step.returning(names)
+        program = self._programs(step, names, first.batch, slots, first.is_whole)
         if first.is_whole:
             count, arrays = 1, self._whole(first.batch)
         else:
-            size = 1 if extra else min(room, self._pace.size, slots)
-            count, arrays = self._staged(first, 1 if extra else slots, size)
+            count, arrays = self._staged(first, slots, min(room, self._pace.size, slots))
         found = program(PlacedArrays(arrays))
         self._pace.wait_for_capacity(list(found.values()), count, perf_counter() - began)
-        if whole_group:
-            return count, found
-        return count, {name: StepLog(every, count - 1) for name, every in found.items()}
+        return count, found
 
     def _slots(self, row: Row) -> int:
         """Return how many rows like this one a program has room for."""

@@ -1,9 +1,9 @@
 """Variables by path, for code that makes its layers anew each time it is run.
 
-While a store is entered, Keras' automatic names count from zero, and whoever creates a variable gets the one
-that an earlier run of the code has created under the same path: layers, seed generators, optimizers and
-metrics of the second run are new objects around the variables of the first. `training/_bind` asks the store
-where Keras makes a variable.
+While a store is entered, Keras' automatic names count from zero, and code that creates a variable gets the
+one that an earlier run of it has created under the same path: layers, seed generators, optimizers and metrics
+of the second run are new objects around the variables of the first. `training/_bind` asks the store where
+Keras makes a variable.
 
 Tests: tests/virtual/step/test_variable_store.py.
 """
@@ -28,10 +28,10 @@ from unisono.step._keras_internals import current_path, names_from_zero
 #: Arguments of a variable's constructor, by position and by name.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_STORE: ContextVar[VariableStore | None] = ContextVar("unisono_variable_store", default=None)
+_STORE: ContextVar[VariablesByPath | None] = ContextVar("unisono_variable_store", default=None)
 
 
-def current_store() -> VariableStore | None:
+def current_store() -> VariablesByPath | None:
     """Return the store of the running code, or None."""
     return _STORE.get()
 
@@ -45,7 +45,7 @@ class _StoreRun:
         self.used: dict[int, keras.Variable] = {}
 
 
-class VariableStore:
+class VariablesByPath:
     """The variables of code that is run again and again, by their paths."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class VariableStore:
         return [v for v in self.used if v.trainable]
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[VariableStore]:
+    def entered(self) -> Iterator[VariablesByPath]:
         """Let the code of a block, which is one run, get its variables from here."""
         outer = self._run if _STORE.get() is self else None
         self._run = _StoreRun()

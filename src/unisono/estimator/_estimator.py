@@ -1,0 +1,347 @@
+"""`Estimator`: trains, evaluates and predicts what a `model_fn` describes.
+
+Source of the names: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/estimator/Estimator
+
+Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_evaluate.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from unisono._context import default_strategy
+from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from unisono._types import PyTree, UserValue
+from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
+from unisono.estimator._run_config import RunConfig
+from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks
+from unisono.estimator.hooks._stopping import StopAtStepHook
+from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
+from unisono.estimator.session._input import data_of
+from unisono.estimator.session._model_step import ModelFunction, argument_names
+from unisono.estimator.session._saving import global_step_in
+from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
+
+# Registers the default strategy.
+from unisono.strategies import _one_device  # noqa: F401  isort: skip
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+_LOG = logging.getLogger("unisono")
+
+_MODEL_FN_ARGUMENTS = frozenset({"features", "labels", "mode", "params", "config"})
+
+
+class Estimator:
+    """Trains, evaluates and predicts what a `model_fn` describes, on any strategy.
+
+    Each call of `train`, `evaluate` and `predict` makes the variables anew and restores them from the newest
+    checkpoint of `model_dir`, which makes training go on where it ended, in this process or a later one.
+
+    Args:
+        model_fn: from `features`, and `labels`, `mode`, `params`, `config` where it has arguments of these
+            names, to an `EstimatorSpec`. It is run each time a program is traced: what it computes with
+            arrays is compiled.
+        model_dir: directory of checkpoints and event files; that of `config`, or a temporary one, by default.
+        config: a `RunConfig`.
+        params: hyperparameters by name, for the argument `params`.
+        warm_start_from: path of a checkpoint, or a `WarmStartSettings`: what the variables begin with where
+            `model_dir` has no checkpoint.
+
+    Raises:
+        InvalidArgumentError: for a `model_fn` of other arguments, or two different `model_dir`s.
+
+    >>> import unisono
+    >>> def model_fn(features, labels, mode):
+    ...     output = keras.layers.Dense(1)(features)
+    ...     return unisono.estimator.EstimatorSpec(mode, predictions={"output": output})
+    >>> estimator = Estimator(model_fn, params=None)
+    >>> estimator.latest_checkpoint() is None
+    True
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: UserValue = None,
+    ) -> None:
+        _check_model_fn(model_fn, params)
+        self._config = _with_model_dir(config, model_dir)
+        self._model_fn = model_fn
+        self._params = copy.deepcopy(dict(params or {}))
+        self._warm_start = warm_start_from
+        _LOG.info("Using the model_dir %s.", self.model_dir)
+
+    @property
+    def model_dir(self) -> str:
+        """The directory of checkpoints and event files."""
+        found: str = self._config.model_dir
+        return found
+
+    @property
+    def config(self) -> RunConfig:
+        """A copy of the configuration."""
+        return copy.copy(self._config)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A copy of the hyperparameters."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The model_fn, of the arguments `features`, `labels`, `mode` and `config`."""
+
+        def public(features: PyTree, labels: PyTree, mode: str, config: RunConfig) -> Any:
+            return ModelFunction(self._model_fn, self._params, config)(features, labels, mode)
+
+        return public
+
+    # --- training -----------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Estimator:
+        """Train until the data end, or for some steps.
+
+        Args:
+            input_fn: returns a dataset of pairs of features and labels, batched; one element is for one
+                replica. It gets `mode`, `params`, `config` and `input_context` where it has such arguments.
+            hooks: `SessionRunHook`s.
+            steps: how many steps from now on.
+            max_steps: the number of steps in all, those of earlier calls included.
+            saving_listeners: `CheckpointSaverListener`s.
+
+        Returns:
+            This Estimator.
+
+        Raises:
+            InvalidArgumentError: for both of `steps` and `max_steps`, or one that is not above 0.
+        """
+        checked_call(input_fn, "input_fn")
+        given = list(checked_hooks(hooks, "hooks"))
+        _check_steps(steps, max_steps)
+        if max_steps is not None:
+            path = self.latest_checkpoint()
+            if path is not None and global_step_in(path) >= max_steps:
+                _LOG.info("Skipping training since max_steps has already saved.")
+                return self
+        if steps is not None or max_steps is not None:
+            given.append(StopAtStepHook(steps, max_steps))
+        strategy = _replicated(self._config.train_distribute)
+        self._seed()
+        elements = data_of(input_fn, strategy, self._arguments(ModeKeys.TRAIN))
+        task = TrainTask(
+            self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ())
+        )
+        Training(task, elements).run()
+        return self
+
+    # --- evaluation and predictions --------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the metrics of a checkpoint by name, with `loss`, the mean over steps, and `global_step`.
+
+        Args:
+            input_fn: as for `train`.
+            steps: how many steps; None for all data.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: of the checkpoint; the newest one by default. Without any, initial values are
+                evaluated.
+            name: of the evaluation, if there are several: each has its own event files.
+
+        Raises:
+            InvalidArgumentError: for `steps` that are not above 0, or an input without data.
+        """
+        checked_call(input_fn, "input_fn")
+        given = checked_hooks(hooks, "hooks")
+        _check_steps(steps, None)
+        task = self._evaluation(self._config.eval_distribute, checkpoint_path, given, "evaluate")
+        elements = data_of(input_fn, task.strategy, self._arguments(ModeKeys.EVAL))
+        log_dir = self.eval_dir(name) if can_write_summaries(self._config) else None
+        return evaluate(task, elements, steps, log_dir)
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | str | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yield the predictions of a checkpoint, one example or one batch at a time, on one device.
+
+        Args:
+            input_fn: returns features, or pairs of features and labels, which are left out.
+            predict_keys: which predictions; None for all.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: of the checkpoint; the newest one by default.
+            yield_single_examples: False yields whole batches.
+
+        Yields:
+            A dict of arrays by name, where `EstimatorSpec.predictions` is one; else an array.
+        """
+        checked_call(input_fn, "input_fn")
+        given = checked_hooks(hooks, "hooks")
+        task = self._evaluation(None, checkpoint_path, given, "predict")
+        elements = data_of(input_fn, task.strategy, self._arguments(ModeKeys.PREDICT))
+        yield from predictions(task, elements, predict_keys, yield_single_examples)
+
+    def _evaluation(
+        self,
+        strategy: Strategy | None,
+        path: str | os.PathLike[str] | None,
+        hooks: Sequence[Any],
+        what: str,
+    ) -> EvaluationTask:
+        found = os.fspath(path) if path is not None else self.latest_checkpoint()
+        if found is None:
+            _LOG.info(
+                "Could not find trained model in %s, running initialization to %s.", self.model_dir, what
+            )
+        self._seed()
+        return EvaluationTask(self._function, _replicated(strategy), found, hooks)
+
+    # --- what was trained ------------------------------------------------------------------------
+
+    def latest_checkpoint(self) -> str | None:
+        """Return the path of the newest checkpoint of `model_dir`, or None."""
+        return latest_checkpoint(self.model_dir)
+
+    def get_variable_names(self) -> list[str]:
+        """Return the names of all variables of the newest checkpoint.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        return sorted(load_checkpoint(self._checkpoint(None)).get_variable_to_shape_map())
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Return a variable of the newest checkpoint.
+
+        Args:
+            name: one of `get_variable_names()`; `:0` at its end is left out.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or no variable of this name.
+        """
+        return load_checkpoint(self._checkpoint(None)).get_tensor(name.removesuffix(":0"))
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Return the directory of the event files of an evaluation.
+
+        Args:
+            name: of the evaluation.
+        """
+        return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
+
+    def _checkpoint(self, path: str | os.PathLike[str] | None) -> str:
+        """Return the path of a checkpoint that exists; the newest one for None."""
+        found = self.latest_checkpoint() if path is None else os.fspath(path)
+        if found is None:
+            raise CheckpointError(
+                f"Could not find trained model in model_dir: {self.model_dir}. Received: a directory without "
+                "checkpoints. Call `train` first, or pass `checkpoint_path`."
+            )
+        return found
+
+    @property
+    def _function(self) -> ModelFunction:
+        return ModelFunction(self._model_fn, self._params, self._config)
+
+    def _arguments(self, mode: str) -> dict[str, Any]:
+        return {"mode": mode, "params": self.params, "config": self.config}
+
+    def _seed(self) -> None:
+        if self._config.tf_random_seed is not None:
+            keras.utils.set_random_seed(self._config.tf_random_seed)
+
+
+def _check_model_fn(model_fn: Callable[..., Any], params: Mapping[str, Any] | None) -> None:
+    if model_fn is None:
+        raise InvalidArgumentError("model_fn must be provided to Estimator. Received: None.")
+    checked_call(model_fn, "model_fn")
+    known = argument_names(model_fn)
+    if "features" not in known:
+        raise InvalidArgumentError(
+            f"model_fn must include features argument. Received: a model_fn with {sorted(known)}. Write "
+            "`def model_fn(features, labels, mode):`."
+        )
+    if params is not None and "params" not in known:
+        raise InvalidArgumentError(
+            "model_fn does not include params argument, but params is passed to Estimator. Received: params="
+            f"{params!r}. Write `def model_fn(features, labels, mode, params):`."
+        )
+    others = known - _MODEL_FN_ARGUMENTS
+    if others:
+        raise InvalidArgumentError(
+            f"model_fn has following not expected args: {sorted(others)}. Received: a model_fn with "
+            f"{sorted(known)}. Pass them with `params`, or `functools.partial`."
+        )
+
+
+def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
+    """Return a configuration that names the directory of an Estimator."""
+    if config is not None and not isinstance(config, RunConfig):
+        raise InvalidTypeError(
+            f"config must be an instance of `RunConfig`. Received: {type(config).__name__}. Write "
+            "`RunConfig(save_checkpoints_steps=100)`."
+        )
+    config = config or RunConfig()
+    own = None if model_dir is None else os.fspath(model_dir)
+    if own == "":
+        raise InvalidArgumentError("model_dir should be non-empty. Received: model_dir=''.")
+    if own is not None and config.model_dir is not None and own != config.model_dir:
+        raise InvalidArgumentError(
+            "`model_dir` are set both in constructor and `RunConfig`, but with different values. Received: "
+            f"{own!r} and {config.model_dir!r}. Leave one of them out."
+        )
+    found = own or config.model_dir
+    if found is None:
+        found = tempfile.mkdtemp()
+        _LOG.warning("Using a temporary folder as model_dir: %s.", found)
+    return config.replace(model_dir=found)
+
+
+def _check_steps(steps: int | None, max_steps: int | None) -> None:
+    if steps is not None and max_steps is not None:
+        raise InvalidArgumentError(
+            f"Can not provide both steps and max_steps. Received: {steps} and {max_steps}. Leave one out."
+        )
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value <= 0:
+            raise InvalidArgumentError(f"Must specify {name} > 0. Received: {name}={value}.")
+
+
+def _replicated(strategy: Strategy | None) -> ReplicatedStrategy:
+    """Return the strategy whose replicas run the steps."""
+    if strategy is None:
+        return default_strategy()
+    if strategy.replicated is None:
+        raise strategy.unsupported("train_distribute")
+    return strategy.replicated

@@ -1,0 +1,224 @@
+"""An evaluation, and predictions: the variables of a checkpoint, and one pass over the data.
+
+Tests: tests/virtual/estimator/test_evaluate.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
+from unisono.estimator._collections import summaries_of
+from unisono.estimator._spec import ModeKeys, metric_of
+from unisono.estimator.hooks._hook import HookSession, SessionRunHook
+from unisono.estimator.hooks._runner import HookRunner
+from unisono.estimator.session._input import rows_of
+from unisono.estimator.session._model_step import PREDICTIONS, ModelFunction, ModelStep, ModelVariables
+from unisono.estimator.session._saving import Initializer, restore
+from unisono.estimator.session._steps import StepRunner
+from unisono.summary import create_file_writer
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+_LOG = logging.getLogger("unisono")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationTask:
+    """What an evaluation or a prediction needs.
+
+    Args:
+        model_fn: with its fixed arguments.
+        strategy: on whose replicas.
+        checkpoint: path of the checkpoint; None for initial values.
+        hooks: the user's.
+        initialize: gives variables their values where there is no checkpoint; None for their own.
+    """
+
+    model_fn: ModelFunction
+    strategy: ReplicatedStrategy
+    checkpoint: str | None
+    hooks: Sequence[SessionRunHook] = ()
+    initialize: Initializer | None = None
+
+
+class _DataPass:
+    """One pass of a model_fn over data."""
+
+    def __init__(self, task: EvaluationTask, mode: str, elements: Iterator[PyTree]) -> None:
+        self.task = task
+        self.variables = ModelVariables()
+        self.step = ModelStep(task.model_fn, mode, self.variables)
+        local = len(task.strategy.mesh.local_replicas)
+        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local))
+
+    def begin(self, hooks: Sequence[SessionRunHook]) -> HookRunner:
+        """Restore the variables, and begin with the hooks."""
+        task = self.task
+        session = HookSession(
+            exposed=self.step.exposed,
+            global_step=lambda: int(self.variables.global_step.value),
+            variable=self.variables.variables.get,
+            summaries=summaries_of(self.step.call),
+        )
+        runner = HookRunner(hooks, session)
+        runner.begin()
+        if task.checkpoint is not None:
+            restore(self.variables, task.checkpoint)
+            _LOG.info("Restored the variables of %s.", task.checkpoint)
+        elif task.initialize is not None:
+            task.initialize(self.variables)
+        runner.after_create_session()
+        return runner
+
+
+def evaluate(
+    task: EvaluationTask, elements: Iterator[PyTree], steps: int | None, log_dir: str | None
+) -> dict[str, Any]:
+    """Return the metrics of a checkpoint by name, with `loss` and `global_step`.
+
+    Args:
+        task: what the evaluation needs.
+        elements: pairs of features and labels.
+        steps: how many steps; None for all data.
+        log_dir: directory of the event file; None for none.
+
+    Raises:
+        InvalidArgumentError: without data.
+    """
+    run = _DataPass(task, ModeKeys.EVAL, elements)
+    with task.strategy.scope():
+        if not run.runner.create_variables():
+            raise InvalidArgumentError(
+                "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
+                "source, and the batch size with `drop_remainder=True`."
+            )
+        spec = run.step.spec
+        hooks = run.begin([*task.hooks, *(spec.evaluation_hooks or ())])
+        metrics = {name: metric_of(value) for name, value in (spec.eval_metric_ops or {}).items()}
+        for metric in metrics.values():
+            if metric is not None:
+                metric.reset_state()
+        loss = _mean_loss(run, hooks, steps)
+        found = {name: metric.result() for name, metric in metrics.items() if metric is not None}
+        hooks.end()
+    results = {name: _number(value) for name, value in found.items()}
+    results.setdefault("loss", loss)
+    results["global_step"] = np.int64(run.variables.global_step.value)
+    shown = ", ".join(f"{name} = {value}" for name, value in sorted(results.items()))
+    _LOG.info("Saving dict for global step %d: %s", results["global_step"], shown)
+    if log_dir is not None and task.strategy.is_chief:
+        _write(log_dir, results)
+    return results
+
+
+def _mean_loss(run: _DataPass, hooks: HookRunner, steps: int | None) -> np.float32:
+    """Run the steps, and return the mean of their losses."""
+    # On the devices until the end: reading each would wait for its step.
+    losses: list[tuple[int, Any]] = []
+    taken = 0
+    while not hooks.should_stop and (steps is None or taken < steps):
+        room = hooks.before_step(taken)
+        room = room if steps is None else min(room, steps - taken)
+        done, values = run.runner.run(room, hooks.wanted, losses)
+        if not done:
+            break
+        taken += done
+        hooks.after_step({**values, "global_step": taken})
+    numbers = [np.asarray(every)[:count] for count, every in losses]
+    return np.float32(np.mean(np.concatenate(numbers), dtype=np.float64)) if numbers else np.float32(np.nan)
+
+
+def _number(value: Any) -> Any:
+    array = np.asarray(value)
+    return array[()] if array.ndim == 0 else array
+
+
+def _write(log_dir: str, results: Mapping[str, Any]) -> None:
+    """Write the results for TensorBoard."""
+    writer = create_file_writer(log_dir)
+    step = int(results["global_step"])
+    for name, value in results.items():
+        if name != "global_step" and np.ndim(value) == 0:
+            writer.write("scalar", name, step, np.asarray(value))
+    writer.close()
+
+
+def predictions(
+    task: EvaluationTask,
+    elements: Iterator[PyTree],
+    keys: Sequence[str] | str | None,
+    single: bool,
+) -> Iterator[Any]:
+    """Yield the predictions of a checkpoint.
+
+    Args:
+        task: what the prediction needs.
+        elements: pairs of features and labels, which are left out.
+        keys: which predictions; None for all.
+        single: whether to yield those of each example, and not of each batch.
+
+    Raises:
+        InvalidArgumentError: for keys of no prediction, or predictions of different lengths.
+    """
+    run = _DataPass(task, ModeKeys.PREDICT, ((features, None) for features, _ in elements))
+    with task.strategy.scope():
+        if not run.runner.create_variables():
+            return
+        spec = run.step.spec
+        names = _chosen(spec.predictions, keys)
+        hooks = run.begin([*task.hooks, *(spec.prediction_hooks or ())])
+    for taken in itertools.count():
+        if hooks.should_stop:
+            break
+        # Not around `yield`: the caller's code is in no scope of ours.
+        with task.strategy.scope():
+            hooks.before_step(taken)
+            done, values = run.runner.run(1, {*hooks.wanted, *names.values()})
+            if not done:
+                break
+            hooks.after_step({**values, "global_step": taken + 1})
+        batch = {key: np.asarray(values[name]) for key, name in names.items()}
+        yield from _examples(batch, isinstance(spec.predictions, Mapping), single)
+    with task.strategy.scope():
+        hooks.end()
+
+
+def _chosen(predictions: PyTree, keys: Sequence[str] | str | None) -> dict[str, str]:
+    """Return the names of the values that a step returns, by the keys of predictions."""
+    if not isinstance(predictions, Mapping):
+        if keys is not None:
+            raise InvalidArgumentError(
+                "predict_keys argument is not valid in case of non-dict predictions. Received: "
+                f"predict_keys={keys!r}. Leave it out."
+            )
+        return {"": PREDICTIONS}
+    wanted = None if keys is None else {keys} if isinstance(keys, str) else set(keys)
+    found = {key: f"{PREDICTIONS}/{key}" for key in predictions if wanted is None or key in wanted}
+    if not found:
+        raise InvalidArgumentError(
+            f"Expected to run at least one output from {list(predictions)}. Received: predict_keys={keys!r}."
+        )
+    return found
+
+
+def _examples(batch: Mapping[str, np.ndarray], is_dict: bool, single: bool) -> Iterator[Any]:
+    if not single:
+        yield dict(batch) if is_dict else batch[""]
+        return
+    lengths = {key: value.shape[0] if value.ndim else None for key, value in batch.items()}
+    if len(set(lengths.values())) != 1 or None in lengths.values():
+        raise InvalidArgumentError(
+            f"Batch length of predictions should be same. Received: {lengths}. Pass "
+            "`yield_single_examples=False`."
+        )
+    for i in range(next(iter(lengths.values())) or 0):
+        yield {key: value[i] for key, value in batch.items()} if is_dict else batch[""][i]

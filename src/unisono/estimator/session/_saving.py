@@ -1,0 +1,122 @@
+"""Checkpoints of a model_fn's variables: what is in them, and how they are restored.
+
+Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_train.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from unisono._errors import CheckpointMismatchError
+from unisono.checkpoint._checkpoint import Checkpoint
+from unisono.checkpoint._manager import CheckpointManager
+from unisono.checkpoint._reader import load_checkpoint
+from unisono.estimator.session._model_step import GLOBAL_STEP, ModelVariables
+
+#: Checkpoints are called `model.ckpt-N`, N the number of steps.
+SERIES = "model.ckpt"
+
+#: Hyperparameters that optimizers keep in variables: a program that has another one when it is started again
+#: means it.
+_HYPERPARAMETERS = ("learning_rate",)
+
+
+def saved_variables(variables: ModelVariables) -> dict[str, keras.Variable]:
+    """Return what a checkpoint holds, by path: all but hyperparameters and the state of metrics.
+
+    Args:
+        variables: of a model_fn.
+    """
+    return {
+        path: variable
+        for path, variable in variables.variables.items()
+        if not _is_of_metric(variable) and not _is_hyperparameter(path, variables)
+    }
+
+
+def _is_of_metric(variable: keras.Variable) -> bool:
+    # Keras marks the variables of metrics alone.
+    return type(variable) is keras.Variable and variable.aggregation == "sum"
+
+
+def _is_hyperparameter(path: str, variables: ModelVariables) -> bool:
+    return path.rpartition("/")[2] in _HYPERPARAMETERS and path in variables.given
+
+
+def restore(variables: ModelVariables, path: str) -> None:
+    """Restore the variables of a checkpoint.
+
+    Args:
+        variables: of a model_fn; what else the checkpoint holds is left out.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointMismatchError: it lacks a variable, or has one of another shape.
+        CheckpointError: it cannot be read.
+    """
+    wanted = saved_variables(variables)
+    reader = load_checkpoint(path)
+    missing = sorted(name for name in wanted if not reader.has_tensor(name))
+    if missing:
+        raise CheckpointMismatchError(
+            f"A checkpoint must hold all variables of the model_fn. Received: {path} without {missing}; "
+            f"it has {sorted(reader.get_variable_to_shape_map())}. Use the model_fn and params that trained "
+            "it, or another `model_dir`."
+        )
+    for name, variable in wanted.items():
+        value = reader.get_tensor(name)
+        if tuple(value.shape) != tuple(variable.shape):
+            raise CheckpointMismatchError(
+                f"A checkpoint must fit the variables of the model_fn. Received: {name!r} of shape "
+                f"{tuple(value.shape)} in {path}, which the model_fn makes of shape {tuple(variable.shape)}. "
+                "Use the model_fn and params that trained it, or another `model_dir`."
+            )
+        variable.assign(value)
+
+
+def global_step_in(path: str | os.PathLike[str]) -> int:
+    """Return the number of steps that a checkpoint was saved after.
+
+    Args:
+        path: of the checkpoint.
+    """
+    return int(load_checkpoint(path).get_tensor(GLOBAL_STEP))
+
+
+class Saver:
+    """Writes the checkpoints of a training.
+
+    Args:
+        variables: of the model_fn.
+        directory: the Estimator's `model_dir`.
+        max_to_keep: how many are kept; None or 0 for all.
+    """
+
+    def __init__(self, variables: ModelVariables, directory: str, max_to_keep: int | None) -> None:
+        objects: dict[str, Any] = dict(saved_variables(variables))
+        self._variables = variables
+        self._manager = CheckpointManager(
+            Checkpoint(**objects), directory, max_to_keep or None, checkpoint_name=SERIES
+        )
+        self._last = ""
+
+    def save(self) -> str:
+        """Write a checkpoint of the present step, unless there is one; return its path."""
+        step = int(self._variables.global_step.value)
+        path = os.path.join(self._manager.directory, f"{SERIES}-{step}")
+        if path != self._last and not Path(path).exists():
+            self._last = self._manager.save(step)
+        return path
+
+    def close(self) -> None:
+        """Finish writing."""
+        self._manager.close()
+
+
+#: Restores variables in place of a checkpoint, where there is none: warm start.
+Initializer = Callable[[ModelVariables], None]

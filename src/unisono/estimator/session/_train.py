@@ -1,0 +1,186 @@
+"""A training: from the first element to the last step.
+
+Tests: tests/virtual/estimator/test_train.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unisono._errors import InvalidArgumentError, MissingPackageError
+from unisono._export._packages import require_packages
+from unisono._types import PyTree
+from unisono.checkpoint._reader import latest_checkpoint
+from unisono.estimator._collections import RecordedSummary, summaries_of
+from unisono.estimator._spec import ModeKeys
+from unisono.estimator.hooks._checkpoints import CheckpointSaverHook, CheckpointSaverListener
+from unisono.estimator.hooks._hook import HookSession, SessionRunHook
+from unisono.estimator.hooks._logging import LoggingTensorHook, NanTensorHook, StepCounterHook
+from unisono.estimator.hooks._runner import HookRunner
+from unisono.estimator.hooks._summaries import SummarySaverHook
+from unisono.estimator.session._input import rows_of
+from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
+from unisono.estimator.session._saving import Initializer, Saver, restore
+from unisono.estimator.session._steps import StepRunner
+
+if TYPE_CHECKING:
+    from unisono.estimator._run_config import RunConfig
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+_LOG = logging.getLogger("unisono")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTask:
+    """What a training needs.
+
+    Args:
+        model_fn: with its fixed arguments.
+        config: the Estimator's.
+        strategy: on whose replicas.
+        model_dir: of the checkpoints and event files.
+        hooks: the user's, and those that stop it.
+        listeners: of the checkpoints.
+        initialize: gives variables their values where there is no checkpoint; None for their own.
+    """
+
+    model_fn: ModelFunction
+    config: RunConfig
+    strategy: ReplicatedStrategy
+    model_dir: str
+    hooks: Sequence[SessionRunHook]
+    listeners: Sequence[CheckpointSaverListener] = ()
+    initialize: Initializer | None = None
+
+
+class Training:
+    """One call of `Estimator.train`.
+
+    Args:
+        task: what it needs.
+        elements: pairs of features and labels.
+    """
+
+    def __init__(self, task: TrainTask, elements: Iterator[PyTree]) -> None:
+        self._task = task
+        self.variables = ModelVariables()
+        self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
+        local = len(task.strategy.mesh.local_replicas)
+        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local))
+
+    def run(self) -> float | None:
+        """Train until the data end or a hook stops; return the last loss."""
+        with self._task.strategy.scope(), contextlib.ExitStack() as stack:
+            if not self.runner.create_variables():
+                raise InvalidArgumentError(
+                    "Data must hold at least one element. Received: an input_fn whose data are empty. Check "
+                    "the source, and the batch size with `drop_remainder=True`."
+                )
+            saver = Saver(self.variables, self._task.model_dir, self._task.config.keep_checkpoint_max)
+            session = HookSession(
+                exposed=self.step.exposed,
+                global_step=lambda: self._global_step,
+                save=saver.save,
+                variable=self.variables.variables.get,
+                summaries=self._summaries(),
+            )
+            hooks = HookRunner(self._hooks(), session)
+            self._global_step = 0
+            hooks.begin()
+            self._restore()
+            self._global_step = int(self.variables.global_step.value)
+            stack.callback(saver.close)
+            hooks.after_create_session()
+            loss = self._loop(hooks)
+            hooks.end()
+        return loss
+
+    def _restore(self) -> None:
+        path = latest_checkpoint(self._task.model_dir)
+        if path is not None:
+            restore(self.variables, path)
+            _LOG.info("Restored the variables of %s.", path)
+        elif self._task.initialize is not None:
+            self._task.initialize(self.variables)
+
+    def _loop(self, hooks: HookRunner) -> float | None:
+        values: dict[str, Any] = {}
+        while not hooks.should_stop:
+            room = hooks.before_step(self._global_step)
+            done, found = self.runner.run(room, hooks.wanted)
+            if not done:
+                break
+            self._global_step += done
+            values = {**found, "global_step": self._global_step}
+            hooks.after_step(values)
+        loss = None if not values else float(values["loss"])
+        if loss is not None:
+            _LOG.info("Loss for final step: %s.", loss)
+        return loss
+
+    def _hooks(self) -> list[SessionRunHook]:
+        """Return all hooks, in TensorFlow's order."""
+        task, config, spec = self._task, self._task.config, self.step.spec
+        hooks: list[SessionRunHook] = [*task.hooks, NanTensorHook("loss")]
+        every = config.log_step_count_steps
+        if every:
+            hooks.append(LoggingTensorHook({"loss": "loss", "step": "global_step"}, every_n_iter=every))
+        hooks.extend(spec.training_hooks or ())
+        if not task.strategy.is_chief:
+            return hooks
+        hooks.extend(spec.training_chief_hooks or ())
+        writes = can_write_summaries(config)
+        if every:
+            hooks.append(StepCounterHook(every_n_steps=every, output_dir=task.model_dir if writes else None))
+        if writes and config.save_summary_steps:
+            hooks.append(SummarySaverHook(save_steps=config.save_summary_steps, output_dir=task.model_dir))
+        hooks.extend(self._savers(hooks))
+        return hooks
+
+    def _savers(self, hooks: Sequence[SessionRunHook]) -> list[SessionRunHook]:
+        """Return the hook that saves checkpoints, unless the user has one."""
+        task, config = self._task, self._task.config
+        own = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+        if own:
+            for listener in task.listeners:
+                own[0].add_listener(listener)
+            return []
+        if not (config.save_checkpoints_steps or config.save_checkpoints_secs):
+            if task.listeners:
+                raise InvalidArgumentError(
+                    "There should be a CheckpointSaverHook to use saving_listeners. Received: a RunConfig "
+                    "that saves no checkpoints. Set one of `save_checkpoints_steps` and "
+                    "`save_checkpoints_secs`."
+                )
+            return []
+        return [
+            CheckpointSaverHook(
+                task.model_dir,
+                save_secs=config.save_checkpoints_secs,
+                save_steps=config.save_checkpoints_steps,
+                listeners=task.listeners,
+            )
+        ]
+
+    def _summaries(self) -> list[RecordedSummary]:
+        loss = RecordedSummary("scalar", "loss", "loss")
+        return [loss, *(s for s in summaries_of(self.step.call) if s.tag != "loss")]
+
+
+def can_write_summaries(config: RunConfig) -> bool:
+    """Return whether the packages for event files are there; a log line says if not.
+
+    Args:
+        config: the Estimator's.
+    """
+    try:
+        require_packages("TensorBoard's files", "tensorboard", "tensorboard")
+    except MissingPackageError as error:
+        if config.save_summary_steps:
+            _LOG.info("No summaries are written. %s", error)
+        return False
+    return True
