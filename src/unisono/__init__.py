@@ -29,6 +29,7 @@ _HOMES = {
     "_values": ["DistributedValues", "IndexedSlices", "Mirrored", "PerReplica", "ReduceOp"],
     "evaluator._sidecar": ["SidecarEvaluator"],
     "_launch_function": ["launch"],
+    "standalone._server": ["run_standard_server"],
     "_context": [
         "ReplicaContext", "experimental_set_strategy", "get_replica_context", "get_strategy",
         "has_strategy", "in_cross_replica_context",
@@ -70,6 +71,7 @@ _MODULES = [
     "nn",
     "partitioners",
     "preprocessing",
+    "standalone",
     "summary",
     "testing",
     "tf",

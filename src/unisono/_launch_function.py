@@ -5,24 +5,24 @@ Tests: tests/cluster/test_launch_function.py.
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._spec import Task
+from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._console import Console
+from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
 from unisono.launcher._launch import cores, environ, visible_gpus
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths, base_environment
-from unisono.launcher._run_files import read_error
-from unisono.launcher._supervisor import Launch, Outcome, Supervisor
+from unisono.launcher._supervisor import Launch, Supervisor
+from unisono.standalone._client import call_on_cluster
 
 #: Seconds between SIGTERM and SIGKILL: a notebook waits for them after an interrupt.
 _GRACE = 3.0
@@ -30,31 +30,38 @@ _GRACE = 3.0
 
 def launch(
     fn: Callable[..., Any],
-    workers: int = 2,
+    workers: int | None = None,
     args: Sequence[Any] = (),
-    devices_per_worker: int = 1,
+    devices_per_worker: int | None = None,
     timeout: float | None = None,
+    cluster: Mapping[str, Any] | ClusterSpec | None = None,
+    **options: Any,
 ) -> list[Any]:
     """Call a function in new processes that form a cluster, and return its results.
 
     Every process has its TF_CONFIG, so that `MultiWorkerMirroredStrategy()` in the function finds its peers.
     The processes are new interpreters, so JAX may run in this process already. Worker 0's output is shown
-    here.
+    here; with `cluster` that of all tasks.
 
     Args:
         fn: the function; also one that is defined in a notebook or inside another function.
-        workers: the number of processes.
+        workers: the number of processes on this machine, 2 by default. With `cluster` it follows from that.
         args: the arguments of the function, the same in each process.
-        devices_per_worker: the number of virtual CPU devices of each process.
+        devices_per_worker: the number of virtual CPU devices of each process, 1 by default on this machine.
         timeout: seconds after which all processes are killed; None for no limit.
+        cluster: a dict from each job to the addresses of servers that run `unisono serve`: the processes run
+            there. None for this machine.
+        options: with `cluster`: `max_restarts`, `elastic`, `wait` (seconds for servers that train for another
+            client), `lease` and `server_timeout`, see docs/standalone.md.
 
     Returns:
-        The results of the function, in the order of the workers.
+        The results of the function, in the order of the workers; with `cluster` the chief's first.
 
     Raises:
         InvalidTypeError: when `fn` is not callable.
         InvalidArgumentError: when a number is out of range, or `fn` or `args` cannot be pickled.
-        ClusterError: when a worker died without an exception, or did not return within `timeout`.
+        ClusterError: when a server is in use or does not answer, or a worker died without an exception, or
+            did not return within `timeout`.
         Exception: the exception of the function in the worker that failed first.
 
     >>> import os
@@ -65,31 +72,32 @@ def launch(
         raise InvalidTypeError(
             f"`fn` must be a function. Received: fn={fn!r}. Write `unisono.launch(train, workers=2)`."
         )
-    options = LaunchOptions(
-        workers=workers, devices_per_worker=devices_per_worker, grace=_GRACE, stall_timeout=0.0
+    if cluster is not None:
+        if workers is not None:
+            raise InvalidArgumentError(
+                f"With `cluster` the number of workers is that of its servers. Received: workers={workers}. "
+                "Leave `workers` out."
+            )
+        return call_on_cluster(
+            cluster, fn, args, devices_per_worker=devices_per_worker, timeout=timeout, **options
+        )
+    if options:
+        raise InvalidTypeError(f"These options need `cluster`. Received: {', '.join(options)}.")
+    local = LaunchOptions(
+        workers=2 if workers is None else workers,
+        devices_per_worker=1 if devices_per_worker is None else devices_per_worker,
+        grace=_GRACE,
+        stall_timeout=0.0,
     )
     paths = RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
     try:
-        (paths.root / "call").write_bytes(_pickle(fn, tuple(args)))
-        outcome = Supervisor(_description(options, paths, timeout)).run()
+        (paths.root / "call").write_bytes(pickle_call(fn, tuple(args)))
+        outcome = Supervisor(_description(local, paths, timeout)).run()
         if outcome.failure is not None:
-            _raise(outcome, paths)
-        return [_result(paths, outcome.plan, task) for task in outcome.plan.tasks]
+            raise_failure(outcome, paths)
+        return [read_result(paths, outcome.plan, task) for task in outcome.plan.tasks]
     finally:
         shutil.rmtree(paths.root)
-
-
-def _pickle(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps((fn, args)))
-    except Exception as error:
-        raise InvalidArgumentError(
-            "`fn` and `args` must be picklable, so that they can be sent to another process. "
-            f"Received: fn={fn!r}, which raised {type(error).__name__}: {error}. "
-            "Create locks, files, strategies and arrays on devices inside the function."
-        ) from error
 
 
 def _description(options: LaunchOptions, paths: RunPaths, timeout: float | None) -> Launch:
@@ -125,46 +133,5 @@ def _job(plan: LaunchPlan, task: Task) -> dict[str, Any]:
         "sys_path": [path or os.getcwd() for path in sys.path],
         "log": str(plan.paths.log(task)),
         "error": str(plan.paths.error(task, plan.generation)),
-        "result": str(_result_path(plan.paths, task)),
+        "result": str(result_path(plan.paths, task)),
     }
-
-
-def _result_path(paths: RunPaths, task: Task) -> Path:
-    return paths.root / f"result-{task.index}"
-
-
-def _result(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
-    import cloudpickle
-
-    path = _result_path(paths, task)
-    if not path.is_file():
-        raise ClusterError(
-            f"The function must return in every worker. Received: {task}, whose process exited with code 0. "
-            "Return from the function instead of calling `sys.exit`."
-        )
-    return cloudpickle.loads(path.read_bytes())
-
-
-class _WorkerTracebackError(Exception):
-    """The text of a traceback from another process, shown as the cause of its exception."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
-def _raise(outcome: Outcome, paths: RunPaths) -> NoReturn:
-    """Raise the exception of the worker that failed first."""
-    import cloudpickle
-
-    failure = outcome.failure
-    if failure is None:
-        raise ClusterError(f"The workers must exit with code 0. Received: {outcome.code}.")
-    record = read_error(paths.error(failure.task, outcome.plan.generation))
-    if record is not None and record.get("pickle"):
-        error = cloudpickle.loads(base64.b64decode(record["pickle"]))
-        error.add_note(f"Raised in {failure.task} of unisono.launch.")
-        raise error from _WorkerTracebackError(record["traceback"])
-    raise ClusterError(
-        f"The function must return in every worker. Received: {failure.task} {failure.detail}. "
-        f"The end of its output:\n{outcome.report}"
-    )

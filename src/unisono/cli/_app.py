@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unisono._errors import UnisonoError
+from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 
 app = typer.Typer(
@@ -72,6 +72,27 @@ def launch(
     cool_down: Annotated[
         float, typer.Option(help="Seconds that a generation runs before an elastic launch resizes.")
     ] = 60.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[JOB=]HOST:PORT,…",
+            help="Run on these servers (`unisono serve`), in place of -n, --ps and so on.",
+        ),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --cluster: a file or folder that travels with the script; may be repeated."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="With --cluster: seconds for servers that train for another client.")
+    ] = 0.0,
+    lease: Annotated[
+        float,
+        typer.Option(help="With --cluster: seconds without this client after which the training ends."),
+    ] = 10.0,
+    server_timeout: Annotated[
+        float, typer.Option(help="With --cluster: seconds to wait for a server that was lost.")
+    ] = 300.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the environment of each task and exit.")
     ] = False,
@@ -80,6 +101,30 @@ def launch(
     from unisono.launcher import _launch
 
     size = None if elastic is None else parse_elastic(elastic)
+    what = UserProgram(script, tuple(args or ()), module)
+    if cluster is not None:
+        if workers is not None or ps or chief or evaluator or dry_run:
+            raise InvalidArgumentError(
+                "`--cluster` says which tasks there are. Received: -n, --ps, --chief, --evaluator or "
+                "--dry-run. Write `--cluster host1:2222,ps=host2:2222`."
+            )
+        from unisono.standalone import _client
+        from unisono.standalone._slots import parse_cluster
+
+        code = _client.run_program_on_cluster(
+            parse_cluster(cluster),
+            what,
+            _client.ClusterRun(wait, lease, server_timeout),
+            log_dir,
+            files or (),
+            devices_per_worker=devices_per_worker,
+            max_restarts=max_restarts,
+            elastic=size,
+            grace=grace,
+            stall_timeout=stall_timeout,
+            cool_down=cool_down,
+        )
+        raise typer.Exit(code)
     options = LaunchOptions(
         workers=workers if workers is not None else (size[1] if size else 1),
         ps=ps,
@@ -93,11 +138,36 @@ def launch(
         stall_timeout=stall_timeout,
         cool_down=cool_down,
     )
-    what = UserProgram(script, tuple(args or ()), module)
     if dry_run:
         typer.echo(_launch.dry_run(options, what, log_dir), nl=False)
         return
     raise typer.Exit(_launch.run_program(options, what, log_dir))
+
+
+@app.command()
+def serve(
+    address: Annotated[
+        str,
+        typer.Option(help="HOST:PORT to listen at. Other machines need a key; without one: loopback."),
+    ] = "localhost:2222",
+    port: Annotated[
+        int | None, typer.Option(help="In place of --address: all interfaces with a key, else loopback.")
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File of mode 0600 with the cluster's key. [default: UNISONO_CLUSTER_KEY_FILE]"),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Directory for the files of jobs. [default: a temporary one]")
+    ] = None,
+    spares: Annotated[
+        int, typer.Option(help="Number of standby processes with JAX and Keras imported.", min=0)
+    ] = 1,
+) -> None:
+    """Train for clients elsewhere, one at a time: `unisono launch --cluster`, `unisono.launch(cluster=…)`."""
+    from unisono.standalone import _serve
+
+    raise typer.Exit(_serve.main(address, port, key_file, directory, spares))
 
 
 @app.command()

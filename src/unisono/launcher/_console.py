@@ -1,4 +1,4 @@
-"""The terminal output of a launch: its own messages and the chief's output."""
+"""The terminal output of a launch: its own messages, and the output of the chief or of several tasks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,37 @@ class Display(Protocol):
     """What a supervisor needs of a console."""
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show the output of this task from now on."""
+        """Show the output of this task, too, from now on."""
 
     def flush(self) -> bool:
-        """Show the task's new output."""
+        """Show the tasks' new output."""
 
     def finish(self) -> None:
-        """Show the rest of the output of a task that has ended."""
+        """Show the rest of the output of the tasks, which have ended."""
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
+
+
+class _Followed:
+    """The output of a task, and its part that is no complete line yet.
+
+    Args:
+        task: the task.
+        tail: reads its log.
+    """
+
+    def __init__(self, task: Task, tail: Tail) -> None:
+        self.prefix, self.tail = f"[{task}] ", tail
+        self.lines = Lines()
+        self.shown_at = time.monotonic()
 
 
 class Console:
     """Writes to the terminal, or to a notebook's cell.
 
     A line that the chief rewrites, such as a progress bar, is rewritten in one row of the terminal. A file or
-    a pipe receives only its final state, without colours.
+    a pipe receives only its final state, without colours. Of further tasks complete lines are shown.
 
     Args:
         messages: the stream for the launcher's messages; None drops them.
@@ -54,67 +68,67 @@ class Console:
     def __init__(self, messages: TextIO | None, output: TextIO | None, rewrites: bool | None = None) -> None:
         self._messages, self._output = messages, output
         self._rewrites = _can_rewrite(output) if rewrites is None else rewrites
-        self._tail: Tail | None = None
-        self._prefix = ""
-        self._lines = Lines()
+        #: The tasks that are shown; the row that is rewritten is the first one's.
+        self._followed: list[_Followed] = []
         #: The incomplete line that is on the terminal now, and its columns.
         self._drawn, self._width = "", 0
-        self._shown_at = time.monotonic()
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show the output of this task from now on."""
-        self.finish()
-        self._tail, self._prefix = tail, f"[{task}] "
+        """Show the output of this task, too, from now on."""
+        self._followed.append(_Followed(task, tail))
 
     def flush(self) -> bool:
-        """Show the next part of the task's new output, at most one chunk; return whether there was any."""
-        if self._tail is None:
-            return False
-        text = self._tail.read()
-        lines = self._lines.feed(text)
-        if not self._rewrites and time.monotonic() - self._shown_at > _PARTIAL_LINE_AFTER:
-            lines += self._lines.end()
-        self._put(lines)
-        if self._rewrites:
-            self._draw(self._lines.pending)
-        return bool(text)
+        """Show the next part of each task's new output, at most one chunk; return whether there was any."""
+        found = False
+        for each in list(self._followed):
+            text = each.tail.read()
+            found = found or bool(text)
+            lines = each.lines.feed(text)
+            if not self._rewrites and time.monotonic() - each.shown_at > _PARTIAL_LINE_AFTER:
+                lines += each.lines.end()
+            self._put(each, lines)
+        if self._rewrites and self._followed:
+            self._draw(self._followed[0].prefix, self._followed[0].lines.pending)
+        return found
 
     def finish(self) -> None:
-        """Show the rest of the output of a task that has ended."""
-        # Bounded by today's size of the log: a daemon that outlives the task may append to it for ever.
-        parts = 0 if self._tail is None else self._tail.parts_left()
+        """Show the rest of the output of the tasks, which have ended."""
+        # Bounded by today's size of the logs: a daemon that outlives a task may append to its log for ever.
+        parts = max((each.tail.parts_left() for each in self._followed), default=0)
         while parts > 0 and self.flush():
             parts -= 1
-        self._put(self._lines.end())
+        for each in list(self._followed):
+            self._put(each, each.lines.end())
         self._release()
 
     def _release(self) -> None:
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None
+        for each in self._followed:
+            each.tail.close()
+        self._followed = []
 
     def say(self, text: str) -> None:
         """Show a message of the launcher, on a line of its own."""
         self.flush()
-        self._put(self._lines.end())
+        for each in self._followed[:1]:
+            self._put(each, each.lines.end())
         if self._messages is not None:
             self._write(self._messages, text + "\n")
 
-    def _put(self, lines: list[str]) -> None:
-        """Write complete lines of the task; the first overwrites its part that is already drawn."""
+    def _put(self, task: _Followed, lines: list[str]) -> None:
+        """Write complete lines of a task; the first overwrites the row that is drawn."""
         if not lines:
             return
-        self._shown_at = time.monotonic()
-        texts = [self._prefix + (line if self._rewrites else plain(line)) for line in lines]
+        task.shown_at = time.monotonic()
+        texts = [task.prefix + (line if self._rewrites else plain(line)) for line in lines]
         text = "\n".join(texts) + "\n"
         if self._width:
             text = "\r" + texts[0] + self._rest(texts[0]) + text[len(texts[0]) :]
         self._drawn, self._width = "", 0
         self._write(self._output, text)
 
-    def _draw(self, pending: str) -> None:
+    def _draw(self, prefix: str, pending: str) -> None:
         """Show the incomplete line, cut to one row: a carriage return does not reach the row above."""
-        row = truncate(self._prefix + pending, _columns(self._output) - 1) if pending else ""
+        row = truncate(prefix + pending, _columns(self._output) - 1) if pending else ""
         if row == self._drawn:
             return
         text = ("\r" if self._width else "") + row + self._rest(row)
@@ -148,14 +162,14 @@ class BackgroundConsole:
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
-        self._tail: Tail | None = None
+        self._tails: list[Tail] = []
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
     def follow(self, task: Task, tail: Tail) -> None:
-        """Show the output of this task from now on."""
-        self._tail = tail
+        """Show the output of this task, too, from now on."""
+        self._tails.append(tail)
         self._calls.put(lambda: self._screen.follow(task, tail))
 
     def flush(self) -> bool:
@@ -163,10 +177,11 @@ class BackgroundConsole:
         return False
 
     def finish(self) -> None:
-        """Show the rest of the task's output, after everything requested before."""
-        # Now, not when a held terminal accepts output again: the next start of the task appends to this log.
-        if self._tail is not None:
-            self._tail.stop()
+        """Show the rest of the tasks' output, after everything requested before."""
+        # Now, not when a held terminal accepts output again: the next start of a task appends to its log.
+        for tail in self._tails:
+            tail.stop()
+        self._tails = []
         self._calls.put(self._screen.finish)
 
     def say(self, text: str) -> None:

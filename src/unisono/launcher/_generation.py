@@ -7,13 +7,13 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._plan import LaunchPlan
-from unisono.launcher._processes import Process, kill_all
+from unisono.launcher._processes import kill_all
 from unisono.launcher._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
 from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
 
@@ -30,6 +30,31 @@ _STACK_PAUSE = 0.2
 _END_WITHIN = 3.0
 
 
+class TaskProcess(Protocol):
+    """The process of a task, on this machine or on another one."""
+
+    #: Its id; 0 on another machine.
+    pid: int
+    #: Whether it had imported the slow libraries before it took its task.
+    warm: bool
+    #: The time of its end, in seconds since the epoch.
+    ended_at: float | None
+    #: What happened to its machine, where that has ended it; otherwise empty.
+    loss: str
+
+    def assign(self, job: Mapping[str, Any]) -> bool:
+        """Send the process its job; return False where it is dead."""
+
+    def poll(self) -> int | None:
+        """Return the exit code as a shell sees it, None while the process runs."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, not to its children."""
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ProcessSource:
     """Where tasks get their processes from.
@@ -40,8 +65,8 @@ class ProcessSource:
         job: returns the job that a task's process is sent.
     """
 
-    take: Callable[[], Process | None]
-    start: Callable[[Task], Process]
+    take: Callable[[], TaskProcess | None]
+    start: Callable[[Task], TaskProcess]
     job: Callable[[LaunchPlan, Task], dict[str, Any]]
 
 
@@ -58,7 +83,7 @@ class TaskGroup:
     def __init__(self, plan: LaunchPlan, starter: ProcessSource, history: History, files: BestEffort) -> None:
         self.plan = plan
         self._history, self._files = history, files
-        self._processes: dict[Task, Process] = {}
+        self._processes: dict[Task, TaskProcess] = {}
         self._failures: dict[Task, decide.Failure] = {}
         self._codes: dict[Task, int] = {}
         self._starts = {task: self._open_log(task) for task in plan.tasks}
@@ -124,7 +149,7 @@ class TaskGroup:
         self._processes[task] = process
         self._history.write("started", task, process.pid, detail="warm" if process.warm else "cold")
 
-    def _assign(self, task: Task, starter: ProcessSource) -> Process:
+    def _assign(self, task: Task, starter: ProcessSource) -> TaskProcess:
         job = starter.job(self.plan, task)
         warm = starter.take()
         while warm is not None:
@@ -138,10 +163,9 @@ class TaskGroup:
             self._history.write("lost", task, process.pid, detail="ended before it took its task")
         return process
 
-    def tail(self) -> Tail:
-        """Return a reader of the shown task's output."""
-        shown = self.plan.shown
-        return Tail(self.plan.paths.log(shown), self._starts[shown])
+    def tail(self, task: Task) -> Tail:
+        """Return a reader of a task's output."""
+        return Tail(self.plan.paths.log(task), self._starts[task])
 
     def observe(self, signals: tuple[int, ...], resize: bool) -> decide.Generation:
         """Return the current state of the generation."""
@@ -158,7 +182,7 @@ class TaskGroup:
         )
         return decide.Generation(states, self._ending, signals, resize)
 
-    def _note_error(self, task: Task, process: Process) -> None:
+    def _note_error(self, task: Task, process: TaskProcess) -> None:
         """Count a task as failed from the time of its exception: it may take long to end after that."""
         if task in self._raised:
             return
@@ -170,7 +194,7 @@ class TaskGroup:
             failure = decide.Failure(task, record["at"], record["code"], record["summary"])
             self._fail(failure, process.pid)
 
-    def _note_end(self, task: Task, process: Process, code: int) -> None:
+    def _note_end(self, task: Task, process: TaskProcess, code: int) -> None:
         self._codes[task] = code
         self._history.write("ended", task, process.pid, code)
         at = process.ended_at or time.time()
@@ -179,7 +203,8 @@ class TaskGroup:
         # to end.
         cause = at <= self._until or (code == _KILLED and not self._killed)
         if cause and code not in (0, decide.RESTART_WANTED):
-            self._fail(decide.Failure(task, at, code, decide.exit_text(code)), process.pid)
+            detail = process.loss or decide.exit_text(code)
+            self._fail(decide.Failure(task, at, code, detail), process.pid)
 
     def _fail(self, failure: decide.Failure, pid: int) -> None:
         if failure.task not in self._failures:
@@ -240,7 +265,7 @@ class TaskGroup:
         ended = {task.type for task, code in self._codes.items() if code == 0}
         return "ps" not in jobs and bool(ended & {"chief", "worker"})
 
-    def _request_stack_trace(self, task: Task, process: Process) -> None:
+    def _request_stack_trace(self, task: Task, process: TaskProcess) -> None:
         log = self.plan.paths.log(task)
         size = size_of(log)
         process.send(signal.SIGUSR1)

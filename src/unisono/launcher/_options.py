@@ -81,7 +81,13 @@ class LaunchOptions:
     cool_down: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("ps", 0), ("devices_per_worker", 1), ("max_restarts", 0)):
+        # A chief alone is a cluster of an Estimator.
+        for name, least in (
+            ("workers", 0 if self.chief else 1),
+            ("ps", 0),
+            ("devices_per_worker", 1),
+            ("max_restarts", 0),
+        ):
             _check_at_least(name, getattr(self, name), least)
         _check_at_least("spares", self.spares, 0)
         for name in ("grace", "stall_timeout", "window", "cool_down"):

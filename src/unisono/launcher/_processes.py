@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from unisono._errors import ClusterError
 from unisono.launcher._plan import HOST
@@ -147,6 +147,7 @@ class Process:
         self._code: int | None = None
         #: The time of its end, in seconds since the epoch.
         self.ended_at: float | None = None
+        self.loss = ""
         guard.add(self.pid)
         threading.Thread(target=self._wait, name=f"wait for {self.pid}", daemon=True).start()
 
@@ -199,6 +200,16 @@ class Process:
             return
 
 
+class KilledProcess(Protocol):
+    """What `kill_all` needs of a process."""
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+
+
 def _open_log(log: Path) -> BinaryIO:
     """Open a log to append to, or the null device where the log cannot be created."""
     try:
@@ -207,7 +218,7 @@ def _open_log(log: Path) -> BinaryIO:
         return Path(os.devnull).open("ab")
 
 
-def kill_all(processes: Collection[Process], seconds: float = 10.0) -> None:
+def kill_all(processes: Collection[KilledProcess], seconds: float = 10.0) -> None:
     """Kill processes and wait at most `seconds` for their end."""
     for process in processes:
         process.kill()

@@ -20,21 +20,17 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._console import Display
-from unisono.launcher._generation import ProcessSource, TaskGroup
+from unisono.launcher._generation import TaskGroup
+from unisono.launcher._machines import LocalMachine, Machines
 from unisono.launcher._options import LaunchOptions
-from unisono.launcher._orphan_reaper import sweep
-from unisono.launcher._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
-from unisono.launcher._processes import OrphanReaper, Process, SparePool, free_ports
+from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._run_files import (
     BestEffort,
     History,
     has_room,
-    read_capacity,
     write_atomically,
-    write_secret,
 )
 from unisono.launcher._stall_detector import ActiveClock, TaskProgress
-from unisono.ps._transport._keys import new_secret
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.
 _POLL = 0.05
@@ -61,6 +57,7 @@ class Launch:
         stop_requests: returns the signals that asked the launcher to stop, so far.
         describe: returns the start-up block of the first generation.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
+        machines: run the tasks; None for this machine.
     """
 
     options: LaunchOptions
@@ -71,6 +68,7 @@ class Launch:
     stop_requests: Callable[[], tuple[int, ...]] = tuple
     describe: Callable[[LaunchPlan], str] = dataclasses.field(default=lambda plan: "")
     gpus: tuple[str, ...] = ()
+    machines: Machines | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +105,9 @@ class Supervisor:
         self._wake = threading.Event()
         self._record = decide.GenerationRecord()
         self._clock = ActiveClock()
-        self._guard: OrphanReaper
-        self._spares: SparePool
-        self._ports: list[int] = []
+        self._machines: Machines = launch.machines or LocalMachine(
+            launch.options, launch.paths, launch.environ, launch.job, launch.gpus
+        )
         self._reported_stopped: set[int] = set()
         #: Why no task starts again, once that is decided.
         self._quit: decide.Quit | None = None
@@ -121,45 +119,17 @@ class Supervisor:
             ClusterError: when another launcher uses the directory, or no ports are free.
             InvalidArgumentError: when files cannot be created in the directory.
         """
-        with _lock_directory(self._launch.paths, self._files), self._cluster_key(), self._helpers():
+        running = self._machines.running(self._wake.set, self._files)
+        with _lock_directory(self._launch.paths, self._files), running:
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)
             return outcome
 
-    @contextmanager
-    def _cluster_key(self) -> Iterator[None]:
-        """Give the tasks a secret in common for the time of the launch, where there are parameter servers."""
-        path = self._launch.paths.cluster_key
-        if not self._options.ps:
-            yield
-            return
-        with self._files.attempt():
-            write_secret(path, new_secret())
-        try:
-            yield
-        finally:
-            with self._files.attempt():
-                path.unlink(missing_ok=True)
-
     def _make_folders(self) -> None:
         for folder in ("errors", "progress"):
             with self._files.attempt():
                 (self._launch.paths.root / folder).mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def _helpers(self) -> Iterator[None]:
-        self._guard = OrphanReaper(self._launch.environ[MARK])
-        self._spares = SparePool(lambda: self._start("spares.log", warm=True), 0)
-        try:
-            yield
-        finally:
-            self._spares.close()
-            self._guard.close()
-
-    def _start(self, log: str, warm: bool = False) -> Process:
-        launch = self._launch
-        return Process(launch.environ, launch.paths.root / log, self._guard, self._wake.set, warm)
 
     def _generations(self) -> Outcome:
         generation, workers = 0, self._options.worker_range[1]
@@ -170,12 +140,7 @@ class Supervisor:
             generation, workers = generation + 1, outcome.workers
 
     def _plan(self, generation: int, workers: int) -> LaunchPlan:
-        count = len(tasks_of(self._options, workers))
-        # New ports: a connection that is left from the old generation must not reach the new one.
-        self._ports = free_ports(count, avoid=self._ports)
-        self._spares.resize(self._options.spare_count(count))
-        launch = self._launch
-        plan = make_plan(self._options, generation, workers, self._ports, launch.paths, launch.gpus)
+        plan = self._machines.plan(generation, workers)
         self._history.generation = generation
         self._make_folders()
         self._raise_fence(plan)
@@ -196,16 +161,14 @@ class Supervisor:
     def _generation(self, plan: LaunchPlan) -> Outcome | decide.Restart:
         screen = self._launch.screen
         screen.say(self._launch.describe(plan) if plan.generation == 0 else _restart_text(plan))
-        starter = ProcessSource(
-            self._spares.take, lambda task: self._start(plan.paths.log(task).name), self._launch.job
-        )
-        tasks = TaskGroup(plan, starter, self._history, self._files)
+        tasks = TaskGroup(plan, self._machines.source(plan), self._history, self._files)
         try:
-            screen.follow(plan.shown, tasks.tail())
+            for task in self._machines.shown(plan):
+                screen.follow(task, tasks.tail(task))
             ending = self._watch(tasks)
         finally:
             tasks.kill()
-            left = sweep(self._launch.environ[MARK], self._spares.pids())
+            left = self._machines.sweep()
             screen.finish()
         if left:
             numbers = " ".join(map(str, sorted(left)))
@@ -267,6 +230,7 @@ class Supervisor:
             return
         with self._files.attempt():
             write_atomically(finished, f"{plan.generation}\n")
+            self._machines.finish_evaluator(plan)
             self._history.write("finished", detail="the evaluator is waited for")
             self._launch.screen.say("unisono: training has ended; waiting for the evaluator")
 
@@ -288,19 +252,19 @@ class Supervisor:
         tasks.check_progress(progress, self._options.stall_timeout, active)
         if now - started > _SPARES_AFTER or _all_progress(progress):
             self._fill_spares(now)
-        capacity = read_capacity(tasks.plan.paths.capacity)
+        capacity = self._machines.capacity(tasks.plan.paths)
         self._record = dataclasses.replace(self._record, capacity=capacity)
         workers = sum(task.type == "worker" for task in tasks.plan.tasks)
         return decide.wants_resize(self._record, self._options, workers, started, now)
 
     def _fill_spares(self, now: float) -> None:
         try:
-            spare = self._spares.fill(now)
+            spare = self._machines.fill_spares(now)
         except OSError as error:  # no memory, or too many processes: training continues without a spare
             self._history.write("no spare", detail=str(error))
             return
         if spare is not None:
-            self._history.write("spare", pid=spare.pid)
+            self._history.write("spare", pid=spare)
 
     def _report_stopped(self, tasks: TaskGroup, progress: tuple[TaskProgress, ...], now: float) -> None:
         pids = tasks.pids()
@@ -317,17 +281,20 @@ class Supervisor:
         now = time.monotonic()
         first = ending.first
         # Read again: a machine's owner writes the lower capacity before its task fails, perhaps just before.
-        capacity = read_capacity(self._launch.paths.capacity)
+        capacity = self._machines.capacity(self._launch.paths)
         self._record = dataclasses.replace(self._record, capacity=capacity)
         if first is not None:
             failures = (*self._record.failures, (now, first.task))
             self._record = dataclasses.replace(self._record, failures=failures)
-        action = self._quit or decide.next_generation(self._record, ending, tasks.codes, self._options, now)
+        action = self._quit or decide.next_generation(
+            self._record, ending, tasks.codes, self._machines.options_after(first), now
+        )
         if isinstance(action, decide.Quit):
             report = "" if first is None else tasks.report(first)
             return Outcome(action.code, tasks.plan, first, action.detail, report)
         self._record = dataclasses.replace(self._record, restarts=(*self._record.restarts, now))
         self._history.write("restart", detail=f"{action.workers} workers in {action.delay:g} s")
+        self._machines.wait_until_ready(action.workers, self._launch.stop_requests)
         number = self._sleep(action.delay)
         return action if number is None else Outcome(128 + number, tasks.plan)
 

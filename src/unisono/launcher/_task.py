@@ -154,6 +154,9 @@ def take_over(job: dict[str, Any], warm: bool) -> None:
     os.environ.update(job["environ"])
     sys.argv = [job["target"], *job["args"]]
     sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
+    if job.get("program"):
+        # What a standalone client has brought comes before the modules of this machine.
+        sys.path.insert(0, job["program"])
     if warm:
         follow_late_variables()
 

@@ -50,3 +50,18 @@ class Op(enum.IntEnum):
     END = 40
     #: Shows that a task is alive.
     BEAT = 41
+
+    #: Asks a standalone server for free ports of its machine.
+    PORTS = 50
+    #: Brings a file of a job, or a part of it.
+    PUT = 51
+    #: Asks for a part of a file of a job.
+    GET = 52
+    #: Starts a process of a job.
+    START = 53
+    #: Asks for what is new of a job's processes: output, errors, ends.
+    POLL = 54
+    #: Sends a signal to a process of a job.
+    SIGNAL = 55
+    #: Asks a standalone server to kill what a job's processes have left behind.
+    SWEEP = 56

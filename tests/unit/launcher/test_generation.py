@@ -21,7 +21,7 @@ W0, W1 = Task("worker", 0), Task("worker", 1)
 class Process:
     """A process that ends when a test says so."""
 
-    warm = False
+    warm, loss = False, ""
 
     def __init__(self, pid):
         self.pid, self.code, self.ended_at, self.signals = pid, None, None, []

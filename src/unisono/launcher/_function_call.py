@@ -1,0 +1,100 @@
+"""A function that is called in the processes of a launch: its arguments, results and exceptions.
+
+Tests: tests/cluster/test_launch_function.py.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from unisono._errors import ClusterError, InvalidArgumentError
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._plan import LaunchPlan, RunPaths
+from unisono.launcher._run_files import read_error
+from unisono.launcher._supervisor import Outcome
+
+
+def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return a function and its arguments as bytes.
+
+    Raises:
+        InvalidArgumentError: when they cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps((fn, args)))
+    except Exception as error:
+        raise InvalidArgumentError(
+            "`fn` and `args` must be picklable, so that they can be sent to another process. "
+            f"Received: fn={fn!r}, which raised {type(error).__name__}: {error}. "
+            "Create locks, files, strategies and arrays on devices inside the function."
+        ) from error
+
+
+def result_path(paths: RunPaths, task: Task) -> Path:
+    """Return the file for what the function has returned in a task."""
+    return paths.root / f"result-{task.type}-{task.index}"
+
+
+def read_result(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
+    """Return what the function has returned in a task.
+
+    Raises:
+        ClusterError: when the task has ended without returning from the function.
+    """
+    import cloudpickle
+
+    path = result_path(paths, task)
+    if not path.is_file():
+        raise ClusterError(
+            f"The function must return in every worker. Received: {task}, whose process exited with code 0. "
+            "Return from the function instead of calling `sys.exit`."
+        )
+    return cloudpickle.loads(path.read_bytes())
+
+
+class _WorkerTracebackError(Exception):
+    """The text of a traceback from another process, shown as the cause of its exception."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def raise_failure(outcome: Outcome, paths: RunPaths) -> NoReturn:
+    """Raise the exception of the task that failed first.
+
+    Args:
+        outcome: of the launch, which has failed.
+        paths: its files.
+
+    Raises:
+        ClusterError: when the task has raised none, or one that cannot be pickled.
+        Exception: that of the task.
+    """
+    failure = outcome.failure
+    if failure is None:
+        raise ClusterError(f"The workers must exit with code 0. Received: {outcome.code}.")
+    record = read_error(paths.error(failure.task, outcome.plan.generation))
+    error = None if record is None or not record.get("pickle") else _unpickled(record["pickle"])
+    if record is not None and error is not None:
+        error.add_note(f"Raised in {failure.task} of unisono.launch.")
+        raise error from _WorkerTracebackError(record["traceback"])
+    detail = f" ({outcome.detail})" if outcome.detail else ""
+    raise ClusterError(
+        f"The function must return in every worker. Received: {failure.task} {failure.detail}{detail}. "
+        f"The end of its output:\n{outcome.report}"
+    )
+
+
+def _unpickled(text: str) -> BaseException | None:
+    import cloudpickle
+
+    try:
+        error = cloudpickle.loads(base64.b64decode(text))
+    except Exception:  # a class that this process lacks, or cannot make again: the traceback's text is left
+        return None
+    return error if isinstance(error, BaseException) else None

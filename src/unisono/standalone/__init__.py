@@ -1,0 +1,19 @@
+"""Train on the servers of a cluster from a program outside of it: server and client.
+
+Tests: tests/cluster/test_standalone.py.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from unisono._names import no_attribute
+from unisono.standalone._client import run_on_cluster
+from unisono.standalone._lease import ServerBusyError
+from unisono.standalone._server import StandardServer, run_standard_server
+
+__all__ = ["ServerBusyError", "StandardServer", "run_on_cluster", "run_standard_server"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise no_attribute(__name__, name, __all__)

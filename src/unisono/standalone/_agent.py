@@ -1,0 +1,327 @@
+"""A server of a standalone client, without sockets: requests, and what happens as time passes.
+
+Tests: tests/unit/standalone/test_agent.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import InvalidArgumentError, UnisonoError
+from unisono.launcher._stall_detector import ActiveClock
+from unisono.ps._calls import ClientId, error_answer
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+from unisono.standalone._lease import LeaseBook
+from unisono.standalone._outputs import AnswerTimes, Seen, read_seen
+from unisono.standalone._protocol import (
+    LEASE_GRACE,
+    ProcessShape,
+    dict_of,
+    file_name,
+    number_of,
+    printable,
+    task_of,
+    text_of,
+    whole_of,
+)
+from unisono.standalone._server_job import ServerJob
+from unisono.standalone._server_machine import ServerMachine
+
+_LOG = logging.getLogger("unisono")
+
+#: Packages whose versions a client compares with its own.
+_PACKAGES = ("unisono", "jax", "keras", "numpy", "cloudpickle")
+#: Seconds for killed processes to end.
+_KILL_SECONDS = 10.0
+_FIRST_SIGNAL, _LAST_SIGNAL = 1, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Poll:
+    """A POLL that waits for news."""
+
+    client: ClientId
+    request: Frame
+    seen: dict[str, Seen]
+    asked: float
+
+
+class Agent:
+    """Answers the requests to one server.
+
+    `handle` and `tick` may be called by different threads.
+
+    Args:
+        name: the server's address, for messages.
+        machine: has the processes and directories.
+        reply: sends an answer later.
+        clock: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        machine: ServerMachine,
+        reply: Callable[[ClientId, int, Frame], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self._machine, self._reply, self._clock = name, machine, reply, clock
+        self._active = ActiveClock()
+        self._instance = secrets.token_hex(8)
+        self._lock = threading.RLock()
+        self._book = LeaseBook(name)
+        self._job: ServerJob | None = None
+        self._poll: _Poll | None = None
+        self._answered = -1.0
+        #: When the processes of a job whose lease is over are killed.
+        self._kill_at: float | None = None
+        #: Requests by name, and errors.
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._handlers: dict[Op, Callable[[Frame, ServerJob], Frame]] = {
+            Op.PORTS: self._ports,
+            Op.PUT: self._put,
+            Op.GET: self._get,
+            Op.START: self._start,
+            Op.SIGNAL: self._signal,
+        }
+
+    def _now(self) -> float:
+        # Without the time in which this process was stopped: it has received no request then.
+        return self._active.read(self._clock())
+
+    def handle(self, client: ClientId, frame: Frame) -> Frame | None:
+        """Answer a request.
+
+        Args:
+            client: who asks.
+            frame: the request.
+
+        Returns:
+            The answer, or None for one that follows by `reply`.
+        """
+        self.counts[frame.op.name] += 1
+        try:
+            with self._lock:
+                return self._answer(client, frame)
+        except (UnisonoError, OSError) as error:
+            self.counts["errors"] += 1
+            return error_answer(frame, error)
+        except Exception as error:
+            # Whatever a client sends, the server goes on.
+            self.counts["errors"] += 1
+            _LOG.warning("A server could not answer %s.", frame, exc_info=True)
+            return error_answer(frame, error)
+
+    def _answer(self, client: ClientId, frame: Frame) -> Frame | None:
+        if frame.op is Op.STATUS:
+            return frame.answer(Op.OK, self.status())
+        job = text_of(frame.meta, "job", 100)
+        if frame.op is Op.HELLO:
+            return self._hello(frame, job)
+        self._book.check(job, self._now())
+        running = self._job
+        if running is None:
+            raise InvalidArgumentError("The job must have begun with HELLO.")
+        if frame.op is Op.POLL:
+            self._wait_for_news(_Poll(client, frame, read_seen(dict_of(frame.meta, "seen")), self._now()))
+            return None
+        if frame.op in (Op.SWEEP, Op.END):
+            self._end_in_thread(client, frame, running)
+            return None
+        if frame.op not in self._handlers:
+            raise InvalidArgumentError(f"A standalone server does not answer {frame.op.name}.")
+        return self._handlers[frame.op](frame, running)
+
+    # requests
+
+    def _hello(self, frame: Frame, job: str) -> Frame:
+        if not job.isalnum():
+            raise InvalidArgumentError("`job` must have letters and digits alone.")
+        client = printable(text_of(frame.meta, "client"))
+        lease = number_of(frame.meta, "lease", 1.0, 86_400.0)
+        fresh = self._book.claim(job, client, float(lease), self._now())
+        if fresh:
+            _LOG.warning("%s trains for %s.", self._name, client)
+            try:
+                self._job = ServerJob(self._machine.job_directory(job), self._machine)
+            except OSError:
+                self._book.end(for_good=False)
+                raise
+        return frame.answer(
+            Op.OK,
+            {
+                "instance": self._instance,
+                "fresh": fresh,
+                "root": str(self._machine.job_directory(job)),
+                "cores": self._machine.cores,
+                "gpus": list(self._machine.gpus),
+                "python": platform.python_version(),
+                "packages": installed(),
+            },
+        )
+
+    def _ports(self, frame: Frame, job: ServerJob) -> Frame:
+        count = whole_of(frame.meta, "count", 1, 1000)
+        avoid = frame.meta.get("avoid", [])
+        if not isinstance(avoid, list) or not all(isinstance(each, int) for each in avoid):
+            raise InvalidArgumentError("`avoid` must be a list of ports.")
+        return frame.answer(Op.OK, {"ports": self._machine.ports(count, avoid)})
+
+    def _put(self, frame: Frame, job: ServerJob) -> Frame:
+        name = file_name(text_of(frame.meta, "name"))
+        job.put(name, whole_of(frame.meta, "offset", 0, 1 << 50), _blob(frame))
+        return frame.answer(Op.OK)
+
+    def _get(self, frame: Frame, job: ServerJob) -> Frame:
+        name = file_name(text_of(frame.meta, "name"))
+        size, data = job.get(name, whole_of(frame.meta, "offset", 0, 1 << 50))
+        return frame.answer(Op.OK, {"size": size}, [blob(data)])
+
+    def _start(self, frame: Frame, job: ServerJob) -> Frame:
+        meta = frame.meta
+        key = file_name(text_of(meta, "key", 100))
+        task = task_of(text_of(meta, "task", 100))
+        generation = whole_of(meta, "generation", 0, 1 << 31)
+        shape = ProcessShape.parse(dict_of(meta, "shape"))
+        pid = job.start(key, task, generation, shape, dict_of(meta, "description"))
+        return frame.answer(Op.OK, {"pid": pid})
+
+    def _signal(self, frame: Frame, job: ServerJob) -> Frame:
+        job.send(text_of(frame.meta, "key", 100), whole_of(frame.meta, "number", _FIRST_SIGNAL, _LAST_SIGNAL))
+        return frame.answer(Op.OK)
+
+    def status(self) -> dict[str, Any]:
+        """Return numbers about the server."""
+        lease, job = self._book.lease, self._job
+        return {
+            "instance": self._instance,
+            "client": None if lease is None else lease.client,
+            "processes": 0 if job is None else job.count,
+            "counts": dict(self.counts),
+            "bytes": resident_bytes(),
+        }
+
+    # what takes longer, or happens by itself
+
+    def _end_in_thread(self, client: ClientId, frame: Frame, job: ServerJob) -> None:
+        is_end = frame.op is Op.END
+        if is_end:
+            self._book.begin_to_end()
+
+        def run() -> None:
+            self._kill(job)
+            killed = self._machine.sweep()
+            if is_end:
+                with self._lock:
+                    self._forget_job(for_good=True)
+            self._reply(client, frame.request, frame.answer(Op.OK, {"killed": len(killed)}))
+
+        threading.Thread(target=run, name="unisono-standalone-end", daemon=True).start()
+
+    def _kill(self, job: ServerJob) -> None:
+        """Kill the processes of a job and wait for their end, while other requests are answered."""
+        deadline = self._clock() + _KILL_SECONDS
+        with self._lock:
+            job.kill()
+        while self._clock() < deadline:
+            with self._lock:
+                if not job.is_running:
+                    return
+            time.sleep(0.01)
+
+    def _forget_job(self, for_good: bool) -> None:
+        job, self._job = self._job, None
+        self._poll = self._kill_at = None
+        self._book.end(for_good)
+        if job is not None and for_good:
+            job.remove()
+
+    def _wait_for_news(self, poll: _Poll) -> None:
+        if self._poll is not None:
+            # A client has one at a time: the earlier one is a repetition, or its answer was lost.
+            self._reply(self._poll.client, self._poll.request.request, _no_news(self._poll.request))
+        self._poll = poll
+
+    def tick(self) -> None:
+        """Answer a POLL that is due, and end a job whose client is silent; some times a second."""
+        with self._lock:
+            now = self._now()
+            self._end_silent(now)
+            poll, job = self._poll, self._job
+            if poll is None or job is None:
+                return
+            has_news, is_full = job.has_news(poll.seen)
+            if AnswerTimes(poll.asked, self._answered).is_due(now, has_news, is_full):
+                self._poll = None
+                if has_news:
+                    self._answered = now
+                news, blobs = job.news(poll.seen)
+                answer = poll.request.answer(Op.OK, {"now": time.time(), "news": news}, blobs)
+                self._reply(poll.client, poll.request.request, answer)
+
+    def _end_silent(self, now: float) -> None:
+        lease, job = self._book.lease, self._job
+        if lease is None or job is None:
+            return
+        if lease.is_over(now):
+            _LOG.warning(
+                "%s ends the training of %s, which was silent for %.0f s.",
+                self._name,
+                lease.client,
+                lease.seconds,
+            )
+            self._book.begin_to_end()
+            self._kill_at = now + LEASE_GRACE
+            job.terminate()
+        if self._kill_at is not None and (now >= self._kill_at or not job.is_running):
+            self._kill(job)
+            self._machine.sweep()
+            self._forget_job(for_good=False)
+
+    def close(self) -> None:
+        """Kill all processes; the files stay, for a server that is started again."""
+        with self._lock:
+            if self._job is not None:
+                self._kill(self._job)
+            self._machine.close()
+
+
+def _no_news(request: Frame) -> Frame:
+    return request.answer(Op.OK, {"now": time.time(), "news": {}})
+
+
+def _blob(frame: Frame) -> memoryview:
+    if len(frame.arrays) != 1:
+        raise InvalidArgumentError(f"A blob must be the one array of its message, not {len(frame.arrays)}.")
+    return memoryview(frame.arrays[0].tobytes())
+
+
+def installed() -> dict[str, str]:
+    """Return the versions of the packages that client and server compare."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def resident_bytes(path: Path = Path("/proc/self/statm")) -> int:
+    """Return the bytes of memory of this process, 0 where the system does not say."""
+    try:
+        return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

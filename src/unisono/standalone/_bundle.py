@@ -1,0 +1,129 @@
+"""The sources that travel with a job: the user's own modules, which servers do not have.
+
+Tests: tests/unit/standalone/test_bundle.py.
+"""
+
+from __future__ import annotations
+
+import modulefinder
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from unisono._errors import InvalidArgumentError
+
+#: Bytes of all sources together.
+_MOST_BYTES = 64 << 20
+#: The folder on a server.
+FOLDER = "program"
+
+
+def loaded_sources(modules: Mapping[str, ModuleType]) -> dict[str, bytes]:
+    """Return the sources of the modules that are neither installed nor Python's own.
+
+    Args:
+        modules: those of the process, by name.
+
+    Returns:
+        The content of each file, by its name in the folder of the job's modules.
+
+    Raises:
+        InvalidArgumentError: when they are too large.
+    """
+    found = {}
+    for name, module in list(modules.items()):
+        path = _source_of(module)
+        if path is None or name == "__main__" or _is_installed(path) or not _is_at_its_name(name, path):
+            continue
+        folder = name.replace(".", "/")
+        target = f"{folder}/__init__.py" if path.name == "__init__.py" else f"{folder}.py"
+        found[f"{FOLDER}/{target}"] = path.read_bytes()
+    return _checked(found)
+
+
+def _source_of(module: object) -> Path | None:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    path = Path(file)
+    return path if path.is_file() else None
+
+
+def _is_at_its_name(name: str, path: Path) -> bool:
+    # A module that was loaded by a path alone cannot be imported by its name.
+    stem = path.parent.name if path.name == "__init__.py" else path.stem
+    return name.rpartition(".")[2] == stem
+
+
+def _is_installed(path: Path) -> bool:
+    resolved = path.resolve()
+    places = {Path(p).resolve() for p in sysconfig.get_paths().values()}
+    own = Path(__file__).resolve().parents[1]
+    inside = any(place in resolved.parents for place in (*places, own))
+    return inside or "site-packages" in resolved.parts or "dist-packages" in resolved.parts
+
+
+def script_sources(script: Path) -> dict[str, bytes]:
+    """Return a script and the modules beside it that it imports.
+
+    Args:
+        script: the file.
+
+    Raises:
+        InvalidArgumentError: when it cannot be read, or all together are too large.
+    """
+    try:
+        found = {f"{FOLDER}/{script.name}": script.read_bytes()}
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"The script must be a file that can be read. Received: {str(script)!r} ({error.strerror})."
+        ) from None
+    root = script.resolve().parent
+    # It looks in this folder alone: other modules are installed on the servers.
+    finder = modulefinder.ModuleFinder(path=[str(root)])
+    try:
+        finder.run_script(str(script))
+    except SyntaxError:  # the task shows it
+        return found
+    for module in finder.modules.values():
+        path = _source_of(module)
+        if path is not None and root in path.resolve().parents:
+            found[f"{FOLDER}/{path.resolve().relative_to(root).as_posix()}"] = path.read_bytes()
+    return _checked(found)
+
+
+def given_files(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Return files and folders that the user names, by their names relative to this process' directory.
+
+    Raises:
+        InvalidArgumentError: when one does not exist or is not below the directory.
+    """
+    found: dict[str, bytes] = {}
+    for path in paths:
+        every = [p for p in sorted(path.rglob("*")) if p.is_file()] if path.is_dir() else [path]
+        if path.is_absolute() or ".." in path.parts or not path.exists():
+            raise InvalidArgumentError(
+                "A file that travels with a job must be below the current directory. "
+                f"Received: {str(path)!r}. Write a relative name, such as `--files data/vocabulary.txt`."
+            )
+        found |= {f"{FOLDER}/{each.as_posix()}": each.read_bytes() for each in every}
+    return _checked(found)
+
+
+def _checked(found: dict[str, bytes]) -> dict[str, bytes]:
+    size = sum(map(len, found.values()))
+    if size > _MOST_BYTES:
+        largest = max(found, key=lambda name: len(found[name]))
+        raise InvalidArgumentError(
+            f"The files that travel with a job must have at most {_MOST_BYTES >> 20} MiB. Received: "
+            f"{size >> 20} MiB in {len(found)} files, the largest {largest}. Put data where the servers "
+            "find them."
+        )
+    return found
+
+
+def user_modules() -> dict[str, bytes]:
+    """Return the sources of this process' own modules."""
+    return loaded_sources(sys.modules)

@@ -1,0 +1,359 @@
+"""The client of standalone servers: a function or a program on a cluster elsewhere.
+
+Tests: tests/cluster/test_standalone.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import platform
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.launcher._console import BackgroundConsole, Console, Display
+from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
+from unisono.launcher._launch import make_run_paths, report, stop_signals
+from unisono.launcher._options import LaunchOptions, UserProgram
+from unisono.launcher._plan import LaunchPlan, RunPaths
+from unisono.launcher._supervisor import Launch, Outcome, Supervisor
+from unisono.ps._transport._keys import new_secret
+from unisono.ps._transport._peer import Peer
+from unisono.standalone._agent import installed
+from unisono.standalone._bundle import FOLDER, given_files, script_sources, user_modules
+from unisono.standalone._link import Claim, ServerFacts, ServerLink
+from unisono.standalone._protocol import CLIENT, LEASE_SECONDS, LIMIT, SERVER, read_standalone_keys
+from unisono.standalone._remote_machines import Patience, RemoteMachines, RemoteProgram
+from unisono.standalone._slots import Slots
+
+#: Seconds between SIGTERM and SIGKILL where a function is called: a notebook waits for them.
+_GRACE = 3.0
+_CALL = "call"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterRun:
+    """How a client runs something on servers.
+
+    Args:
+        wait: seconds to wait for servers that train for another client.
+        lease: seconds without a sign of the client after which servers end its training.
+        server_timeout: seconds to wait for a server that was lost.
+
+    Raises:
+        InvalidArgumentError: when a number is out of range.
+    """
+
+    wait: float = 0.0
+    lease: float = LEASE_SECONDS
+    server_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("wait", 0.0), ("lease", 1.0), ("server_timeout", 0.0)):
+            value = getattr(self, name)
+            if not least <= value <= 86_400:
+                raise InvalidArgumentError(
+                    f"`{name}` must be from {least:g} to 86400 seconds. Received: {name}={value!r}."
+                )
+
+
+def run_on_cluster(
+    cluster: Mapping[str, Any] | ClusterSpec, fn: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Call a function in a task on each server of a cluster, and return the value of the first task.
+
+    Args:
+        cluster: a dict from each job to the addresses of its servers.
+        fn: the function; each task has its TF_CONFIG.
+        args: its arguments, the same in each task.
+        options: as those of `call_on_cluster`.
+
+    Returns:
+        What the function has returned in the chief, or in worker 0.
+
+    Raises:
+        Exception: as `call_on_cluster`.
+    """
+    return call_on_cluster(cluster, fn, args, **options)[0]
+
+
+def call_on_cluster(
+    cluster: Mapping[str, Any] | ClusterSpec,
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    *,
+    devices_per_worker: int | None = None,
+    max_restarts: int | None = None,
+    elastic: tuple[int, int] | None = None,
+    timeout: float | None = None,
+    **run: float,
+) -> list[Any]:
+    """Call a function in a task on each server of a cluster, and return the values of the tasks that train.
+
+    Output of all tasks is shown here, each line with its task's name.
+
+    Args:
+        cluster: a dict from each job to the addresses of its servers.
+        fn: the function.
+        args: its arguments, the same in each task.
+        devices_per_worker: the number of virtual CPU devices of each task; None for the function's choice.
+        max_restarts: restarts after failures within ten minutes. None means none after an exception of the
+            function, and ten after the loss of a server.
+        elastic: the fewest and the most workers: after the loss of a server the others continue.
+        timeout: seconds after which all tasks are killed; None for no limit.
+        run: `wait`, `lease` and `server_timeout`, see `ClusterRun`.
+
+    Returns:
+        The values of the chief and the workers; None for one that has served parameter servers' chief.
+
+    Raises:
+        InvalidTypeError: when `fn` is not callable.
+        InvalidArgumentError: when the cluster cannot be used, or `fn` or `args` cannot be pickled.
+        ServerBusyError: when a server trains for another client.
+        ClusterError: when a server does not answer, or a task died without an exception.
+        Exception: the exception of the function in the task that failed first.
+    """
+    if not callable(fn):
+        raise InvalidTypeError(f"`fn` must be a function. Received: fn={fn!r}.")
+    slots = Slots.of(cluster)
+    options = slots.options(
+        devices_per_worker=devices_per_worker,
+        max_restarts=max_restarts,
+        elastic=elastic,
+        grace=_GRACE,
+        stall_timeout=0.0,
+    )
+    deadline = None if timeout is None else time.monotonic() + timeout
+
+    def stop_requests() -> tuple[int, ...]:
+        if deadline is not None and time.monotonic() > deadline:
+            raise ClusterError(
+                f"The function must return in every worker within `timeout`. Received: timeout={timeout}, "
+                "which has passed. Pass a longer `timeout`, or None."
+            )
+        return ()
+
+    program = _function_program(fn, tuple(args))
+    paths = RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
+    screen = Console(sys.stderr, sys.stdout)
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    try:
+        outcome = _run(
+            slots, options, program, paths, screen, stop_requests, ClusterRun(**run), f"the function {name}"
+        )
+        if outcome.failure is not None or outcome.code:
+            raise_failure(outcome, paths)
+        return [_value(paths, outcome.plan, task) for task in outcome.plan.tasks if _trains(task)]
+    finally:
+        shutil.rmtree(paths.root)
+
+
+def _trains(task: Task) -> bool:
+    return task.type in ("chief", "worker")
+
+
+def _value(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
+    if plan.has_servers and not result_path(paths, task).exists():
+        return None
+    return read_result(paths, plan, task)
+
+
+def _function_program(fn: Callable[..., Any], args: tuple[Any, ...]) -> RemoteProgram:
+    def describe(paths: RunPaths, task: Task) -> dict[str, Any]:
+        return {
+            "kind": "call",
+            "target": str(paths.root / _CALL),
+            "program": str(paths.root / FOLDER),
+            "result": str(result_path(paths, task)),
+        }
+
+    return RemoteProgram({_CALL: pickle_call(fn, args), **user_modules()}, describe)
+
+
+def run_program_on_cluster(
+    cluster: Mapping[str, Any],
+    program: UserProgram,
+    run: ClusterRun,
+    log_dir: Path | None,
+    files: Sequence[Path] = (),
+    **options: Any,
+) -> int:
+    """Run a script or a module in a task on each server of a cluster; return the launcher's exit code.
+
+    The script and the modules beside it that it imports travel with the job.
+
+    Args:
+        cluster: a dict from each job to the addresses of its servers.
+        program: the script or the module, and its arguments.
+        run: how servers are waited for.
+        log_dir: for logs and history; None for a new temporary one.
+        files: more files that travel with the job, relative to the current directory.
+        options: of the launch.
+
+    Raises:
+        InvalidArgumentError: when the cluster, the script or a file cannot be used.
+        ServerBusyError: when a server trains for another client.
+        ClusterError: when a server does not answer.
+    """
+    slots = Slots.of(cluster)
+    remote = _script_program(program, files)
+    paths = make_run_paths(log_dir)
+    screen = BackgroundConsole(Console(sys.stderr, sys.stdout))
+    with closing(screen), stop_signals() as signals:
+        outcome = _run(
+            slots,
+            slots.options(**options),
+            remote,
+            paths,
+            screen,
+            lambda: tuple(signals),
+            run,
+            program.text,
+        )
+        text = report(outcome)
+        if text:
+            screen.say(text)
+    return outcome.code
+
+
+def _script_program(program: UserProgram, files: Sequence[Path]) -> RemoteProgram:
+    brought = given_files(files)
+    names = {path.as_posix(): f"{FOLDER}/{path.as_posix()}" for path in files}
+    if not program.is_module:
+        script = Path(program.target)
+        brought |= script_sources(script)
+        names[program.target] = f"{FOLDER}/{script.name}"
+    else:
+        for each in map(Path, program.args):
+            # A script that a module runs, as in `-m unisono.tf train.py`.
+            if each.suffix == ".py" and each.is_file():
+                brought |= script_sources(each)
+                names[str(each)] = f"{FOLDER}/{each.name}"
+
+    def there(root: Path, text: str) -> str:
+        return str(root / names[text]) if text in names else text
+
+    def describe(paths: RunPaths, task: Task) -> dict[str, Any]:
+        return {
+            "kind": "module" if program.is_module else "script",
+            "target": there(paths.root, program.target),
+            "args": [there(paths.root, each) for each in program.args],
+            "program": str(paths.root / FOLDER),
+        }
+
+    return RemoteProgram(brought, describe)
+
+
+def _run(
+    slots: Slots,
+    options: LaunchOptions,
+    program: RemoteProgram,
+    paths: RunPaths,
+    screen: Display,
+    stop_requests: Callable[[], tuple[int, ...]],
+    run: ClusterRun,
+    what: str,
+) -> Outcome:
+    if options.ps:
+        # The servers of a job have a key of their own: that of this cluster stays with its servers.
+        program = dataclasses.replace(
+            program, files={**program.files, paths.cluster_key.name: new_secret().encode()}
+        )
+    with _machines(slots, options, program, paths, screen, run, what) as machines:
+        machines.take_all(stop_requests)
+        environ: dict[str, str] = {}
+        launch = Launch(
+            options,
+            paths,
+            environ,
+            lambda plan, task: {},
+            screen,
+            stop_requests,
+            lambda plan: _start_text(plan, what),
+            machines=machines,
+        )
+        return Supervisor(launch).run()
+
+
+@contextmanager
+def _machines(
+    slots: Slots,
+    options: LaunchOptions,
+    program: RemoteProgram,
+    paths: RunPaths,
+    screen: Display,
+    run: ClusterRun,
+    what: str,
+) -> Iterator[RemoteMachines]:
+    claim = Claim(secrets.token_hex(16), f"{describe_client()}, {what}", run.lease)
+    keys = read_standalone_keys(process_environ(), CLIENT)
+    links: dict[str, ServerLink] = {}
+    patience = Patience(busy=run.wait, lost=run.server_timeout)
+    machines = RemoteMachines(slots, links, options, paths, program, screen.say, patience)
+    warned: set[str] = set()
+
+    def prepare(link: ServerLink) -> None:
+        check_versions(link.address, link.facts, screen.say, warned)
+        for name, data in program.files.items():
+            link.put(name, data)
+
+    try:
+        for address in slots.addresses:
+            peer = Peer(SERVER, address, keys, LIMIT)
+            links[address] = ServerLink(address, peer, claim, prepare, machines.wake)
+        yield machines
+    finally:
+        machines.close()
+
+
+def check_versions(address: str, facts: ServerFacts, say: Callable[[str], None], warned: set[str]) -> None:
+    """Compare the packages of a server with those here.
+
+    Args:
+        address: of the server.
+        facts: what it says of itself.
+        say: shows a message.
+        warned: the servers for which there was one.
+
+    Raises:
+        ClusterError: when Python is another one: functions could not be sent.
+    """
+    own = platform.python_version()
+    if own.split(".")[:2] != facts.python.split(".")[:2]:
+        raise ClusterError(
+            "Client and servers must have the same version of Python, as functions travel as its bytecode. "
+            f"Received: {own} here and {facts.python} at {address}."
+        )
+    ours = installed()
+    other = {n: (v, facts.packages.get(n)) for n, v in ours.items() if facts.packages.get(n) != v}
+    if other and address not in warned:
+        warned.add(address)
+        texts = ", ".join(f"{name} {here} here and {there} there" for name, (here, there) in other.items())
+        say(f"unisono: the server {address} has other versions: {texts}")
+
+
+def describe_client() -> str:
+    """Return how this process describes itself to others, as `me@laptop (process 123)`."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container without a name for its user
+        user = str(os.geteuid())
+    return f"{user}@{platform.node()} (process {os.getpid()})"
+
+
+def _start_text(plan: LaunchPlan, what: str) -> str:
+    rows = [f"  {task}  {address}" for task, address in plan.addresses.items()]
+    count = len(plan.tasks)
+    head = f"unisono: {count} tasks run" if count > 1 else "unisono: 1 task runs"
+    return "\n".join([f"{head} {what}", *rows, f"  logs and history: {plan.paths.root}"])

@@ -1,0 +1,325 @@
+"""A client's connection with one server: it holds the lease, and copies what is new.
+
+One thread asks with POLL, of which one is always on its way; the server answers when there is something new
+or after a second. Where the connection is lost, the thread looks for the server for some seconds; after that
+the processes there count as lost, and the thread goes on looking.
+
+Tests: tests/unit/standalone/test_link.py, tests/cluster/test_standalone.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unisono._errors import ClusterError
+from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer
+from unisono.ps._frames import Frame, blob
+from unisono.ps._ops import Op
+from unisono.standalone._protocol import CHUNK
+from unisono.standalone._remote_process import RemoteProcess
+
+_LOG = logging.getLogger("unisono")
+
+#: Seconds in which a server is found again after its connection was lost: a process that ends closes its
+#: connection at once.
+_FIND_SECONDS = 3.0
+#: Seconds for a request that takes no time, on however busy a machine; and for one that kills processes.
+_CALL_SECONDS, _SWEEP_SECONDS = 60.0, 40.0
+#: Seconds between two attempts to find a lost server.
+_RETRY_SECONDS = 1.0
+
+
+class RequestRefusedError(ClusterError):
+    """A server has answered with an error.
+
+    Args:
+        text: the error.
+        kind: the name of its class.
+    """
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself.
+
+    Args:
+        instance: another text after each start.
+        root: the directory of the job there.
+        gpus: the GPUs.
+        python: the version.
+        packages: the versions.
+    """
+
+    instance: str
+    root: str
+    gpus: tuple[str, ...]
+    python: str
+    packages: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """With what a client takes servers.
+
+    Args:
+        job: a random text.
+        client: how the client describes itself to others.
+        lease: seconds without a request after which a server ends the job.
+    """
+
+    job: str
+    client: str
+    lease: float
+
+
+class ServerLink:
+    """The connection with a server.
+
+    Args:
+        address: of the server.
+        peer: sends the requests.
+        claim: with what the server is taken.
+        prepare: brings what the job needs to a server that has just been taken.
+        wake: called when something has changed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer: RequestPeer,
+        claim: Claim,
+        prepare: Callable[[ServerLink], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self._peer, self._claim, self._prepare, self._wake = peer, claim, prepare, wake
+        self._numbers = RequestNumbers()
+        self._processes: dict[str, RemoteProcess] = {}
+        self._facts: ServerFacts | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
+        #: Answers to POLL that had something new, and all.
+        self.messages = 0
+        #: What the processes of this server have been lost with.
+        self.losses: set[str] = set()
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What the server says of itself.
+
+        Raises:
+            ClusterError: when it is lost.
+        """
+        if self._facts is None:
+            raise ClusterError(f"The server {self.address} must answer. Received: it is lost.")
+        return self._facts
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the server answers and works for this client."""
+        return self._facts is not None
+
+    def take(self, timeout: float) -> None:
+        """Take the server, bring what the job needs, and begin to copy.
+
+        Args:
+            timeout: seconds until it must answer.
+
+        Raises:
+            PeerLostError: when it does not answer.
+            RequestRefusedError: when it does not accept; its kind is `ServerBusyError` for a second client.
+        """
+        self._hello(timeout)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def _hello(self, timeout: float) -> None:
+        meta = dataclasses.asdict(self._claim)
+        told = self.request(Op.HELLO, meta, timeout=timeout).meta
+        facts = ServerFacts(
+            told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
+        )
+        if told["fresh"]:
+            self._facts = facts
+            try:
+                self._prepare(self)
+            except BaseException:
+                self._facts = None
+                raise
+        self._facts = facts
+
+    def request(
+        self,
+        op: Op,
+        meta: Mapping[str, Any] | None = None,
+        arrays: Sequence[Any] = (),
+        timeout: float = _CALL_SECONDS,
+    ) -> Frame:
+        """Ask the server, and return its answer.
+
+        Raises:
+            PeerLostError: when it does not answer.
+            RequestRefusedError: when it answers with an error.
+        """
+        told = {"job": self._claim.job, **(meta or {})}
+        answer = self._peer.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout)
+        if answer.op is Op.ERROR:
+            raise RequestRefusedError(str(answer.meta.get("text")), str(answer.meta.get("kind")))
+        return answer
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file in the job's directory on the server."""
+        view = memoryview(data)
+        for offset in range(0, max(1, len(view)), CHUNK):
+            part = view[offset : offset + CHUNK]
+            self.request(Op.PUT, {"name": name, "offset": offset}, [blob(part)])
+
+    def ports(self, count: int, avoid: Sequence[int]) -> list[int]:
+        """Return free ports of the server's machine."""
+        told = self.request(Op.PORTS, {"count": count, "avoid": list(avoid)})
+        return [int(port) for port in told.meta["ports"]]
+
+    def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
+        """Start a process; return why that was not possible, empty where it was."""
+        if self._facts is None:
+            return self._lost_text()
+        self._processes[process.key] = process
+        told = {"key": process.key, "task": str(process.task), **job}
+        try:
+            self.request(Op.START, told)
+        except (PeerLostError, RequestRefusedError) as error:
+            self._processes.pop(process.key, None)
+            if isinstance(error, RequestRefusedError):
+                return f"could not be started on the server {self.address}: {error}"
+            return self._lost_text()
+        return ""
+
+    def _lost_text(self, why: str = "it does not answer") -> str:
+        text = f"lost its server {self.address}: {why}"
+        self.losses.add(text)
+        return text
+
+    def signal_process(self, key: str, number: int) -> None:
+        """Send a signal to a process; nothing happens where the server is lost."""
+        if self._facts is not None:
+            meta = {"job": self._claim.job, "key": key, "number": number}
+            self._peer.send(Frame(Op.SIGNAL, self._numbers.next(), 0, meta), _CALL_SECONDS)
+
+    def sweep(self) -> int:
+        """Kill what the processes have left behind; return how many processes that were."""
+        if self._facts is None:
+            return 0
+        try:
+            return int(self.request(Op.SWEEP, timeout=_SWEEP_SECONDS).meta["killed"])
+        except (PeerLostError, RequestRefusedError):
+            return 0
+
+    def close(self) -> None:
+        """End the job on the server, and the connection."""
+        self._closing.set()
+        if self._facts is not None:
+            try:
+                self.request(Op.END, timeout=_SWEEP_SECONDS)
+            except (PeerLostError, RequestRefusedError) as error:
+                _LOG.warning("The server %s ends its job when the lease does: %s", self.address, error)
+        self._peer.close()
+        if self._thread.ident is not None:
+            self._thread.join(_CALL_SECONDS)
+
+    # the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if self._facts is None:
+                self._closing.wait(_RETRY_SECONDS)
+                self._find(_RETRY_SECONDS)
+                continue
+            try:
+                self._copy_news()
+            except (PeerLostError, RequestRefusedError) as error:
+                self._look_for_server(self._facts.instance, error)
+            except Exception as error:
+                # Such as a full disk: without this thread the launch would wait for ever.
+                _LOG.exception("What the server %s sent could not be kept.", self.address)
+                self._lose(f"its output could not be kept ({error})", time.time())
+
+    def _copy_news(self) -> None:
+        running = {key: p for key, p in list(self._processes.items()) if p.poll() is None}
+        seen = {key: [process.offset, process.version] for key, process in running.items()}
+        answer = self.request(Op.POLL, {"seen": seen}, timeout=self._claim.lease)
+        self.messages += 1
+        later = time.time() - float(answer.meta["now"])
+        for key, entry in answer.meta["news"].items():
+            if key in running:
+                self._apply(running[key], entry, answer.arrays, later)
+        self._processes = {key: p for key, p in list(self._processes.items()) if p.poll() is None}
+        if answer.meta["news"]:
+            self._wake()
+
+    def _apply(
+        self, process: RemoteProcess, entry: Mapping[str, Any], blobs: Sequence[Any], later: float
+    ) -> None:
+        if "log" in entry:
+            process.add_output(blobs[entry["log"]].tobytes())
+        process.note_step(entry["step"])
+        process.offset = entry["offset"]
+        if "error" in entry:
+            process.note_error(blobs[entry["error"]].tobytes(), later)
+        if entry.get("code") == 0:
+            self._fetch_result(process)
+        if "version" in entry:
+            process.version = entry["version"]
+        if "code" in entry:
+            process.end(entry["code"], time.time() - entry["age"])
+
+    def _fetch_result(self, process: RemoteProcess) -> None:
+        name = process.copies.result.name
+        try:
+            answer = self.request(Op.GET, {"name": name, "offset": 0})
+        except RequestRefusedError:  # a program, or a function that has not returned
+            return
+        aside = process.copies.result.with_suffix(".part")
+        with aside.open("wb") as file:
+            file.write(answer.arrays[0].tobytes())
+            while file.tell() < answer.meta["size"]:
+                answer = self.request(Op.GET, {"name": name, "offset": file.tell()})
+                file.write(answer.arrays[0].tobytes())
+        aside.replace(process.copies.result)
+
+    def _look_for_server(self, instance: str, error: ClusterError) -> None:
+        """Find the server again after an error; else its processes are lost."""
+        lost_at = time.time()
+        if self._closing.is_set():
+            return
+        was_refused = isinstance(error, RequestRefusedError)
+        found = not was_refused and self._find(_FIND_SECONDS)
+        if not found or self._facts is None or self._facts.instance != instance:
+            is_restarted = was_refused or found
+            self._lose("it was started again" if is_restarted else "it does not answer", lost_at, found)
+
+    def _lose(self, why: str, at: float, is_live: bool = False) -> None:
+        if not is_live:
+            self._facts = None
+        text = self._lost_text(why)
+        for process in list(self._processes.values()):
+            process.lose(text, at)
+        self._processes = {}
+        self._wake()
+
+    def _find(self, seconds: float) -> bool:
+        """Take the server again; return whether it has answered."""
+        try:
+            self._hello(seconds)
+        except (PeerLostError, RequestRefusedError):
+            return False
+        self._wake()
+        return True

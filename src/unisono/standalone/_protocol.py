@@ -1,0 +1,198 @@
+"""The messages between a standalone client and the servers that train for it; without sockets.
+
+A client asks, a server answers. What is in brackets may be left out:
+
+======  ==================================================  ==================================================
+HELLO   `job`, `client`, `lease`; takes the server          `instance`, `fresh`, `root`, `cores`, `gpus`,
+        for the job, or finds it again                      `python`, `packages`
+PORTS   `job`, `count`, `avoid`                             `ports`
+PUT     `job`, `name`, `offset`; a blob                     nothing
+GET     `job`, `name`, `offset`                             `size`; a blob
+START   `job`, `key`, `task`, `generation`, `shape`,        nothing
+        `description`
+POLL    `job`, `seen`: for each key what the client has     `now`, `news`: see `_outputs`; blobs
+SIGNAL  `job`, `key`, `number`                              nothing
+SWEEP   `job`                                               `killed`
+END     `job`                                               nothing
+STATUS  nothing                                             numbers
+======  ==================================================  ==================================================
+
+`job` is a random text that the client chooses. All requests may arrive twice: a process has a key, and
+starts once. Each request of a job renews its lease.
+
+Tests: tests/unit/standalone/test_protocol.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.ps._transport._keys import ClusterKeys, read_keys
+
+#: The names by which keys are derived: those of no task of a cluster.
+SERVER, CLIENT = Task("server", 0), Task("client", 0)
+
+#: Seconds without a request of the client after which a server ends its job; and between SIGTERM and SIGKILL
+#: then.
+LEASE_SECONDS, LEASE_GRACE = 10.0, 3.0
+#: Seconds after which a POLL is answered where there is nothing new: a client renews its lease by it.
+POLL_SECONDS = 1.0
+#: Seconds between two answers to POLL: a progress bar that is rewritten at each step costs one message for
+#: all steps of this time.
+BATCH_SECONDS = 0.05
+#: Bytes of a file in one message, and of a message at most.
+CHUNK, LIMIT = 4 << 20, 16 << 20
+#: Characters of a client's description of itself.
+_DESCRIPTION = 200
+
+
+def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys | None:
+    """Return the keys of a server or a client, None without a secret.
+
+    A server lets clients connect, and no other task: they have other keys, of the same secret.
+
+    Args:
+        environ: the environment variables.
+        own: `SERVER` or `CLIENT`.
+
+    Raises:
+        ClusterError: when the secret cannot be used.
+    """
+    keys = read_keys(environ, own, ClusterSpec({}))
+    return None if keys is None else dataclasses.replace(keys, tasks=(CLIENT,))
+
+
+def text_of(meta: Mapping[str, Any], name: str, longest: int = 4096) -> str:
+    """Return a text of a message.
+
+    Raises:
+        InvalidArgumentError: when it is missing, something else, or too long.
+
+    >>> text_of({"job": "a"}, "job")
+    'a'
+    """
+    value = meta.get(name)
+    if not isinstance(value, str) or not value or len(value) > longest:
+        raise InvalidArgumentError(f"`{name}` must be a text of at most {longest} characters.")
+    return value
+
+
+def number_of(meta: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    """Return a number of a message.
+
+    Raises:
+        InvalidArgumentError: when it is missing, something else, or out of range.
+
+    >>> number_of({"lease": 3}, "lease", 1, 10)
+    3
+    """
+    value = meta.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise InvalidArgumentError(f"`{name}` must be a number from {least:g} to {most:g}.")
+    return value
+
+
+def whole_of(meta: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """Return a whole number of a message.
+
+    Raises:
+        InvalidArgumentError: as `number_of`, and for a fraction.
+    """
+    value = number_of(meta, name, least, most)
+    if not isinstance(value, int):
+        raise InvalidArgumentError(f"`{name}` must be a whole number.")
+    return value
+
+
+def dict_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object of a message.
+
+    Raises:
+        InvalidArgumentError: when it is missing or something else.
+    """
+    value = meta.get(name)
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"`{name}` must be an object.")
+    return value
+
+
+def task_of(text: str) -> Task:
+    """Return the task of a text such as `worker:0`.
+
+    Raises:
+        InvalidArgumentError: when it is none.
+
+    >>> task_of("worker:1")
+    Task(type='worker', index=1)
+    """
+    job, _, index = text.partition(":")
+    if job not in ("chief", "worker", "ps", "evaluator") or not index.isascii() or not index.isdigit():
+        raise InvalidArgumentError(f"A task must be written `worker:0`. Received: {text[:100]!r}.")
+    if len(index) > 6:
+        raise InvalidArgumentError("The index of a task must be below a million.")
+    return Task(job, int(index))
+
+
+def file_name(text: str) -> str:
+    """Return the name of a file below a job's directory, as it was sent.
+
+    Raises:
+        InvalidArgumentError: when it leads out of the directory.
+
+    >>> file_name("program/train.py")
+    'program/train.py'
+    """
+    path = PurePosixPath(text)
+    bad = not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text
+    if bad or len(text) > 1000 or len(path.parts) > 50 or not path.parts:
+        raise InvalidArgumentError(
+            f"A file of a job must have a name below its directory. Received: {text[:100]!r}."
+        )
+    return text
+
+
+def printable(text: str) -> str:
+    r"""Return a client's description of itself as it is shown to others.
+
+    >>> printable("me@laptop\n\x1b[2J")
+    'me@laptop??[2J'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text[:_DESCRIPTION])
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessShape:
+    """What the environment of a process depends on, before it has a task.
+
+    Args:
+        tasks: how many processes of the job share the machine.
+        devices: virtual CPU devices of each, None for the program's own choice.
+        ps: whether there are parameter servers.
+    """
+
+    tasks: int = 1
+    devices: int | None = None
+    ps: bool = False
+
+    @classmethod
+    def parse(cls, meta: Mapping[str, Any]) -> ProcessShape:
+        """Return the shape of a message.
+
+        Raises:
+            InvalidArgumentError: when it is none.
+
+        >>> ProcessShape.parse({"tasks": 2, "devices": None, "ps": False}).tasks
+        2
+        """
+        devices = None if meta.get("devices") is None else whole_of(meta, "devices", 1, 4096)
+        return cls(whole_of(meta, "tasks", 1, 4096), devices, meta.get("ps") is True)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a spare process serves: it has the whole machine."""
+        return self.tasks == 1 and not self.ps and self.devices in (None, 1)

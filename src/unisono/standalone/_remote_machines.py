@@ -1,0 +1,273 @@
+"""The servers of a cluster as the machines of a launch: the supervisor of `unisono launch` decides.
+
+Tests: tests/cluster/test_standalone.py, tests/cluster/test_standalone_failures.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import ClusterError
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._function_call import result_path
+from unisono.launcher._generation import ProcessSource
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import LaunchPlan, RunPaths, gpu_share, tasks_of
+from unisono.launcher._restart_policy import Failure
+from unisono.launcher._run_files import BestEffort
+from unisono.ps._calls import PeerLostError
+from unisono.standalone._lease import ServerBusyError
+from unisono.standalone._link import RequestRefusedError, ServerFacts, ServerLink
+from unisono.standalone._remote_process import LocalCopies, RemoteProcess
+from unisono.standalone._slots import Slots, task_address
+
+#: Restarts after the loss of servers where the user names no number, as for parameter servers.
+_RESTARTS = 10
+_POLL = 0.05
+#: Seconds between two attempts to take a server that trains for another client.
+_BUSY_RETRY = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteProgram:
+    """What the tasks run.
+
+    Args:
+        files: what is brought to each server, by name below the job's directory.
+        describe: returns what is particular to the program in the job of a process, from the job's directory
+            on the server and the task.
+    """
+
+    files: Mapping[str, bytes]
+    describe: Callable[[RunPaths, Task], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a client waits for servers.
+
+    Args:
+        answer: seconds until a server must answer at first.
+        busy: seconds for servers that train for another client.
+        lost: seconds for servers that were lost, before the training ends.
+    """
+
+    answer: float = 10.0
+    busy: float = 0.0
+    lost: float = 300.0
+
+
+class RemoteMachines:
+    """Runs tasks on servers.
+
+    Args:
+        slots: which server runs which task.
+        links: the connections, by address.
+        options: of the launch.
+        paths: the client's own files, to which those of the tasks are copied.
+        program: what the tasks run.
+        say: shows a message.
+        patience: how long servers are waited for.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        links: Mapping[str, ServerLink],
+        options: LaunchOptions,
+        paths: RunPaths,
+        program: RemoteProgram,
+        say: Callable[[str], None],
+        patience: Patience,
+    ) -> None:
+        self._slots, self._links, self._options, self._paths = slots, links, options, paths
+        self._program, self._say, self._patience = program, say, patience
+        self._wake: Callable[[], None] = lambda: None
+        self._ports: dict[str, list[int]] = {}
+        self._starts = 0
+
+    def take_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
+        """Take all servers for the job.
+
+        Args:
+            stop_requests: returns the signals that asked the client to stop.
+
+        Raises:
+            ServerBusyError: when one trains for another client for longer than the client waits.
+            ClusterError: when one does not answer, or refuses.
+        """
+        deadline = time.monotonic() + self._patience.busy
+        told = False
+        # In the order of their addresses: two clients cannot wait for each other.
+        for address in self._slots.addresses:
+            while True:
+                problem = self._taken(address)
+                if problem is None:
+                    break
+                if time.monotonic() >= deadline or stop_requests():
+                    raise problem
+                if not told:
+                    told = True
+                    self._say(f"unisono: waiting at most {self._patience.busy:g} s: {problem}")
+                time.sleep(_BUSY_RETRY)
+
+    def _taken(self, address: str) -> ServerBusyError | None:
+        try:
+            self._links[address].take(self._patience.answer)
+        except PeerLostError as error:
+            raise ClusterError(
+                f"Each server of the cluster must run. Received: no answer from {address} within "
+                f"{self._patience.answer:g} s. Run `unisono serve --address {address}` on that machine, with "
+                f"the same key as here. ({error})"
+            ) from None
+        except RequestRefusedError as error:
+            if error.kind == ServerBusyError.__name__:
+                return ServerBusyError(str(error))
+            raise ClusterError(f"The server {address} has refused the job: {error}") from None
+        return None
+
+    def wake(self) -> None:
+        """Let the supervisor look at its processes."""
+        self._wake()
+
+    @contextmanager
+    def running(self, wake: Callable[[], None], files: BestEffort) -> Iterator[None]:
+        """Note whom to wake."""
+        self._wake = wake
+        yield
+
+    @property
+    def _live(self) -> list[str]:
+        return [address for address, link in self._links.items() if link.is_live]
+
+    def plan(self, generation: int, workers: int) -> LaunchPlan:
+        """Return the plan of a generation, with new ports of the servers' machines."""
+        while True:
+            self.wait_until_ready(workers, tuple)
+            placed = self._slots.placed(tasks_of(self._options, workers), self._live)
+            try:
+                return LaunchPlan(generation, self._addresses(placed), self._paths, self._options)
+            except (PeerLostError, RequestRefusedError):
+                # Lost a moment ago: its connection notices, too.
+                time.sleep(_POLL)
+
+    def _addresses(self, placed: Mapping[Task, str]) -> dict[Task, str]:
+        self._placed = dict(placed)
+        found = {}
+        for server in set(placed.values()):
+            tasks = [task for task, each in placed.items() if each == server]
+            ports = self._links[server].ports(len(tasks), self._ports.get(server, []))
+            self._ports[server] = ports
+            found.update({t: task_address(server, p) for t, p in zip(tasks, ports, strict=True)})
+        return {task: found[task] for task in placed}
+
+    def source(self, plan: LaunchPlan) -> ProcessSource:
+        """Return where the tasks get their processes from: their servers have spare ones."""
+        return ProcessSource(lambda: None, lambda task: self._process(plan, task), self._job)
+
+    def _process(self, plan: LaunchPlan, task: Task) -> RemoteProcess:
+        self._starts += 1
+        key = f"g{plan.generation}-{task.type}-{task.index}-{self._starts}"
+        copies = LocalCopies(
+            plan.paths.log(task),
+            plan.paths.error(task, plan.generation),
+            plan.paths.progress(task, plan.generation),
+            result_path(plan.paths, task),
+        )
+        return RemoteProcess(key, task, self._links[self._placed[task]], copies, self._wake)
+
+    def _job(self, plan: LaunchPlan, task: Task) -> dict[str, Any]:
+        server = self._placed[task]
+        beside = [each for each, other in self._placed.items() if other == server]
+        options = self._options
+        shape = {"tasks": len(beside), "devices": options.devices_per_worker, "ps": options.ps > 0}
+        told = {
+            "generation": plan.generation,
+            "shape": shape,
+            "description": {},
+        }
+        link = self._links[server]
+        if not link.is_live:
+            return told
+        facts = link.facts
+        there = dataclasses.replace(plan, paths=RunPaths(Path(facts.root)))
+        environ = there.environment(task) | _gpus(facts, task, beside)
+        description: dict[str, Any] = {"environ": environ, "sys_path": None, "args": []}
+        return {**told, "description": description | self._program.describe(there.paths, task)}
+
+    def shown(self, plan: LaunchPlan) -> tuple[Task, ...]:
+        """Return all tasks, the chief or worker 0 first."""
+        return (plan.shown, *(task for task in plan.tasks if task != plan.shown))
+
+    def finish_evaluator(self, plan: LaunchPlan) -> None:
+        """Tell the evaluator's server that training has succeeded."""
+        for task, server in self._placed.items():
+            if task.type == "evaluator" and self._links[server].is_live:
+                self._links[server].put(plan.paths.finished.name, f"{plan.generation}\n".encode())
+
+    def sweep(self) -> set[int]:
+        """Kill what the tasks have left behind; the ids are those of other machines, and not returned."""
+        for link in self._links.values():
+            link.sweep()
+        return set()
+
+    def fill_spares(self, now: float) -> int | None:
+        """Do nothing: each server has its own."""
+        return None
+
+    def capacity(self, paths: RunPaths) -> int | None:
+        """Return how many workers the servers have room for that are there."""
+        return self._slots.room(self._live)
+
+    def options_after(self, failure: Failure | None) -> LaunchOptions:
+        """Return the options: the loss of a server allows restarts, also where a failure does not."""
+        losses = {text for link in self._links.values() for text in link.losses}
+        is_loss = failure is not None and failure.detail in losses
+        if is_loss and self._options.max_restarts is None:
+            return dataclasses.replace(self._options, max_restarts=_RESTARTS)
+        return self._options
+
+    def wait_until_ready(self, workers: int, stop_requests: Callable[[], tuple[int, ...]]) -> None:
+        """Wait until the servers are back that so many workers and the other tasks need.
+
+        Raises:
+            ClusterError: when they are not back in time; it names them.
+        """
+        deadline = time.monotonic() + self._patience.lost
+        told = False
+        while missing := self._slots.missing(workers, self._live):
+            names = ", ".join(missing)
+            if stop_requests():
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"The servers of a cluster must run. Received: no answer from {names} within "
+                    f"{self._patience.lost:g} s after they were lost. Run `unisono serve` there again, or "
+                    "let the training continue with fewer workers (`elastic`)."
+                )
+            if not told:
+                told = True
+                self._say(
+                    f"unisono: waiting at most {self._patience.lost:g} s for the server {names}; the "
+                    "training continues when `unisono serve` runs there again"
+                )
+            time.sleep(_POLL)
+
+    def close(self) -> None:
+        """End the job on all servers."""
+        for link in self._links.values():
+            link.close()
+
+
+def _gpus(facts: ServerFacts, task: Task, beside: list[Task]) -> dict[str, str]:
+    """Return the variable for a task's share of its machine's GPUs; parameter servers have none."""
+    if not facts.gpus:
+        return {}
+    computing = [each for each in beside if each.type != "ps"]
+    share = gpu_share(facts.gpus, computing.index(task), len(computing)) if task in computing else ()
+    return {"CUDA_VISIBLE_DEVICES": ",".join(share)}

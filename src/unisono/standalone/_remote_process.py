@@ -1,0 +1,135 @@
+"""A process on a server, as the client's supervisor sees it: its files are copied to the client's directory.
+
+Tests: tests/unit/standalone/test_remote_process.py, tests/cluster/test_standalone.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from unisono.cluster_resolver._spec import Task
+
+_KILLED = 128 + signal.SIGKILL
+
+
+class ProcessHost(Protocol):
+    """What a process needs of its server."""
+
+    def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
+        """Start it; return why that was not possible, empty where it was."""
+
+    def signal_process(self, key: str, number: int) -> None:
+        """Send it a signal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCopies:
+    """Where the files of a process are copied to.
+
+    Args:
+        log: its output, which is appended.
+        error: the record of its exception.
+        progress: its last step.
+        result: what its function has returned.
+    """
+
+    log: Path
+    error: Path
+    progress: Path
+    result: Path
+
+
+class RemoteProcess:
+    """A process of a task on a server.
+
+    Args:
+        key: names it on the server.
+        task: the task.
+        host: the server.
+        copies: where its files are copied to.
+        wake: called when it has ended.
+    """
+
+    def __init__(
+        self, key: str, task: Task, host: ProcessHost, copies: LocalCopies, wake: Callable[[], None]
+    ) -> None:
+        self.pid, self.warm, self.loss = 0, False, ""
+        self.ended_at: float | None = None
+        self.key, self.task, self.copies = key, task, copies
+        #: Bytes of its output that were copied, and the version of the rest.
+        self.offset, self.version = 0, ""
+        self._host, self._wake = host, wake
+        self._code: int | None = None
+
+    def assign(self, job: Mapping[str, Any]) -> bool:
+        """Start it on the server; return False where that is not possible."""
+        problem = self._host.start_process(self, job)
+        if problem:
+            self.lose(problem, time.time())
+        return not problem
+
+    def poll(self) -> int | None:
+        """Return the exit code as a shell sees it, None while the process runs."""
+        return self._code
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, not to its children."""
+        if self._code is None:
+            self._host.signal_process(self.key, number)
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        self.send(signal.SIGKILL)
+
+    def add_output(self, data: bytes) -> None:
+        """Append to the log."""
+        with self.copies.log.open("ab") as file:
+            file.write(data)
+
+    def note_step(self, line: str) -> None:
+        """Write the last step where it has changed: the file's time is the sign of progress."""
+        text = f"{line}\n"
+        path = self.copies.progress
+        if line and (not path.exists() or path.read_text() != text):
+            path.write_text(text)
+
+    def note_error(self, data: bytes, later: float) -> None:
+        """Write the record of the exception.
+
+        Args:
+            data: the record.
+            later: by how many seconds this machine's clock is ahead of the server's.
+        """
+        record = json.loads(data)
+        record["at"] = float(record["at"]) + later
+        aside = self.copies.error.with_suffix(".part")
+        aside.write_text(json.dumps(record))
+        aside.replace(self.copies.error)
+
+    def end(self, code: int, at: float) -> None:
+        """Note its end.
+
+        Args:
+            code: the exit code as a shell sees it.
+            at: when, in seconds since the epoch.
+        """
+        if self._code is None:
+            self.ended_at, self._code = at, code
+            self._wake()
+
+    def lose(self, why: str, at: float) -> None:
+        """Note that its server is lost.
+
+        Args:
+            why: a predicate, such as "lost its server".
+            at: when, in seconds since the epoch.
+        """
+        if self._code is None:
+            self.loss = why
+            self.end(_KILLED, at)
