@@ -31,8 +31,7 @@ HINTS: dict[str, str] = {
     "PerWorkerValues": _write("unisono.coordinator.PerWorkerValues"),
     "RemoteValue": _write("unisono.coordinator.RemoteValue"),
     "experimental_get_current_worker_index": _write("unisono.coordinator.get_current_worker_index"),
-    "run_standard_server": _write("unisono.Server"),
-    "run_standard_tensorflow_server": _write("unisono.Server"),
+    "run_standard_tensorflow_server": _write("unisono.run_standard_server"),
     # the Estimator, and what tf.contrib.distribute had for it
     **dict.fromkeys(
         [

@@ -1,1 +1,1 @@
-"""The command `unisono`: launch a cluster on this machine, and check the installation."""
+"""The command `unisono`: launch a cluster, serve one, and check the installation."""

@@ -40,6 +40,7 @@ from unisono.standalone._slots import Slots
 #: Seconds between SIGTERM and SIGKILL where a function is called: a notebook waits for them.
 _GRACE = 3.0
 _CALL = "call"
+_CALL_PREFIX = "unisono-call-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ def call_on_cluster(
         return ()
 
     program = _function_program(fn, tuple(args))
-    paths = RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
+    paths = RunPaths(Path(tempfile.mkdtemp(prefix=_CALL_PREFIX)))
     screen = Console(sys.stderr, sys.stdout)
     name = getattr(fn, "__qualname__", type(fn).__name__)
     try:
@@ -356,4 +357,6 @@ def _start_text(plan: LaunchPlan, what: str) -> str:
     rows = [f"  {task}  {address}" for task, address in plan.addresses.items()]
     count = len(plan.tasks)
     head = f"unisono: {count} tasks run" if count > 1 else "unisono: 1 task runs"
-    return "\n".join([f"{head} {what}", *rows, f"  logs and history: {plan.paths.root}"])
+    # The files of a function's call are removed with its end.
+    foot = [] if plan.paths.root.name.startswith(_CALL_PREFIX) else [f"  logs and history: {plan.paths.root}"]
+    return "\n".join([f"{head} {what}", *rows, *foot])

@@ -17,7 +17,7 @@ class ServerBusyError(ClusterError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Lease:
+class ClientLease:
     """The right of a client to a server.
 
     Args:
@@ -50,7 +50,7 @@ class LeaseBook:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.lease: Lease | None = None
+        self.lease: ClientLease | None = None
         # Jobs that have ended: a repeated HELLO of one must not take the server again.
         self._ended: collections.deque[str] = collections.deque(maxlen=1000)
 
@@ -71,7 +71,7 @@ class LeaseBook:
             raise ContextError("A job must not begin again after its END. Start another one.")
         held = self.lease
         if held is None:
-            self.lease = Lease(job, client, seconds, now, now)
+            self.lease = ClientLease(job, client, seconds, now, now)
             return True
         if held.job == job and not held.ends:
             self.lease = dataclasses.replace(held, renewed=now)

@@ -4,7 +4,7 @@ One thread asks with POLL, of which one is always on its way; the server answers
 or after a second. Where the connection is lost, the thread looks for the server for some seconds; after that
 the processes there count as lost, and the thread goes on looking.
 
-Tests: tests/unit/standalone/test_link.py, tests/cluster/test_standalone.py.
+Tests: tests/unit/standalone/test_agent.py, tests/cluster/test_standalone.py.
 """
 
 from __future__ import annotations

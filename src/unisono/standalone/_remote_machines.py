@@ -89,7 +89,9 @@ class RemoteMachines:
         self._program, self._say, self._patience = program, say, patience
         self._wake: Callable[[], None] = lambda: None
         self._ports: dict[str, list[int]] = {}
+        self._placed: dict[Task, str] = {}
         self._starts = 0
+        self._reported: set[str] = set()
 
     def take_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
         """Take all servers for the job.
@@ -222,7 +224,16 @@ class RemoteMachines:
 
     def capacity(self, paths: RunPaths) -> int | None:
         """Return how many workers the servers have room for that are there."""
+        self._report_losses()
         return self._slots.room(self._live)
+
+    def _report_losses(self) -> None:
+        """Name the servers that were lost since the last call; in the supervisor's thread."""
+        for address, link in self._links.items():
+            for text in sorted(link.losses - self._reported):
+                self._reported.add(text)
+                tasks = ", ".join(str(task) for task, each in self._placed.items() if each == address)
+                self._say(f"unisono: {tasks} {text}")
 
     def options_after(self, failure: Failure | None) -> LaunchOptions:
         """Return the options: the loss of a server allows restarts, also where a failure does not."""
@@ -238,6 +249,7 @@ class RemoteMachines:
         Raises:
             ClusterError: when they are not back in time; it names them.
         """
+        self._report_losses()
         deadline = time.monotonic() + self._patience.lost
         told = False
         while missing := self._slots.missing(workers, self._live):

@@ -1,6 +1,6 @@
 """A process on a server, as the client's supervisor sees it: its files are copied to the client's directory.
 
-Tests: tests/unit/standalone/test_remote_process.py, tests/cluster/test_standalone.py.
+Tests: tests/unit/standalone/test_agent.py, tests/cluster/test_standalone.py.
 """
 
 from __future__ import annotations

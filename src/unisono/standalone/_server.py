@@ -1,6 +1,6 @@
 """`unisono.run_standard_server`: make a machine of a cluster train for clients elsewhere.
 
-Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_server.py.
+Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_standard_server.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import UserValue
 from unisono.cluster_resolver._base import process_environ
-from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
 from unisono.ps._calls import ClientId
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._local import free_port, split_address
 from unisono.standalone._agent import Agent
 from unisono.standalone._protocol import LIMIT, SERVER, read_standalone_keys
 from unisono.standalone._server_machine import ServerMachine, server_directory
@@ -45,12 +46,14 @@ class StandardServer:
     """
 
     def __init__(self, address: str, directory: Path | None = None, spares: int = 1) -> None:
-        self.address = address
+        host, port = split_address(address)
+        # Messages and the directory name it, also before it listens.
+        self.address = address if port else with_port(host, free_port())
         self._directory, self._spares = directory, spares
         environ = process_environ()
         self._keys = read_standalone_keys(environ, SERVER)
         # Checks that the address may be listened at, before any process is started.
-        self._endpoint = Endpoint(address, self._handle, self._keys, LIMIT)
+        self._endpoint = Endpoint(self.address, self._handle, self._keys, LIMIT)
         self._agent: Agent | None = None
         self._machine: ServerMachine | None = None
         self._stopping = threading.Event()
@@ -76,7 +79,7 @@ class StandardServer:
             machine.close()
             self._agent = None
             raise
-        self._machine, self.address = machine, self._endpoint.address
+        self._machine = machine
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
             target=self._run, args=(self._agent, machine), name="unisono-standalone", daemon=True

@@ -1,6 +1,6 @@
 """What a standalone server has: processes, spare ones, ports and a directory.
 
-Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_server_machine.py.
+Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_standard_server.py.
 """
 
 from __future__ import annotations

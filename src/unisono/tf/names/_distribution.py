@@ -67,6 +67,7 @@ CONTRIB: dict[str, Entry] = {
     "get_cross_tower_context": At("unisono.in_cross_replica_context"),
     "get_distribution_strategy": At("unisono.get_strategy"),
     "has_distribution_strategy": At("unisono.has_strategy"),
+    "run_standard_tensorflow_server": At("unisono.run_standard_server"),
     "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
     "require_tower_context": Missing("is gone", "`unisono.get_replica_context() is not None`"),
     "Monitor": Missing("is gone", "a loop around `strategy.run`"),

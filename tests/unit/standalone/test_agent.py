@@ -1,0 +1,322 @@
+"""A server without sockets, with processes that do as they are told; the client's link over a loopback."""
+
+import signal
+import time
+
+import pytest
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import ClientId
+from unisono.ps._frames import Frame, blob
+from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._ops import Op
+from unisono.standalone._agent import Agent
+from unisono.standalone._link import Claim, RequestRefusedError, ServerLink
+from unisono.standalone._protocol import SERVER
+from unisono.standalone._remote_process import LocalCopies, RemoteProcess
+
+ME = ClientId(b"1")
+SHAPE = {"tasks": 1, "devices": None, "ps": False}
+
+
+class Process:
+    """A process that ends when a test says so."""
+
+    warm, loss = False, ""
+
+    def __init__(self, pid, log):
+        self.pid, self.log, self.code, self.ended_at, self.signals, self.job = pid, log, None, None, [], None
+
+    def assign(self, job):
+        self.job = job
+        return True
+
+    def poll(self):
+        return self.code
+
+    def send(self, number):
+        self.signals.append(number)
+
+    def kill(self):
+        if self.code is None:
+            self.end(137)
+
+    def end(self, code):
+        self.code, self.ended_at = code, time.time()
+
+
+class Machine:
+    """A machine without processes of the system."""
+
+    cores, gpus = 4, ("0", "1")
+
+    def __init__(self, root):
+        self.root, self.processes, self.sweeps = root, [], 0
+
+    def job_directory(self, job):
+        path = self.root / job
+        path.mkdir(exist_ok=True)
+        return path
+
+    def ports(self, count, avoid):
+        return list(range(1000, 1000 + count))
+
+    def take(self, shape):
+        return None
+
+    def start(self, shape, log):
+        self.processes.append(Process(100 + len(self.processes), log))
+        return self.processes[-1]
+
+    def sweep(self):
+        self.sweeps += 1
+        return set()
+
+    def close(self):
+        pass
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def run(self, seconds, agent):
+        """Let time pass as it does in a server that looks around 50 times a second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            agent.tick()
+
+
+class Server:
+    """An agent, and what it answers."""
+
+    def __init__(self, root):
+        self.machine, self.clock, self.answers = Machine(root), Clock(), {}
+        self.agent = Agent("a:1", self.machine, self._reply, self.clock)
+        self.numbers = iter(range(1, 10_000))
+
+    def _reply(self, client, request, frame):
+        self.answers[request] = frame
+
+    def ask(self, op, meta, arrays=(), job="one"):
+        frame = Frame(op, next(self.numbers), 0, {"job": job, **meta}, arrays)
+        answer = self.agent.handle(ME, frame)
+        if answer is None:
+            deadline = time.monotonic() + 30
+            while frame.request not in self.answers and time.monotonic() < deadline:
+                if op is Op.POLL:
+                    self.clock.run(0.5, self.agent)
+                else:
+                    time.sleep(0.005)
+            answer = self.answers[frame.request]
+        return answer
+
+    def hello(self, job="one", lease=10.0):
+        return self.ask(Op.HELLO, {"client": f"client of {job}", "lease": lease}, job=job)
+
+    def start(self, key="k", task="worker:0", generation=0, job="one"):
+        meta = {
+            "key": key,
+            "task": task,
+            "generation": generation,
+            "shape": SHAPE,
+            "description": {"kind": "call"},
+        }
+        return self.ask(Op.START, meta, job=job)
+
+
+@pytest.fixture
+def server(tmp_path):
+    return Server(tmp_path)
+
+
+def test_the_first_message_takes_the_server(server):
+    told = server.hello().meta
+    assert (told["fresh"], told["cores"], told["gpus"]) == (True, 4, ["0", "1"])
+    assert not server.hello().meta["fresh"]
+    refused = server.hello("two")
+    assert refused.op is Op.ERROR
+    assert refused.meta["kind"] == "ServerBusyError"
+    assert "client of one" in refused.meta["text"]
+
+
+def test_nothing_is_done_for_others(server):
+    server.hello()
+    for op in (Op.PUT, Op.GET, Op.START, Op.SIGNAL, Op.PORTS, Op.SWEEP, Op.END, Op.POLL):
+        assert server.agent.handle(ME, Frame(op, 1, 0, {"job": "two"})).op is Op.ERROR
+        assert server.agent.handle(ME, Frame(op, 1, 0, {})).op is Op.ERROR
+    assert server.agent.handle(ME, Frame(Op.PUSH, 1, 0, {"job": "one"})).op is Op.ERROR
+    assert server.machine.processes == []
+
+
+@pytest.mark.parametrize("job", ["../up", "a/b", "", "a" * 101, 5])
+def test_the_name_of_a_job_is_no_path(server, job):
+    assert server.hello(job).op is Op.ERROR
+
+
+def test_files_arrive_in_parts_and_are_read_in_parts(server):
+    server.hello()
+    for offset, part in ((0, b"abc"), (3, b"def"), (3, b"def")):
+        assert server.ask(Op.PUT, {"name": "d/f", "offset": offset}, [blob(part)]).op is Op.OK
+    answer = server.ask(Op.GET, {"name": "d/f", "offset": 4})
+    assert (answer.meta["size"], answer.arrays[0].tobytes()) == (6, b"ef")
+    assert server.ask(Op.GET, {"name": "absent", "offset": 0}).op is Op.ERROR
+    assert server.ask(Op.PUT, {"name": "../f", "offset": 0}, [blob(b"x")]).op is Op.ERROR
+    assert (server.machine.root / "one" / "d" / "f").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_repeated_start_starts_one_process(server):
+    server.hello()
+    assert server.start().meta == server.start().meta == {"pid": 100}
+    (process,) = server.machine.processes
+    assert process.job["kind"] == "call"
+    assert process.job["log"] == str(process.log)
+    assert (server.machine.root / "one" / "fence").read_text() == "0\n"
+
+
+def test_what_is_new_and_the_end_after_all_output(server):
+    server.hello()
+    server.start()
+    (process,) = server.machine.processes
+    process.log.write_bytes(b"x" * ((1 << 20) + 5))
+    process.end(3)
+    first = server.ask(Op.POLL, {"seen": {"k": [0, ""]}})
+    entry = first.meta["news"]["k"]
+    assert (entry["offset"], "code" in entry) == (1 << 20, False)
+    rest = server.ask(Op.POLL, {"seen": {"k": [1 << 20, ""]}})
+    entry = rest.meta["news"]["k"]
+    assert (rest.arrays[entry["log"]].tobytes(), entry["code"]) == (b"xxxxx", 3)
+
+
+def test_without_news_a_poll_is_answered_after_a_second(server):
+    server.hello()
+    assert server.ask(Op.POLL, {"seen": {}}).meta["news"] == {}
+    assert server.clock.now >= 1.0
+
+
+def test_a_silent_client_loses_its_processes(server):
+    server.hello(lease=10.0)
+    server.start()
+    (process,) = server.machine.processes
+    server.clock.run(9.0, server.agent)
+    assert process.signals == []
+    server.clock.run(2.0, server.agent)
+    assert process.signals == [signal.SIGTERM]
+    assert server.hello("two").meta["kind"] == "ServerBusyError"
+    server.clock.run(4.0, server.agent)
+    assert (process.code, server.machine.sweeps) == (137, 1)
+    assert server.hello("two").meta["fresh"]
+
+
+def test_a_server_that_stood_still_does_not_blame_its_client(server):
+    server.hello(lease=10.0)
+    server.agent.tick()
+    server.clock.now += 3600.0
+    server.agent.tick()
+    assert server.ask(Op.PORTS, {"count": 2, "avoid": []}).meta["ports"] == [1000, 1001]
+
+
+def test_the_end_of_a_job(server):
+    server.hello()
+    server.start()
+    assert server.ask(Op.END, {}).op is Op.OK
+    assert server.machine.processes[0].code == 137
+    assert not (server.machine.root / "one").exists()
+    assert server.hello().op is Op.ERROR
+    assert server.hello("two").meta["fresh"]
+
+
+def test_status_is_told_to_all(server):
+    server.hello()
+    server.start()
+    told = server.agent.handle(ME, Frame(Op.STATUS, 1)).meta
+    assert (told["client"], told["processes"], told["counts"]["HELLO"]) == ("client of one", 1, 1)
+
+
+# --- the client's link
+
+
+class Linked:
+    """A link and its server over a loopback, which loses what a test wants."""
+
+    def __init__(self, root):
+        (root / "server").mkdir()
+        (root / "client").mkdir()
+        self.root, self.machine = root / "client", Machine(root / "server")
+        self.network, self.prepared = LoopbackNetwork(), []
+        self.serve()
+        peer = self.network.peer(SERVER, "a:1")
+        self.link = ServerLink("a:1", peer, Claim("one", "me", 10.0), self.prepared.append, lambda: None)
+
+    def serve(self):
+        self.endpoint = self.network.endpoint("a:1", lambda c, f: self.agent.handle(c, f))
+        self.agent = Agent("a:1", self.machine, self.endpoint.reply)
+        self.endpoint.start()
+
+    def process(self):
+        copies = LocalCopies(*(self.root / name for name in ("log", "error", "progress", "result")))
+        process = RemoteProcess("k", Task("worker", 0), self.link, copies, lambda: None)
+        assert process.assign({"generation": 0, "shape": SHAPE, "description": {}})
+        return process
+
+    def until(self, condition):
+        deadline = time.monotonic() + 30
+        while not condition() and time.monotonic() < deadline:
+            self.agent.tick()
+            time.sleep(0.01)
+        assert condition()
+
+    def close(self):
+        self.link.close()
+        self.endpoint.close()
+
+
+@pytest.fixture
+def linked(tmp_path):
+    made = Linked(tmp_path)
+    made.link.take(10.0)
+    yield made
+    made.close()
+
+
+def test_output_result_and_end_are_copied(linked):
+    process = linked.process()
+    (there,) = linked.machine.processes
+    there.log.write_bytes(b"hello")
+    (linked.machine.root / "one" / "result").write_bytes(b"r" * (5 << 20))
+    there.end(0)
+    linked.until(lambda: process.poll() is not None)
+    assert (process.poll(), process.copies.log.read_bytes()) == (0, b"hello")
+    assert process.copies.result.stat().st_size == 5 << 20
+
+
+def test_a_server_that_was_started_again_has_lost_its_processes(linked):
+    process = linked.process()
+    linked.endpoint.close()
+    linked.serve()
+    linked.until(lambda: process.poll() is not None)
+    assert process.loss == "lost its server a:1: it was started again"
+    linked.until(lambda: linked.link.is_live)
+    assert len(linked.prepared) == 2
+
+
+def test_a_lost_connection_to_the_same_server_loses_nothing(linked):
+    process = linked.process()
+    agent = linked.agent
+    linked.endpoint.close()
+    linked.endpoint = linked.network.endpoint("a:1", agent.handle)
+    agent._reply = linked.endpoint.reply
+    linked.endpoint.start()
+    linked.machine.processes[0].end(5)
+    linked.until(lambda: process.poll() is not None)
+    assert (process.poll(), process.loss) == (5, "")
+
+
+def test_an_error_of_the_server_has_its_kind(linked):
+    with pytest.raises(RequestRefusedError, match="absent") as caught:
+        linked.link.request(Op.GET, {"name": "absent", "offset": 0})
+    assert caught.value.kind == "InvalidArgumentError"
