@@ -55,9 +55,9 @@ class Collections:
     def __init__(self) -> None:
         #: What was added to a collection of TensorFlow 1, by its name.
         self.members: dict[str, list[Any]] = {}
-        #: Layers that functions such as `layers.dense` have made, by name.
-        self.layers: dict[str, keras.Layer] = {}
-        #: Other layers of `unisono.estimator.layers`.
+        #: Layers and variables that may be used again, by their names.
+        self.named: dict[str, Any] = {}
+        #: All layers of `unisono.estimator.layers`, whose regularizers count.
         self.made: list[keras.Layer] = []
         self._taken: dict[str, int] = {}
 

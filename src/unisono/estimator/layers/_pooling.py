@@ -1,0 +1,209 @@
+"""Pooling with TensorFlow 1's arguments.
+
+Tests: tests/unit/estimator/test_layers.py.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import keras
+
+from unisono.estimator.layers._base import GraphLayer, as_function
+
+#: A number, or one for each axis.
+Sizes: TypeAlias = "int | tuple[int, ...] | list[int]"
+
+
+class MaxPooling1D(GraphLayer, keras.layers.MaxPooling1D):
+    """The largest value of each window over one axis.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> MaxPooling1D(2, 2)(keras.ops.ones((2, 8, 3))).shape
+    (2, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class MaxPooling2D(GraphLayer, keras.layers.MaxPooling2D):
+    """The largest value of each window over two axes.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> MaxPooling2D(2, 2)(keras.ops.ones((2, 8, 8, 3))).shape
+    (2, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class MaxPooling3D(GraphLayer, keras.layers.MaxPooling3D):
+    """The largest value of each window over three axes.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> MaxPooling3D(2, 2)(keras.ops.ones((2, 8, 8, 8, 3))).shape
+    (2, 4, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class AveragePooling1D(GraphLayer, keras.layers.AveragePooling1D):
+    """The mean of each window over one axis.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> AveragePooling1D(2, 2)(keras.ops.ones((2, 8, 3))).shape
+    (2, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class AveragePooling2D(GraphLayer, keras.layers.AveragePooling2D):
+    """The mean of each window over two axes.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> AveragePooling2D(2, 2)(keras.ops.ones((2, 8, 8, 3))).shape
+    (2, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class AveragePooling3D(GraphLayer, keras.layers.AveragePooling3D):
+    """The mean of each window over three axes.
+
+    Args:
+        pool_size: the size of the window: a number, or one for each axis.
+        strides: how far the window moves: a number, or one for each axis.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: of the layer.
+
+    >>> AveragePooling3D(2, 2)(keras.ops.ones((2, 8, 8, 8, 3))).shape
+    (2, 4, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+max_pooling1d = as_function(MaxPooling1D, "max_pooling1d")
+max_pooling2d = as_function(MaxPooling2D, "max_pooling2d")
+max_pooling3d = as_function(MaxPooling3D, "max_pooling3d")
+average_pooling1d = as_function(AveragePooling1D, "average_pooling1d")
+average_pooling2d = as_function(AveragePooling2D, "average_pooling2d")
+average_pooling3d = as_function(AveragePooling3D, "average_pooling3d")

@@ -1,0 +1,223 @@
+"""Scopes of names, and which layers and variables are used again: TensorFlow 1's rule.
+
+A layer or variable of a name that was used before in the same run of the model_fn is an error, unless `reuse`
+says that the earlier one is meant. `reuse=True` for a name that was not used before is an error, too;
+`AUTO_REUSE` takes either. A scope that is entered again numbers its layers from zero again.
+
+Tests: tests/unit/estimator/test_layers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import keras
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
+from unisono.estimator._collections import current_collections, required_collections
+
+Made = TypeVar("Made")
+
+#: Make what is not there, and use what is.
+AUTO_REUSE = "auto_reuse"
+
+
+@dataclasses.dataclass(eq=False)
+class VariableScope:
+    """A block in which names have a prefix.
+
+    Args:
+        name: the prefix, with those of the scopes around it.
+        reuse: whether names of earlier layers and variables are meant; None or False for not.
+    """
+
+    name: str = ""
+    reuse: Any = None
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def original_name_scope(self) -> str:
+        """The prefix with a slash."""
+        return f"{self.name}/"
+
+    def reuse_variables(self) -> None:
+        """Let all that follows in this scope be of earlier names."""
+        self.reuse = True
+
+    def path(self, name: str) -> str:
+        """Return a name with the prefix."""
+        return f"{self.name}/{name}" if self.name else name
+
+    def number(self, kind: str) -> str:
+        """Return the next automatic name of this scope."""
+        count = self.counts.get(kind, 0)
+        self.counts[kind] = count + 1
+        return f"{kind}_{count}" if count else kind
+
+
+_SCOPE: ContextVar[VariableScope | None] = ContextVar("unisono_variable_scope", default=None)
+
+
+def get_variable_scope() -> VariableScope:
+    """Return the scope of the running code.
+
+    >>> with variable_scope("net"):
+    ...     get_variable_scope().name
+    'net'
+    """
+    return _SCOPE.get() or VariableScope()
+
+
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: str | VariableScope | None,
+    default_name: str | None = None,
+    values: UserValue = None,
+    initializer: UserValue = None,
+    regularizer: UserValue = None,
+    reuse: Any = None,
+) -> Iterator[VariableScope]:
+    """Put a prefix before the names of the layers and variables of a block.
+
+    Args:
+        name_or_scope: the prefix, or a scope that was entered before.
+        default_name: the prefix where the first argument is None; it gets a number in the scope around.
+        values: is not used.
+        initializer: must be None, and so must `regularizer`: give them to layers.
+        regularizer: likewise.
+        reuse: True, False, `AUTO_REUSE`, or None for that of the scope around.
+
+    Raises:
+        InvalidArgumentError: there is no name, or an initializer or regularizer.
+    """
+    if initializer is not None or regularizer is not None:
+        raise InvalidArgumentError(
+            "Initializers and regularizers belong to layers and variables. Received: one for a scope. Pass "
+            "it to each `tf.layers` function or `get_variable`."
+        )
+    outer = get_variable_scope()
+    name = _name_below(outer, name_or_scope) or (default_name and outer.number(default_name))
+    if not name:
+        raise InvalidArgumentError("A scope must have a name. Received: None. Write `variable_scope('net')`.")
+    own = VariableScope(outer.path(name), (outer.reuse or None) if reuse is None else reuse)
+    token = _SCOPE.set(own)
+    try:
+        with contextlib.ExitStack() as stack:
+            for part in name.split("/"):
+                stack.enter_context(keras.name_scope(part))
+            yield own
+    finally:
+        _SCOPE.reset(token)
+
+
+def _name_below(outer: VariableScope, given: str | VariableScope | None) -> str | None:
+    """Return the name of a scope below another one."""
+    if not isinstance(given, VariableScope):
+        return given
+    if outer.name and not given.name.startswith(f"{outer.name}/"):
+        raise InvalidArgumentError(
+            f"A scope is entered again outside of others, or in the one around it. Received: {given.name!r} "
+            f"in {outer.name!r}. Leave that one first."
+        )
+    return given.name.removeprefix(f"{outer.name}/") if outer.name else given.name
+
+
+def found_or_made(
+    kind: str, cls: type[Made], name: str | None, reuse: Any, make: Callable[[str | None], Made]
+) -> Made:
+    """Return a layer or variable of an earlier call, or make it, by the rule of this module.
+
+    Args:
+        kind: with what automatic names begin.
+        cls: the class that an earlier one must have.
+        name: the user's; None for an automatic one.
+        reuse: the user's; None for that of the scope.
+        make: makes it with a name.
+
+    Raises:
+        ContextError: `reuse` outside of a model_fn.
+        InvalidArgumentError: the name was used before, or was not, against the rule.
+    """
+    scope = get_variable_scope()
+    again = scope.reuse if reuse is None else reuse
+    collections = required_collections("reuse") if again else current_collections()
+    if name is None and not scope.name:
+        if again:
+            raise InvalidArgumentError(
+                f"What is used again must have a name. Received: reuse={again!r} without `name`. Write "
+                f"`name={kind!r}` in both calls."
+            )
+        return make(None)
+    own = scope.number(kind) if name is None else name
+    path = scope.path(own)
+    found = None if collections is None else collections.named.get(path)
+    if found is not None and not again:
+        raise InvalidArgumentError(
+            f"A name stands for one layer or variable. Received: {path!r} for a second one. Write "
+            "`reuse=True` if the first is meant, or choose another name."
+        )
+    if found is None and again and again != AUTO_REUSE:
+        raise InvalidArgumentError(
+            f"What is used again must be there. Received: reuse=True for {path!r}, which was not made "
+            "before. Write `reuse=AUTO_REUSE` to make it where it is not there."
+        )
+    if found is None:
+        found = make(own)
+        if collections is not None:
+            collections.named[path] = found
+    if not isinstance(found, cls):
+        raise InvalidArgumentError(
+            f"What is used again must be of the same kind. Received: a {cls.__name__} of the name {path!r}, "
+            f"which is a {type(found).__name__}. Choose another name."
+        )
+    return found
+
+
+def get_variable(
+    name: str,
+    shape: Any = None,
+    dtype: Any = "float32",
+    initializer: Any = None,
+    regularizer: UserValue = None,
+    trainable: bool = True,
+    collections: UserValue = None,
+    **options: UserValue,
+) -> keras.Variable:
+    """Return a variable of the current scope.
+
+    Args:
+        name: below the scope.
+        shape: its shape; None where `initializer` is an array.
+        dtype: its type.
+        initializer: of Keras, a function of a shape, or an array; None for `glorot_uniform`.
+        regularizer: must be None.
+        trainable: whether optimizers change it.
+        collections: is not used, and neither are the other options.
+        options: likewise.
+
+    Raises:
+        InvalidArgumentError: the name was used before and `reuse` does not say so, or there is a regularizer.
+
+    >>> with variable_scope("net"):
+    ...     get_variable("w", [2], initializer="zeros").path
+    'net/w'
+    """
+    if regularizer is not None:
+        raise InvalidArgumentError(
+            "A variable by itself has no regularizer. Received: one for "
+            f"{name!r}. Add the loss by `tf.losses.add_loss(regularizer(variable))`."
+        )
+    kind = str(getattr(dtype, "name", None) or dtype)
+
+    def make(own: str | None) -> keras.Variable:
+        if initializer is None or isinstance(initializer, str) or callable(initializer):
+            initial = keras.initializers.get(initializer or "glorot_uniform")
+            return keras.Variable(initial, tuple(shape), kind, trainable=trainable, name=own)
+        return keras.Variable(initializer, dtype=kind, trainable=trainable, name=own)
+
+    return found_or_made("variable", keras.Variable, name, None, make)

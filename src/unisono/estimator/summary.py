@@ -1,0 +1,175 @@
+"""Summaries of a model_fn, in the form of TensorFlow 1: `tf.summary.scalar(name, tensor)`.
+
+They are written with the number of the step every `RunConfig.save_summary_steps` steps; on several replicas,
+numbers are the mean over these, and arrays have the rows of all. Outside of a model_fn, write
+`unisono.summary.scalar(name, data, step)`.
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/summary
+
+Tests: tests/unit/estimator/test_model_summaries.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import ArrayLike, UserValue
+from unisono.estimator._collections import SUMMARIES, RecordedSummary, required_collections
+from unisono.estimator._train_op import expose
+
+__all__ = ["histogram", "image", "merge", "merge_all", "scalar", "text"]
+
+
+def scalar(
+    name: str, tensor: ArrayLike, collections: UserValue = None, family: str | None = None
+) -> RecordedSummary:
+    """Record a number.
+
+    Args:
+        name: its tag in TensorBoard; a second summary of the same name gets a number.
+        tensor: one real number, such as `accuracy[1]` of a metric.
+        collections: is not used, here and below.
+        family: put before the name, here and below.
+
+    Returns:
+        The summary, for `SummarySaverHook`.
+
+    Raises:
+        ContextError: outside of a model_fn.
+        InvalidArgumentError: it is not one number.
+    """
+    value = _array(tensor)
+    if value.size != 1:
+        raise InvalidArgumentError(
+            f"The value of a scalar summary must be one number. Received: shape {value.shape} for {name!r}. "
+            "Write `tf.reduce_mean(x)`, or `histogram`."
+        )
+    return _record("scalar", name, family, value.reshape(()))
+
+
+def histogram(
+    name: str, values: ArrayLike, collections: UserValue = None, family: str | None = None
+) -> RecordedSummary:
+    """Record the distribution of an array's values.
+
+    Args:
+        name: as for `scalar`.
+        values: real numbers of any shape.
+        collections: is not used.
+        family: as for `scalar`.
+
+    Raises:
+        ContextError: outside of a model_fn.
+    """
+    return _record("histogram", name, family, _array(values))
+
+
+def image(
+    name: str,
+    tensor: ArrayLike,
+    max_outputs: int = 3,
+    collections: UserValue = None,
+    family: str | None = None,
+) -> RecordedSummary:
+    """Record images.
+
+    Args:
+        name: as for `scalar`.
+        tensor: of shape `(k, height, width, channels)`; uint8, or floats, which are scaled to the range that
+            they have, as TensorFlow 1 does.
+        max_outputs: the most images.
+        collections: is not used.
+        family: as for `scalar`.
+
+    Raises:
+        ContextError: outside of a model_fn.
+        InvalidArgumentError: it has another shape.
+    """
+    value = _array(tensor)
+    if value.ndim != 4 or not 1 <= value.shape[-1] <= 4:
+        raise InvalidArgumentError(
+            "Images must be of shape (k, height, width, channels) with 1 to 4 channels. Received: "
+            f"{value.shape} for {name!r}. Reshape them."
+        )
+    value = value[:max_outputs]
+    if value.dtype != jnp.uint8:
+        value = jax.vmap(_scaled)(value)
+    return _record("image", name, family, value, max_outputs=max_outputs)
+
+
+def _scaled(pixels: jax.Array) -> jax.Array:
+    """Return an image's floats from 0 to 1: by the largest, or around 1/2 where one is negative."""
+    low, high = jnp.min(pixels), jnp.max(pixels)
+    around = 0.5 + pixels / (2 * jnp.maximum(jnp.abs(low), jnp.abs(high)))
+    return jnp.where(low < 0, around, pixels / jnp.where(high == 0, 1, high))
+
+
+def text(name: str, tensor: UserValue, collections: UserValue = None) -> RecordedSummary:
+    """Record text that is part of the program.
+
+    Args:
+        name: as for `scalar`.
+        tensor: a string, or a list of strings.
+        collections: is not used.
+
+    Raises:
+        ContextError: outside of a model_fn.
+        InvalidArgumentError: it is no text.
+    """
+    data = np.asarray(tensor)
+    if data.dtype.kind not in "SU":
+        raise InvalidArgumentError(
+            f"The data of text {name!r} must be strings. Received: {tensor!r}. Write `scalar` for a number."
+        )
+    found = required_collections("summary.text")
+    summary = RecordedSummary("text", found.unique(name), "", text=data)
+    found.add(SUMMARIES, summary)
+    return summary
+
+
+def merge(inputs: Sequence[Any], collections: UserValue = None, name: str | None = None) -> list[Any]:
+    """Return several summaries, for `SummarySaverHook`.
+
+    Args:
+        inputs: what the functions here returned.
+        collections: is not used.
+        name: is not used.
+    """
+    return [summary for part in inputs for summary in (part if isinstance(part, list) else [part])]
+
+
+def merge_all(key: UserValue = None, scope: UserValue = None, name: str | None = None) -> list[Any] | None:
+    """Return all summaries that the model_fn has recorded so far; None for none.
+
+    Args:
+        key: is not used.
+        scope: is not used.
+        name: is not used.
+
+    Raises:
+        ContextError: outside of a model_fn.
+    """
+    return list(required_collections("summary.merge_all").members.get(SUMMARIES, ())) or None
+
+
+def _array(value: ArrayLike) -> jax.Array:
+    array: jax.Array = (
+        value.value if isinstance(value, keras.Variable) else keras.ops.convert_to_tensor(value)
+    )
+    return array
+
+
+def _record(kind: str, name: str, family: str | None, value: jax.Array, **options: int) -> RecordedSummary:
+    found = required_collections(f"summary.{kind}")
+    tag = found.unique(name if family is None else f"{family}/{name}")
+    key = found.unique(f"_summary/{tag}")
+    expose(key, jax.lax.stop_gradient(value))
+    summary = RecordedSummary(kind, tag, key, options=options)
+    found.add(SUMMARIES, summary)
+    return summary
