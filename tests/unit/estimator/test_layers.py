@@ -11,10 +11,24 @@ from unisono.estimator import layers, losses
 from unisono.estimator._train_op import ModelCall, entered_call
 
 CLASSES = [
-    "BatchNormalization", "Conv1D", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dense", "Dropout",
-    "Flatten", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D", "AveragePooling1D", "AveragePooling2D",
-    "AveragePooling3D", "SeparableConv1D", "SeparableConv2D",
-]  # fmt: skip
+    "BatchNormalization",
+    "Conv1D",
+    "Conv2D",
+    "Conv2DTranspose",
+    "Conv3D",
+    "Conv3DTranspose",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "MaxPooling1D",
+    "MaxPooling2D",
+    "MaxPooling3D",
+    "AveragePooling1D",
+    "AveragePooling2D",
+    "AveragePooling3D",
+    "SeparableConv1D",
+    "SeparableConv2D",
+]
 
 #: A function, its arguments, and the class of Keras with the same arguments.
 CALLS = [
@@ -25,15 +39,25 @@ CALLS = [
     ("conv2d_transpose", {"filters": 4, "kernel_size": 2, "strides": 2}, "Conv2DTranspose", (2, 4, 4, 3)),
     ("conv3d_transpose", {"filters": 4, "kernel_size": 2}, "Conv3DTranspose", (1, 2, 2, 2, 3)),
     ("separable_conv1d", {"filters": 4, "kernel_size": 3}, "SeparableConv1D", (2, 8, 3)),
-    ("separable_conv2d", {"filters": 4, "kernel_size": 3, "depth_multiplier": 2}, "SeparableConv2D", (2, 8, 8, 3)),
+    (
+        "separable_conv2d",
+        {"filters": 4, "kernel_size": 3, "depth_multiplier": 2},
+        "SeparableConv2D",
+        (2, 8, 8, 3),
+    ),
     ("max_pooling1d", {"pool_size": 2, "strides": 2}, "MaxPooling1D", (2, 8, 3)),
     ("max_pooling2d", {"pool_size": 2, "strides": 1}, "MaxPooling2D", (2, 8, 8, 3)),
     ("max_pooling3d", {"pool_size": 2, "strides": 2}, "MaxPooling3D", (1, 4, 4, 4, 3)),
     ("average_pooling1d", {"pool_size": 2, "strides": 2}, "AveragePooling1D", (2, 8, 3)),
-    ("average_pooling2d", {"pool_size": 3, "strides": 2, "padding": "same"}, "AveragePooling2D", (2, 8, 8, 3)),
+    (
+        "average_pooling2d",
+        {"pool_size": 3, "strides": 2, "padding": "same"},
+        "AveragePooling2D",
+        (2, 8, 8, 3),
+    ),
     ("average_pooling3d", {"pool_size": 2, "strides": 2}, "AveragePooling3D", (1, 4, 4, 4, 3)),
     ("flatten", {}, "Flatten", (2, 4, 3)),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
