@@ -117,7 +117,7 @@ def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: Worker
         return jax.tree.map(lambda *leaves: PerReplica(leaves), *values)
     structure = jax.tree.structure(values[0])
     own = [[_sendable(leaf) for leaf in jax.tree.leaves(value)] for value in values]
-    every = _gathered(own, group)
+    every = gathered(own, group)
     if len({len(leaves) for leaves in (*own, *every)}) > 1:
         raise InvalidArgumentError(
             "The values of all replicas must have one structure. Received: values with "
@@ -212,7 +212,7 @@ def joined_batches(batches: Iterable[PyTree], group: WorkerGroup) -> Iterator[Py
         if batch is not None:
             structure = jax.tree.structure(batch)
         own = [] if batch is None else [jax.tree.leaves(batch)]
-        parts = _gathered(own, group)
+        parts = gathered(own, group)
         if not parts:
             return
         if structure is None:
@@ -268,7 +268,7 @@ def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
     return buffer.getvalue()
 
 
-def _gathered(own: Sequence[Sequence[np.ndarray]], group: WorkerGroup) -> list[list[np.ndarray]]:
+def gathered(own: Sequence[Sequence[np.ndarray]], group: WorkerGroup) -> list[list[np.ndarray]]:
     """Return the elements of all workers, without those that are missing."""
     return [leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
 

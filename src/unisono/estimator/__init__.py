@@ -12,6 +12,8 @@ from unisono import _names
 
 #: The module of each public name.
 _HOMES = {
+    "_train_spec": ["EvalSpec", "TrainSpec"],
+    "_train_and_evaluate": ["train_and_evaluate"],
     "_estimator": ["Estimator"],
     "_run_config": ["DistributeConfig", "RunConfig", "TaskType"],
     "_spec": ["EstimatorSpec", "ModeKeys"],

@@ -260,6 +260,21 @@ class Estimator:
         """
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
+    def parts(self) -> dict[str, Any]:
+        """Return what an Estimator of another process is made of: the constructor's arguments, by name.
+
+        `config` is a dict of a RunConfig's arguments, without strategies.
+        """
+        config = self._config.arguments()
+        for name in ("train_distribute", "eval_distribute", "experimental_distribute"):
+            config[name] = None
+        return {
+            "model_fn": self._model_fn,
+            "config": config,
+            "params": self._params or None,
+            "warm_start_from": self._warm_start,
+        }
+
     def _checkpoint(self, path: str | os.PathLike[str] | None) -> str:
         """Return the path of a checkpoint that exists; the newest one for None."""
         found = self.latest_checkpoint() if path is None else os.fspath(path)

@@ -228,6 +228,10 @@ class RunConfig:
         new._check()
         return new
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name."""
+        return dict(self._values)
+
     # --- the strategies --------------------------------------------------------------------------
 
     @property

@@ -133,6 +133,7 @@ def _mean_loss(run: _DataPass, hooks: HookRunner, steps: int | None) -> np.float
             break
         taken += done
         hooks.after_step({**values, "global_step": taken})
+    run.runner.stop()
     numbers = [np.asarray(every)[:count] for count, every in losses]
     return np.float32(np.mean(np.concatenate(numbers), dtype=np.float64)) if numbers else np.float32(np.nan)
 

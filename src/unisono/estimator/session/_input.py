@@ -5,7 +5,9 @@ Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_tr
 
 from __future__ import annotations
 
+import collections
 import itertools
+import json
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,9 +21,11 @@ from unisono._types import PyTree, UserValue
 from unisono.data._batches import as_array, check_values
 from unisono.data._distribute import batches_of
 from unisono.data._sharding import InputContext
+from unisono.data._workers import gathered
 from unisono.estimator.session._model_step import argument_names
 
 if TYPE_CHECKING:
+    from unisono.cluster._process_group import ProcessGroup
     from unisono.strategies._base import Strategy
 
 _LOG = logging.getLogger("unisono")
@@ -145,3 +149,100 @@ def _joined(elements: list[PyTree]) -> PyTree | None:
         if len(sizes) != 1 or () in sizes:
             return None
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *elements)
+
+
+class RowSource:
+    """Takes rows for programs; of several workers all take as many of one form.
+
+    Args:
+        rows: of this process.
+        group: the processes that run the steps together.
+    """
+
+    def __init__(self, rows: Iterator[Row], group: ProcessGroup) -> None:
+        self._rows, self._group = rows, group
+        #: Rows that were taken, and have not been given out.
+        self._kept: collections.deque[Row] = collections.deque()
+        self._is_over = False
+        self._structure: Any = None
+
+    def peek(self) -> Row | None:
+        """Return the first row, which is given out later; None without data."""
+        if not self._kept and (row := next(self._rows, None)) is not None:
+            self._kept.append(row)
+            self._structure = jax.tree.structure(row.batch)
+        return self._kept[0] if self._kept else None
+
+    def take(self, most: Callable[[Row], int], extra: frozenset[str]) -> tuple[list[Row], frozenset[str]]:
+        """Return rows of one form, none at the end, and the names of values that are asked for.
+
+        Args:
+            most: from the first row to how many there may be.
+            extra: names that this process asks for.
+        """
+        own = [] if self._is_over else self._fill(most)
+        if self._group.size > 1:
+            count, extra = self._agreed(own, extra)
+        else:
+            count = len(own)
+        if count >= 0:
+            return [self._kept.popleft() for _ in range(count)], extra
+        joined = self._joined(own)
+        return ([] if joined is None else [joined]), extra
+
+    def stop(self) -> None:
+        """Tell the other workers, once, that this one takes no more rows."""
+        if self._group.size > 1 and not self._is_over:
+            self._is_over = True
+            self._group.gather(json.dumps({"stops": True}).encode())
+
+    def _fill(self, most: Callable[[Row], int]) -> list[Row]:
+        """Return the next rows of one form, which stay here."""
+        first = self.peek()
+        if first is None:
+            return []
+        wanted = most(first)
+        while len(self._kept) < wanted and (row := next(self._rows, None)) is not None:
+            self._kept.append(row)
+            if not first.fits(row):
+                break
+        same = itertools.takewhile(lambda row: row is first or first.fits(row), self._kept)
+        return list(itertools.islice(same, wanted))
+
+    def _agreed(self, own: list[Row], extra: frozenset[str]) -> tuple[int, frozenset[str]]:
+        """Return how many rows all workers have; -1 where their next rows must be joined."""
+        if self._is_over:
+            return 0, extra
+        form = None if not own or own[0].is_whole else repr(_form(own[0].batch))
+        message = {"count": len(own), "form": form, "extra": sorted(extra)}
+        every = [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
+        if any(m.get("stops") for m in every) or not any(m["count"] for m in every):
+            self._is_over = True
+            return 0, extra
+        names = frozenset(name for m in every for name in m["extra"])
+        if {m["form"] for m in every} != {form} or form is None:
+            return -1, names
+        return min(m["count"] for m in every), names
+
+    def _joined(self, own: list[Row]) -> Row | None:
+        """Return the next elements of all workers as one row, which every replica computes."""
+        if own:
+            self._kept.popleft()
+        elements = [] if not own else _split_up(own[0])
+        every = gathered([jax.tree.leaves(e) for e in elements], self._group)
+        joined = _joined([jax.tree.unflatten(self._structure, leaves) for leaves in every])
+        if joined is None:
+            self._is_over = True
+            _LOG.warning(
+                "The last elements of the workers are left out: they have no rows that can be joined."
+            )
+            return None
+        return Row(joined, is_whole=True)
+
+
+def _split_up(row: Row) -> list[PyTree]:
+    """Return the elements of a row."""
+    if row.is_whole:
+        return [row.batch]
+    count = len(jax.tree.leaves(row.batch)[0])
+    return [jax.tree.map(lambda x, i=i: x[i], row.batch) for i in range(count)]

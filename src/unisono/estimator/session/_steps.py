@@ -5,7 +5,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_count
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.estimator.session._input import Row
+from unisono.estimator.session._input import Row, RowSource
 from unisono.estimator.session._model_step import ModelStep
 from unisono.estimator.session._programs import PlacedArrays, Programs
 from unisono.training._bind import install
@@ -51,12 +51,11 @@ class StepRunner:
     def __init__(self, strategy: ReplicatedStrategy, step: ModelStep, rows: Iterator[Row]) -> None:
         # Without a scope nothing else does it.
         install()
-        self._strategy, self._step, self._rows = strategy, step, rows
+        self._strategy, self._step = strategy, step
         self._programs = Programs(strategy)
         self._stagers: dict[Hashable, RowStager] = {}
         self._pace = AdaptiveGroupSize()
-        #: A row that was taken, and did not fit into the group before it.
-        self._kept: Row | None = None
+        self._source = RowSource(rows, strategy.process_group)
 
     @property
     def num_programs(self) -> int:
@@ -65,10 +64,9 @@ class StepRunner:
 
     def create_variables(self) -> bool:
         """Trace the step with the first elements, so that its variables are made; False without data."""
-        row = self._take()
+        row = self._source.peek()
         if row is None:
             return False
-        self._kept = row
         self._programs.create_variables(self._step.create, row.batch, row.is_whole)
         return True
 
@@ -103,53 +101,48 @@ class StepRunner:
     def _run_group(self, room: int, extra: frozenset[str]) -> tuple[int, Mapping[str, jax.Array]]:
         """Run the next program; return how many steps it had, and their values."""
         began = perf_counter()
-        first = self._take()
-        if first is None:
+        rows, extra = self._source.take(
+            lambda row: min(room, self._pace.size, self._slots(row, extra)), extra
+        )
+        if not rows:
             return 0, {}
-        slots = 1 if extra else self._slots(first)
+        first = rows[0]
+        slots = self._slots(first, extra)
         names = self._step.scalars | extra
-        step = self._step.returning(names)
-        program = self._programs(step, names, first.batch, slots, first.is_whole)
-        if first.is_whole:
-            count, arrays = 1, self._whole(first.batch)
-        else:
-            count, arrays = self._staged(first, slots, min(room, self._pace.size, slots))
+        program = self._programs(self._step.returning(names), names, first.batch, slots, first.is_whole)
+        arrays = self._whole(first.batch) if first.is_whole else self._staged(rows, slots)
         found = program(PlacedArrays(arrays))
-        self._pace.wait_for_capacity(list(found.values()), count, perf_counter() - began)
-        return count, found
+        self._pace.wait_for_capacity(list(found.values()), len(rows), perf_counter() - began)
+        return len(rows), found
 
-    def _slots(self, row: Row) -> int:
+    def stop(self) -> None:
+        """End a loop that was ended by this process, and not by the data: the other workers' loops, too."""
+        self._source.stop()
+
+    def _slots(self, row: Row, extra: frozenset[str] = frozenset()) -> int:
         """Return how many rows like this one a program has room for."""
-        if row.is_whole or not self._strategy.runs_ahead:
+        if extra or row.is_whole or not self._strategy.runs_ahead:
             return 1
         return slots_for(row.batch)
 
-    def _staged(self, first: Row, slots: int, size: int) -> tuple[int, list[Any]]:
-        """Return rows on the devices, with their number; those that follow the first, if they fit."""
-        leaves, structure = jax.tree.flatten(first.batch)
+    def _staged(self, rows: Sequence[Row], slots: int) -> list[Any]:
+        """Return rows on the devices, with their number."""
+        leaves, structure = jax.tree.flatten(rows[0].batch)
         key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
         if key not in self._stagers:
             shapes = [(self._strategy.num_replicas_in_sync, *x.shape[1:]) for x in leaves]
             like = [np.broadcast_to(x[0], shape) for x, shape in zip(leaves, shapes, strict=True)]
-            self._stagers[key] = RowStager(self._strategy.mesh, jax.tree.unflatten(structure, like), slots)
+            like = jax.tree.unflatten(structure, like)
+            self._stagers[key] = RowStager(self._strategy.mesh, like, slots)
         stager = self._stagers[key]
         stager.begin()
-        stager.append(first.batch)
-        while stager.count < size and (row := self._take()) is not None:
-            if not first.fits(row):
-                self._kept = row
-                break
+        for row in rows:
             stager.append(row.batch)
         count, batches = stager.place()
-        return stager.count, [count, *jax.tree.leaves(batches)]
+        return [count, *jax.tree.leaves(batches)]
 
     def _whole(self, batch: PyTree) -> list[Any]:
         """Return a batch on every device."""
         mesh = self._strategy.mesh
         arrays = mesh.put([x[None] for x in jax.tree.leaves(batch)], mesh.replicated)
         return [mesh.put(np.int32(1), mesh.replicated), *arrays]
-
-    def _take(self) -> Row | None:
-        """Return the next row; None at the end of the data."""
-        kept, self._kept = self._kept, None
-        return kept if kept is not None else next(self._rows, None)

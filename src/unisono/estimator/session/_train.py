@@ -74,26 +74,29 @@ class Training:
 
     def run(self) -> float | None:
         """Train until the data end or a hook stops; return the last loss."""
-        with self._task.strategy.scope(), contextlib.ExitStack() as stack:
-            if not self.runner.create_variables():
-                raise InvalidArgumentError(
-                    "Data must hold at least one element. Received: an input_fn whose data are empty. Check "
-                    "the source, and the batch size with `drop_remainder=True`."
-                )
-            saver = Saver(self.variables, self._task.model_dir, self._task.config.keep_checkpoint_max)
-            session = HookSession(
-                exposed=self.step.exposed,
-                global_step=lambda: self._global_step,
-                save=saver.save,
-                variable=self.variables.variables.get,
-                summaries=self._summaries(),
+        scope = self._task.strategy.scope
+        with scope():
+            has_data = self.runner.create_variables()
+        if not has_data:
+            raise InvalidArgumentError(
+                "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
+                "source, and the batch size with `drop_remainder=True`."
             )
-            hooks = HookRunner(self._hooks(), session)
-            self._global_step = 0
-            hooks.begin()
-            self._restore()
-            self._global_step = int(self.variables.global_step.value)
-            stack.callback(saver.close)
+        saver = Saver(self.variables, self._task.model_dir, self._task.config.keep_checkpoint_max)
+        session = HookSession(
+            exposed=self.step.exposed,
+            global_step=lambda: self._global_step,
+            save=saver.save,
+            variable=self.variables.variables.get,
+            summaries=self._summaries(),
+        )
+        hooks = HookRunner(self._hooks(), session)
+        self._global_step = 0
+        hooks.begin()
+        self._restore()
+        self._global_step = int(self.variables.global_step.value)
+        # Hooks run in no scope: they may evaluate, on another strategy.
+        with contextlib.closing(saver):
             hooks.after_create_session()
             loss = self._loop(hooks)
             hooks.end()
@@ -111,12 +114,14 @@ class Training:
         values: dict[str, Any] = {}
         while not hooks.should_stop:
             room = hooks.before_step(self._global_step)
-            done, found = self.runner.run(room, hooks.wanted)
+            with self._task.strategy.scope():
+                done, found = self.runner.run(room, hooks.wanted)
             if not done:
                 break
             self._global_step += done
             values = {**found, "global_step": self._global_step}
             hooks.after_step(values)
+        self.runner.stop()
         loss = None if not values else float(values["loss"])
         if loss is not None:
             _LOG.info("Loss for final step: %s.", loss)

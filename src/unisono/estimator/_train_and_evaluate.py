@@ -1,0 +1,261 @@
+"""`train_and_evaluate`: one process trains and evaluates in turn; of a cluster, each task does its part.
+
+Tests: tests/virtual/estimator/test_train_and_evaluate.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.checkpoint._markers import mark_finished, read_mark, remove_mark
+from unisono.cluster.liveness._heartbeat_file import Heartbeat
+from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._spec import ClusterSpec
+from unisono.estimator._estimator import Estimator
+from unisono.estimator._run_config import RunConfig, TaskType
+from unisono.estimator._train_spec import EvalSpec, TrainSpec
+from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
+from unisono.estimator.hooks._timer import SecondOrStepTimer
+
+if TYPE_CHECKING:
+    from unisono.estimator.hooks._hook import HookSession
+
+_LOG = logging.getLogger("unisono")
+
+#: Metrics of the last evaluation, None without any, and what exporters returned.
+Results = tuple[dict[str, Any] | None, list[Any]]
+
+#: Seconds between two looks of an evaluator at the directory.
+_PAUSE = 0.5
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Results:
+    """Train, and evaluate checkpoints.
+
+    In one process each checkpoint is evaluated when it is written, unless the evaluation before began less
+    than `throttle_secs` ago; the last one always is. In a cluster of TF_CONFIG, chief and workers train on
+    the strategy, and the task `evaluator` evaluates the newest checkpoint until training is over. With
+    `DistributeConfig(remote_cluster=...)` the servers there train, and this process is their client, which
+    evaluates the last checkpoint where the cluster has no evaluator.
+
+    Args:
+        estimator: an `Estimator`; of a cluster, all tasks' `model_dir` must be one shared directory.
+        train_spec: the training.
+        eval_spec: the evaluations.
+
+    Returns:
+        The metrics of the last evaluation, and what the exporters returned after it; `(None, [])` in a task
+        that evaluates nothing.
+
+    Raises:
+        InvalidTypeError: for an argument of another type.
+        InvalidArgumentError: for a cluster that the strategy cannot use.
+    """
+    given = ((estimator, Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec))
+    for value, kind in given:
+        if not isinstance(value, kind):
+            raise InvalidTypeError(
+                f"train_and_evaluate needs an {kind.__name__}. Received: {type(value).__name__}. Write "
+                "`train_and_evaluate(estimator, train_spec, eval_spec)`."
+            )
+    config = estimator.config
+    if config.remote_cluster is not None:
+        return _on_servers(estimator, train_spec, eval_spec)
+    if config.task_type == TaskType.EVALUATOR:
+        return _Evaluations(estimator, train_spec, eval_spec).until_finished()
+    cluster = config.cluster_spec
+    if cluster and sum(cluster.num_tasks(job) for job in cluster.jobs) > 1:
+        _train_in_cluster(estimator, train_spec)
+        return None, []
+    evaluations = _Evaluations(estimator, train_spec, eval_spec)
+    listener = _EvaluatingListener(evaluations, eval_spec.throttle_secs)
+    _train(estimator, train_spec, [listener])
+    return evaluations.metrics, evaluations.exports
+
+
+def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Results:
+    """Let servers train; evaluate here where none of them does."""
+    standalone = importlib.import_module("unisono.standalone")
+    config = estimator.config
+    cluster = (config.remote_cluster or ClusterSpec({})).as_dict()
+    kind = type(config.train_distribute).__name__
+    if kind not in _ON_SERVERS:
+        raise InvalidArgumentError(
+            f"A remote cluster trains on one of {sorted(_ON_SERVERS)}. Received: train_distribute="
+            f"{config.train_distribute!r}. Write `DistributeConfig(train_distribute="
+            "unisono.MultiWorkerMirroredStrategy(), remote_cluster=...)`."
+        )
+    standalone.run_on_cluster(cluster, _as_task, estimator.parts(), kind, train_spec, eval_spec)
+    evaluations = _Evaluations(estimator, train_spec, eval_spec)
+    if TaskType.EVALUATOR not in cluster:
+        evaluations.evaluate()
+    return evaluations.metrics, evaluations.exports
+
+
+#: By the name of a strategy that was made on the client: the one that each server makes.
+_ON_SERVERS = {
+    "MultiWorkerMirroredStrategy": "MultiWorkerMirroredStrategy",
+    "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
+    "MirroredStrategy": "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy": "ParameterServerStrategy",
+}
+
+
+def _as_task(parts: dict[str, Any], kind: str, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+    """Do the part of a task that TF_CONFIG describes."""
+    import unisono
+
+    # Parameter servers, and workers of theirs, serve in the constructor.
+    strategy = getattr(unisono, _ON_SERVERS[kind])()
+    arguments = {**parts.pop("config"), "train_distribute": strategy}
+    train_and_evaluate(Estimator(**parts, config=RunConfig(**arguments)), train_spec, eval_spec)
+
+
+def _train(estimator: Estimator, spec: TrainSpec, listeners: list[CheckpointSaverListener]) -> None:
+    estimator.train(
+        spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps,
+        saving_listeners=[*(spec.saving_listeners or ()), *listeners],
+    )  # fmt: skip
+
+
+def _train_in_cluster(estimator: Estimator, spec: TrainSpec) -> None:
+    """Train as a task of a cluster; of several workers the first says when it is over."""
+    config = estimator.config
+    if config.train_distribute is None:
+        raise InvalidArgumentError(
+            "A cluster needs a strategy. Received: a TF_CONFIG with the jobs "
+            f"{config.cluster_spec.jobs}, and a RunConfig without `train_distribute`. Write "
+            "`RunConfig(train_distribute=unisono.MultiWorkerMirroredStrategy())`, or "
+            "`ParameterServerStrategy()` for a cluster with `ps` tasks."
+        )
+    directory = Path(estimator.model_dir)
+    if config.is_chief:
+        remove_mark(directory)
+    _train(estimator, spec, [])
+    if config.is_chief:
+        mark_finished(directory)
+
+
+class _Evaluations:
+    """The evaluations of one Estimator, and what is exported.
+
+    Args:
+        estimator: trained by this process or others.
+        train_spec: says when training is over.
+        eval_spec: what to do.
+    """
+
+    def __init__(self, estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+        self._estimator, self._train, self._eval = estimator, train_spec, eval_spec
+        self._last: str | None = None
+        self.metrics: dict[str, Any] | None = None
+        self.exports: list[Any] = []
+
+    def evaluate(self) -> bool:
+        """Evaluate the newest checkpoint and export; return whether there was a new one."""
+        path = self._estimator.latest_checkpoint()
+        if path is None or path == self._last:
+            return False
+        spec = self._eval
+        self.metrics = self._estimator.evaluate(
+            spec.input_fn, steps=spec.steps, name=spec.name, checkpoint_path=path, hooks=spec.hooks
+        )
+        self._last = path
+        self.exports = []
+        for exporter in spec.exporters or ():
+            where = os.path.join(self._estimator.model_dir, "export", exporter.name)
+            self.exports.append(
+                exporter.export(
+                    estimator=self._estimator,
+                    export_path=where,
+                    checkpoint_path=path,
+                    eval_result=self.metrics,
+                    is_the_final_export=self._is_over(),
+                )
+            )
+        return True
+
+    def _is_over(self) -> bool:
+        """Return whether the evaluated checkpoint is the last one of the training."""
+        most = self._train.max_steps
+        return bool(most and self.metrics is not None and self.metrics["global_step"] >= most)
+
+    def until_finished(self) -> Results:
+        """Evaluate new checkpoints until training is over."""
+        heart = Heartbeat.from_environ()
+        self._wait(self._eval.start_delay_secs, heart)
+        while True:
+            # In this order: a checkpoint that appears between the two looks is evaluated.
+            is_over, began = self._is_marked(), time.monotonic()
+            if self.evaluate():
+                if self._is_over():
+                    break
+                self._wait(self._eval.throttle_secs - (time.monotonic() - began), heart)
+            elif is_over:
+                break
+            else:
+                self._wait(_PAUSE, heart)
+        step = None if self.metrics is None else self.metrics["global_step"]
+        _LOG.info("Exiting evaluation: training is over, global_step=%s.", step)
+        return self.metrics, self.exports
+
+    def _is_marked(self) -> bool:
+        """Return whether training has said that there will be no further checkpoint."""
+        finished = process_environ().get("UNISONO_FINISHED")
+        if finished:
+            return Path(finished).exists()
+        mark, path = read_mark(Path(self._estimator.model_dir)), self._estimator.latest_checkpoint()
+        return mark is not None and (path is None or os.stat(path).st_mtime_ns <= mark.time_ns)
+
+    def _wait(self, seconds: float, heart: Heartbeat) -> None:
+        """Wait, but no longer than until training is over."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._is_marked():
+            heart.beat()
+            time.sleep(min(left, _PAUSE))
+
+
+class _EvaluatingListener(CheckpointSaverListener):
+    """Evaluates each checkpoint of a training in this process.
+
+    Args:
+        evaluations: what to do.
+        throttle_secs: seconds between two evaluations, at least.
+    """
+
+    def __init__(self, evaluations: _Evaluations, throttle_secs: float) -> None:
+        self._evaluations = evaluations
+        self._throttle = throttle_secs
+        self._timer = SecondOrStepTimer(every_secs=throttle_secs)
+        self._is_first = True
+
+    def begin(self) -> None:
+        """Begin with a timer that has not triggered."""
+        self._timer.reset()
+        self._is_first = True
+
+    def after_save(self, session: HookSession, global_step_value: int) -> bool | None:
+        """Evaluate, unless the last evaluation was a moment ago."""
+        if self._is_first:
+            # Written before the first step.
+            self._is_first = False
+        elif self._timer.should_trigger_for_step(global_step_value):
+            self._evaluate(global_step_value)
+        else:
+            _LOG.info("Skip the current checkpoint eval due to throttle secs (%s secs).", self._throttle)
+        return None
+
+    def end(self, session: HookSession, global_step_value: int) -> None:
+        """Evaluate the last checkpoint, if that is not done."""
+        if global_step_value != self._timer.last_triggered_step():
+            self._evaluate(global_step_value)
+
+    def _evaluate(self, step: int) -> None:
+        self._timer.update_last_triggered_step(step)
+        self._evaluations.evaluate()
