@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ from unisono.estimator._run_config import RunConfig, TaskType
 from unisono.estimator._train_spec import EvalSpec, TrainSpec
 from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
 from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.strategies._base import Strategy
+from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
+from unisono.strategies._parameter_server import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from unisono.estimator.hooks._hook import HookSession
@@ -99,20 +103,18 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 
 
 #: By the name of a strategy that was made on the client: the one that each server makes.
-_ON_SERVERS = {
-    "MultiWorkerMirroredStrategy": "MultiWorkerMirroredStrategy",
-    "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
-    "MirroredStrategy": "MultiWorkerMirroredStrategy",
-    "ParameterServerStrategy": "ParameterServerStrategy",
+_ON_SERVERS: dict[str, Callable[[], Strategy]] = {
+    "MultiWorkerMirroredStrategy": MultiWorkerMirroredStrategy,
+    "CollectiveAllReduceStrategy": MultiWorkerMirroredStrategy,
+    "MirroredStrategy": MultiWorkerMirroredStrategy,
+    "ParameterServerStrategy": ParameterServerStrategy,
 }
 
 
 def _as_task(parts: dict[str, Any], kind: str, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
     """Do the part of a task that TF_CONFIG describes."""
-    import unisono
-
     # Parameter servers, and workers of theirs, serve in the constructor.
-    strategy = getattr(unisono, _ON_SERVERS[kind])()
+    strategy = _ON_SERVERS[kind]()
     arguments = {**parts.pop("config"), "train_distribute": strategy}
     train_and_evaluate(Estimator(**parts, config=RunConfig(**arguments)), train_spec, eval_spec)
 
