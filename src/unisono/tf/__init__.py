@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import sys
 
-from unisono.tf import _elements, _keras, _tensors
 from unisono.tf._module import NameFinder, add_finder, as_names
 from unisono.tf._table import TABLE
+from unisono.tf.adapters import _elements, _keras, _tensors
 
 _tensors.add_methods()
 _elements.add_methods()

@@ -34,6 +34,23 @@ class At:
         return object_at(self.path)
 
 
+#: The package of what takes more than another name.
+ADAPTERS = "unisono.tf.adapters."
+
+
+def own(path: str, note: str = "") -> At:
+    """Return the entry of an object of `unisono.tf.adapters`.
+
+    Args:
+        path: where it is below that package.
+        note: what is different, for the page on migrating.
+
+    >>> own("_random.normal").path
+    'unisono.tf.adapters._random.normal'
+    """
+    return At(f"{ADAPTERS}{path}", note)
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """The name is a function of another module, whose arguments have TensorFlow's names.

@@ -10,6 +10,7 @@ from unisono.tf.names._columns import COLUMNS
 from unisono.tf.names._core import CORE
 from unisono.tf.names._distribution import DISTRIBUTION
 from unisono.tf.names._programs import PROGRAMS
+from unisono.tf.names._version_1 import VERSION_1
 
 #: All names.
-TABLE = NameTable({**CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS})
+TABLE = NameTable({**VERSION_1, **CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS})

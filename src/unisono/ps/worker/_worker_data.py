@@ -97,7 +97,7 @@ class WorkerData:
         # Imported here: a parameter server, which imports this package too, does without.
         import cloudpickle
 
-        # Keras finds the classes of these layers, which functions of datasets may hold, once they are imported.
+        # Functions of datasets may hold these layers, whose classes Keras finds once they are imported.
         from unisono.preprocessing import _hashing, _lookup  # noqa: F401
 
         self._datasets[name] = cloudpickle.loads(function)(self._context)

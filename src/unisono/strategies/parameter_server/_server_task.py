@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._errors import ClusterError, InvalidArgumentError, UnsupportedError
 from unisono._types import UserValue
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.strategies.parameter_server._roles import roles_of
@@ -56,6 +56,22 @@ class Server:
         self._lock = threading.Lock()
         if start:
             self.start()
+
+    @staticmethod
+    def create_local_server(config: UserValue = None, start: bool = True) -> Server:
+        """Raise an error: a server belongs to a cluster.
+
+        Args:
+            config: is not used.
+            start: likewise.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "A server is a task of a cluster with a chief. Received: `create_local_server`, for sessions of "
+            "TensorFlow 1. In one process write `ParameterServerStrategy()`, which needs no server."
+        )
 
     def start(self) -> None:
         """Begin to serve, in threads; does nothing the second time."""

@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing
+from unisono.tf._entries import At, Entry, Missing, own
 
 _RPC = Missing("is TensorFlow's generic gRPC server, which is not part of Unisono", "the package `grpcio`")
 
@@ -53,14 +53,14 @@ DISTRIBUTE: dict[str, Entry] = {
 
 #: `tf.contrib.distribute` of 2018.
 CONTRIB: dict[str, Entry] = {
-    "MirroredStrategy": At("unisono.MirroredStrategy"),
-    "CollectiveAllReduceStrategy": At("unisono.CollectiveAllReduceStrategy"),
-    "ParameterServerStrategy": At("unisono.ParameterServerStrategy"),
-    "OneDeviceStrategy": At("unisono.OneDeviceStrategy"),
-    "TPUStrategy": At("unisono.TPUStrategy"),
+    "MirroredStrategy": own("_contrib.mirrored"),
+    "CollectiveAllReduceStrategy": own("_contrib.collective_all_reduce"),
+    "ParameterServerStrategy": own("_contrib.parameter_server"),
+    "OneDeviceStrategy": own("_contrib.one_device"),
+    "TPUStrategy": own("_contrib.tpu"),
     "DistributionStrategy": At("unisono.Strategy"),
     "CrossTowerOps": At("unisono.CrossDeviceOps"),
-    "AllReduceCrossTowerOps": At("unisono.NcclAllReduce"),
+    "AllReduceCrossTowerOps": own("_contrib.all_reduce_ops"),
     "ReductionToOneDeviceCrossTowerOps": At("unisono.ReductionToOneDevice"),
     "TowerContext": At("unisono.ReplicaContext"),
     "get_tower_context": At("unisono.get_replica_context"),
@@ -70,6 +70,7 @@ CONTRIB: dict[str, Entry] = {
     "run_standard_tensorflow_server": At("unisono.run_standard_server"),
     "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
     "require_tower_context": Missing("is gone", "`unisono.get_replica_context() is not None`"),
+    "UpdateContext": Missing("is gone", "`strategy.extended.update(variable, fn)`"),
     "Monitor": Missing("is gone", "a loop around `strategy.run`"),
     "Step": Missing("is gone", "`strategy.run`"),
     "StandardInputStep": Missing("is gone", "`strategy.run`"),

@@ -17,7 +17,7 @@ from unisono._export._files import MANIFEST
 from unisono._types import PyTree, UserValue
 from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy
-from unisono.tf._saving import save_to_directory, weights_file
+from unisono.tf.adapters._saving import save_to_directory, weights_file
 
 
 def add_methods() -> None:
