@@ -122,7 +122,8 @@ class FeatureEncoder:
                 encoded.update(host_values(column, features))
         for key in sorted(self._dense | self._kept):
             if key in features:
-                encoded[key] = features[key]
+                value = features[key]
+                encoded[key] = value if hasattr(value, "shape") else np.asarray(value)
         return (encoded, *rest) if rest else encoded
 
 

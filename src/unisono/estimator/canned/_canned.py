@@ -1,0 +1,192 @@
+"""`CannedEstimator`: an Estimator of a head and of feature columns.
+
+Tests: tests/virtual/estimator/test_canned.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._reads import DataSet
+from unisono._types import PyTree, UserValue
+from unisono.data._distribute import batches_of
+from unisono.estimator._estimator import Estimator
+from unisono.estimator._run_config import RunConfig
+from unisono.estimator._spec import EstimatorSpec, ModeKeys
+from unisono.estimator.canned._head import Head
+from unisono.feature_column._column import FeatureColumn
+from unisono.feature_column._encode import FeatureEncoder
+
+#: From features and a mode to logits, and a function that returns the train op of a loss.
+Model = Callable[[Mapping[str, Any], str], tuple[Any, Callable[[Any], Any]]]
+
+#: Predictions that are strings, and of what the host makes them.
+_STRINGS = {"classes": "class_ids", "all_classes": "all_class_ids"}
+
+#: The key of the feature that only says how many rows there are, for models without columns.
+ROWS = "rows"
+
+
+class CannedEstimator(Estimator):
+    """An Estimator whose model_fn is a head on the logits of a model.
+
+    Data that an input_fn returns are encoded on the host: strings, hashes and crosses become integers.
+
+    Args:
+        head: makes of logits a loss, predictions and metrics.
+        columns: all feature columns of the model.
+        model: from features to logits and a train op.
+        model_dir: of checkpoints and event files.
+        config: a `RunConfig`.
+        warm_start_from: as of `Estimator`.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        columns: Sequence[FeatureColumn],
+        model: Model,
+        model_dir: str | os.PathLike[str] | None,
+        config: RunConfig | None,
+        warm_start_from: UserValue = None,
+    ) -> None:
+        self._head = head
+        self._encode = FeatureEncoder(columns, head.feature_keys) if columns else _Rows(head.feature_keys)
+
+        def model_fn(features: Mapping[str, Any], labels: Any, mode: str) -> EstimatorSpec:
+            logits, train_op_fn = model(features, mode)
+            return head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn)
+
+        super().__init__(model_fn, model_dir=model_dir, config=config, warm_start_from=warm_start_from)
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> CannedEstimator:
+        """Train until the data end, or for some steps; see `Estimator.train`.
+
+        Args:
+            input_fn: returns a dataset of pairs of a dict of features and labels, batched.
+            hooks: `SessionRunHook`s.
+            steps: how many steps from now on.
+            max_steps: the number of steps in all, those of earlier calls included.
+            saving_listeners: `CheckpointSaverListener`s.
+
+        Returns:
+            This Estimator.
+        """
+        super().train(self._encoded(input_fn), hooks, steps, max_steps, saving_listeners)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the head's metrics of a checkpoint by name; see `Estimator.evaluate`.
+
+        Args:
+            input_fn: as for `train`.
+            steps: how many steps; None for all data.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: of the checkpoint; the newest one by default.
+            name: of the evaluation, if there are several.
+        """
+        return super().evaluate(self._encoded(input_fn), steps, hooks, checkpoint_path, name)
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | str | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yield the head's predictions; see `Estimator.predict`.
+
+        Args:
+            input_fn: returns features, or pairs of features and labels, which are left out.
+            predict_keys: which predictions; None for all.
+            hooks: `SessionRunHook`s.
+            checkpoint_path: of the checkpoint; the newest one by default.
+            yield_single_examples: False yields whole batches.
+
+        Yields:
+            A dict of arrays by key; "classes" are bytes.
+        """
+        keys = {predict_keys} if isinstance(predict_keys, str) else set(predict_keys or ())
+        computed = sorted({_STRINGS.get(key, key) for key in keys}) if keys else None
+        encoded = self._encoded(input_fn, with_labels=False)
+        for found in super().predict(encoded, computed, hooks, checkpoint_path, yield_single_examples):
+            named = self._head.host_predictions(found)
+            yield {key: value for key, value in named.items() if not keys or key in keys}
+
+    def _encoded(self, input_fn: Callable[..., Any], with_labels: bool = True) -> Callable[..., Any]:
+        """Return an input_fn of the same arguments, whose data a step can take."""
+        if not callable(input_fn):
+            return input_fn
+
+        @functools.wraps(input_fn)
+        def encoded(*args: Any, **kwargs: Any) -> Any:
+            return self._encoded_data(input_fn(*args, **kwargs), with_labels)
+
+        return encoded
+
+    def _encoded_data(self, data: UserValue, with_labels: bool) -> Any:
+        def encode(*parts: PyTree) -> Any:
+            features = self._encode(parts[0])
+            if len(parts) == 1 or not with_labels:
+                return features
+            return features, self._head.host_labels(parts[1]), *parts[2:]
+
+        if isinstance(data, dict):
+            return encode(data)
+        if isinstance(data, (tuple, list)):
+            return encode(*data)
+        if isinstance(data, DataSet) and hasattr(data, "map"):
+            return data.map(encode)
+        if data is None:
+            return None
+        return (encode(*e) if isinstance(e, (tuple, list)) else encode(e) for e in batches_of(data))
+
+
+class _Rows:
+    """Encodes features for a model that reads none.
+
+    Args:
+        kept: keys of the features that its head needs.
+    """
+
+    def __init__(self, kept: Sequence[str]) -> None:
+        self._kept = tuple(kept)
+
+    def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        if not features:
+            raise InvalidArgumentError("An input_fn must return a dict of features. Received: an empty one.")
+        rows = len(np.asarray(next(iter(features.values()))))
+        return {
+            ROWS: np.zeros((rows, 1), np.float32),
+            **{k: features[k] for k in self._kept if k in features},
+        }
+
+
+def is_training(mode: str) -> bool:
+    """Return whether a model is trained.
+
+    >>> is_training("train")
+    True
+    """
+    return mode == ModeKeys.TRAIN

@@ -1,0 +1,187 @@
+"""`DNNClassifier`, `DNNRegressor`, `DNNEstimator`.
+
+Source: https://www.tensorflow.org/api_docs/python/tf/estimator/DNNClassifier
+
+Tests: tests/virtual/estimator/test_canned.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
+from unisono.estimator._run_config import RunConfig
+from unisono.estimator.canned._canned import CannedEstimator, is_training
+from unisono.estimator.canned._classification import binary_or_multi_class_head
+from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
+from unisono.estimator.canned._logits import dnn_logits, optimizer_maker
+from unisono.estimator.canned._regression import RegressionHead
+from unisono.feature_column._column import FeatureColumn
+from unisono.feature_column._encode import checked_columns, make_dense
+from unisono.feature_column._numeric import NumericColumn
+
+_LEARNING_RATE = 0.05
+
+#: What a layer computes of its sums.
+Activation = Callable[[Any], Any] | str | None
+
+
+def checked_units(hidden_units: Sequence[int], argument: str) -> list[int]:
+    """Return the sizes of hidden layers.
+
+    Args:
+        hidden_units: positive integers.
+        argument: the name of the argument.
+
+    Raises:
+        InvalidArgumentError: one is no positive integer.
+
+    >>> checked_units([8, 4], "hidden_units")
+    [8, 4]
+    """
+    units = list(hidden_units)
+    if not all(isinstance(size, int) and size > 0 for size in units):
+        raise InvalidArgumentError(
+            f"{argument} must be a list of positive integers. Received: {hidden_units!r}."
+        )
+    return units
+
+
+class DNNEstimator(CannedEstimator):
+    """A network with a head.
+
+    Args:
+        head: such as `MultiLabelHead(n_classes)`.
+        hidden_units: the size of each hidden layer.
+        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
+        model_dir: of checkpoints and event files.
+        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
+        activation_fn: of the hidden layers.
+        dropout: the rate after each hidden layer, or None.
+        config: a `RunConfig`.
+        warm_start_from: as of `Estimator`.
+        batch_norm: whether each hidden layer is normalized.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        hidden_units: Sequence[int],
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | os.PathLike[str] | None = None,
+        optimizer: UserValue = "Adagrad",
+        activation_fn: Activation = "relu",
+        dropout: float | None = None,
+        config: RunConfig | None = None,
+        warm_start_from: UserValue = None,
+        batch_norm: bool = False,
+    ) -> None:
+        name = type(self).__name__
+        columns = make_dense(checked_columns(feature_columns, name), name)
+        sizes = checked_units(hidden_units, "hidden_units")
+
+        make_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
+
+        def model(features: Mapping[str, Any], mode: str) -> tuple[Any, Callable[[Any], Any]]:
+            units, training = head.logits_dimension, is_training(mode)
+            logits, variables = dnn_logits(
+                features, columns, sizes, units, activation_fn, dropout, batch_norm, training
+            )
+
+            def train_op(loss: Any) -> Any:
+                return minimized(make_optimizer(), loss, variables)
+
+            return logits, train_op
+
+        super().__init__(head, columns, model, model_dir, config, warm_start_from)
+
+
+class DNNClassifier(DNNEstimator):
+    """A network that tells classes apart.
+
+    Args:
+        hidden_units: the size of each hidden layer.
+        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
+        model_dir: of checkpoints and event files.
+        n_classes: how many classes there are.
+        weight_column: the key of a feature with weights of examples, a numeric column, or None.
+        label_vocabulary: the names of the classes, where labels are strings.
+        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
+        activation_fn: of the hidden layers.
+        dropout: the rate after each hidden layer, or None.
+        config: a `RunConfig`.
+        warm_start_from: as of `Estimator`.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        batch_norm: whether each hidden layer is normalized.
+
+    >>> from unisono import feature_column
+    >>> classifier = DNNClassifier([4], [feature_column.numeric_column("age")], n_classes=3)
+    >>> predictions = classifier.predict(lambda: {"age": [20.0]}, predict_keys="probabilities")
+    >>> next(predictions)["probabilities"].shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        hidden_units: Sequence[int],
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | os.PathLike[str] | None = None,
+        n_classes: int = 2,
+        weight_column: str | NumericColumn | None = None,
+        label_vocabulary: Sequence[str] | None = None,
+        optimizer: UserValue = "Adagrad",
+        activation_fn: Activation = "relu",
+        dropout: float | None = None,
+        config: RunConfig | None = None,
+        warm_start_from: UserValue = None,
+        loss_reduction: str = SUM_OVER_BATCH_SIZE,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(
+            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
+            hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config,
+            warm_start_from, batch_norm,
+        )  # fmt: skip
+
+
+class DNNRegressor(DNNEstimator):
+    """A network that predicts numbers.
+
+    Args:
+        hidden_units: the size of each hidden layer.
+        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
+        model_dir: of checkpoints and event files.
+        label_dimension: how many numbers an example has.
+        weight_column: the key of a feature with weights of examples, a numeric column, or None.
+        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
+        activation_fn: of the hidden layers.
+        dropout: the rate after each hidden layer, or None.
+        config: a `RunConfig`.
+        warm_start_from: as of `Estimator`.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        batch_norm: whether each hidden layer is normalized.
+    """
+
+    def __init__(
+        self,
+        hidden_units: Sequence[int],
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | os.PathLike[str] | None = None,
+        label_dimension: int = 1,
+        weight_column: str | NumericColumn | None = None,
+        optimizer: UserValue = "Adagrad",
+        activation_fn: Activation = "relu",
+        dropout: float | None = None,
+        config: RunConfig | None = None,
+        warm_start_from: UserValue = None,
+        loss_reduction: str = SUM_OVER_BATCH_SIZE,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(
+            RegressionHead(label_dimension, weight_column, loss_reduction),
+            hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config,
+            warm_start_from, batch_norm,
+        )  # fmt: skip

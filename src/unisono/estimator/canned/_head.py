@@ -1,0 +1,361 @@
+"""`Head`: what a canned model predicts, its loss and its metrics, given logits.
+
+Source: https://github.com/tensorflow/estimator (tensorflow_estimator/python/estimator/head/base_head.py)
+
+Tests: tests/unit/estimator/test_heads.py.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
+from unisono.estimator import _train_op
+from unisono.estimator._spec import EstimatorSpec, ModeKeys
+from unisono.feature_column._numeric import NumericColumn
+from unisono.preprocessing._fingerprints import on_host
+
+#: Reductions of a loss over a batch.
+SUM_OVER_BATCH_SIZE, SUM = "sum_over_batch_size", "sum"
+
+_REDUCTIONS = {
+    SUM_OVER_BATCH_SIZE: SUM_OVER_BATCH_SIZE, "weighted_sum_over_batch_size": SUM_OVER_BATCH_SIZE,
+    "auto": SUM_OVER_BATCH_SIZE, SUM: SUM, "weighted_sum": SUM,
+}  # fmt: skip
+
+
+class Head(abc.ABC):
+    """What makes of logits a loss, predictions and metrics.
+
+    Args:
+        weight_column: the key of a feature with weights of examples, a numeric column, or None.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        loss_fn: a function of `labels` and `logits`, perhaps `features`, that returns a loss for each row.
+        name: added to the names of metrics after a slash.
+    """
+
+    def __init__(
+        self,
+        weight_column: str | NumericColumn | None,
+        loss_reduction: str,
+        loss_fn: Callable[..., Any] | None,
+        name: str | None,
+    ) -> None:
+        if loss_reduction not in _REDUCTIONS:
+            raise InvalidArgumentError(
+                f"loss_reduction must be {SUM_OVER_BATCH_SIZE!r} or {SUM!r}. Received: {loss_reduction!r}."
+            )
+        if not isinstance(weight_column, (str, NumericColumn, type(None))):
+            raise InvalidTypeError(
+                f"weight_column must be a key or a numeric column. Received: {weight_column!r}."
+            )
+        self._weights = NumericColumn(weight_column) if isinstance(weight_column, str) else weight_column
+        self._loss_reduction = _REDUCTIONS[loss_reduction]
+        self._loss_fn = loss_fn
+        self._name = name
+
+    @property
+    def name(self) -> str | None:
+        """The name, which metrics have after a slash."""
+        return self._name
+
+    @property
+    @abc.abstractmethod
+    def logits_dimension(self) -> int:
+        """How many logits an example has."""
+
+    @property
+    def loss_reduction(self) -> str:
+        """How the losses of a batch become one."""
+        return self._loss_reduction
+
+    @property
+    def feature_keys(self) -> tuple[str, ...]:
+        """The keys of the features that the head reads: that of the weights."""
+        return () if self._weights is None else self._weights.feature_keys()
+
+    def key(self, metric: str) -> str:
+        """Return the name of a metric of this head.
+
+        Args:
+            metric: its name without that of the head.
+        """
+        return f"{metric}/{self._name}" if self._name else metric
+
+    # --- what a kind of head decides ---------------------------------------------------------------
+
+    @abc.abstractmethod
+    def losses(self, labels: Any, logits: Any) -> Any:
+        """Return the loss of each example, of shape `(batch, 1)`, or of each label."""
+
+    @abc.abstractmethod
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return predictions by key.
+
+        Args:
+            logits: of shape `(batch, logits_dimension)`.
+            keys: those that are wanted; all by default.
+        """
+
+    @abc.abstractmethod
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+        """Return new metrics by name.
+
+        Args:
+            regularization_losses: those of the model, or None.
+        """
+
+    @abc.abstractmethod
+    def _update(
+        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+    ) -> None:
+        """Update the metrics with a batch."""
+
+    def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
+        """Return predictions with those that are strings, which only the host can hold.
+
+        Args:
+            predictions: NumPy arrays by key.
+        """
+        return predictions
+
+    def host_labels(self, labels: UserValue) -> UserValue:
+        """Return labels as a step takes them: strings as integers.
+
+        Args:
+            labels: of a batch, on the host.
+        """
+        return labels
+
+    # --- what all heads do -------------------------------------------------------------------------
+
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> Any:
+        """Return the loss of a batch, a scalar.
+
+        Args:
+            labels: of shape `(batch, ...)`.
+            logits: of shape `(batch, logits_dimension)`.
+            features: by key; the weights are among them.
+            mode: accepted; the loss is the same in all.
+            regularization_losses: scalars that are added.
+        """
+        losses, weights = self._losses_and_weights(labels, logits, features)
+        weighted = losses if weights is None else losses * weights
+        loss = jnp.sum(weighted) if self._loss_reduction == SUM else jnp.mean(weighted)
+        return loss + sum(regularization_losses) if regularization_losses else loss
+
+    def _losses_and_weights(
+        self, labels: Any, logits: Any, features: Mapping[str, Any] | None
+    ) -> tuple[Any, Any]:
+        logits = self._checked_logits(logits)
+        labels = self.label_array(labels, logits)
+        if self._loss_fn is None:
+            losses = self.losses(labels, logits)
+        else:
+            losses = jnp.asarray(_call_loss(self._loss_fn, labels, logits, features))
+        weights = None if self._weights is None else self._weights.dense(features or {})
+        return losses, weights
+
+    def _checked_logits(self, logits: Any) -> Any:
+        logits = jnp.asarray(logits, jnp.float32)
+        if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} needs logits of shape (batch, {self.logits_dimension}). "
+                f"Received: {logits.shape}."
+            )
+        return logits
+
+    def label_array(self, labels: Any, logits: Any) -> Any:
+        """Return labels of the shape that the losses need.
+
+        Args:
+            labels: of a batch.
+            logits: of the batch.
+
+        Raises:
+            InvalidArgumentError: there are no labels, or their shape does not fit.
+        """
+        if labels is None:
+            raise InvalidArgumentError(
+                "A head needs labels to train and to evaluate. Received: labels=None. "
+                "Let input_fn return (features, labels)."
+            )
+        if isinstance(labels, Mapping):
+            raise InvalidTypeError("A head takes an array of labels. Received: a dict.")
+        labels = jnp.asarray(labels)
+        labels = labels[..., None] if labels.ndim == logits.ndim - 1 else labels
+        if labels.shape != (*logits.shape[:-1], self.label_width):
+            raise InvalidArgumentError(
+                f"{type(self).__name__} needs labels of shape {(*logits.shape[:-1], self.label_width)}. "
+                f"Received: {labels.shape}."
+            )
+        return labels
+
+    @property
+    def label_width(self) -> int:
+        """How many labels an example has."""
+        return 1
+
+    def update_metrics(
+        self,
+        eval_metrics: Mapping[str, Any],
+        features: Mapping[str, Any] | None,
+        logits: Any,
+        labels: Any,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """Update metrics with a batch, and return them.
+
+        Args:
+            eval_metrics: what `metrics` returned.
+            features: by key; the weights are among them.
+            logits: of shape `(batch, logits_dimension)`.
+            labels: of shape `(batch, ...)`.
+            regularization_losses: those of the model, or None.
+        """
+        losses, weights = self._losses_and_weights(labels, logits, features)
+        logits = self._checked_logits(logits)
+        eval_metrics[self.key("average_loss")].update_state(losses, broadcast(weights, losses))
+        if regularization_losses:
+            eval_metrics[self.key("regularization_loss")].update_state(sum(regularization_losses))
+        self._update(eval_metrics, self.label_array(labels, logits), logits, losses, weights)
+        return eval_metrics
+
+    def common_metrics(self, regularization_losses: Sequence[Any] | None) -> dict[str, keras.metrics.Metric]:
+        """Return the metrics that every head has.
+
+        Args:
+            regularization_losses: those of the model, or None.
+        """
+        metrics = {self.key("average_loss"): keras.metrics.Mean(name="average_loss")}
+        if regularization_losses:
+            metrics[self.key("regularization_loss")] = keras.metrics.Mean(name="regularization_loss")
+        return metrics
+
+    def create_estimator_spec(
+        self,
+        features: Mapping[str, Any],
+        mode: str,
+        logits: Any,
+        labels: Any = None,
+        optimizer: keras.Optimizer | None = None,
+        trainable_variables: Sequence[keras.Variable] | None = None,
+        train_op_fn: Callable[[Any], Any] | None = None,
+        update_ops: UserValue = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> EstimatorSpec:
+        """Return what a model_fn returns.
+
+        Args:
+            features: by key.
+            mode: of `ModeKeys`.
+            logits: of shape `(batch, logits_dimension)`.
+            labels: of the batch; None to predict.
+            optimizer: that trains the model.
+            trainable_variables: which it changes; all by default.
+            train_op_fn: a function of the loss that returns the train op, instead of `optimizer`.
+            update_ops: accepted; Keras' layers update their statistics themselves.
+            regularization_losses: scalars that are added to the loss.
+
+        Raises:
+            InvalidArgumentError: to train, neither or both of `optimizer` and `train_op_fn` are given.
+        """
+        predictions = self.predictions(logits)
+        if mode == ModeKeys.PREDICT:
+            outputs = {"serving_default": predictions, "predict": predictions}
+            return EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
+        loss = self.loss(labels, logits, features, mode, regularization_losses)
+        if mode == ModeKeys.EVAL:
+            metrics = self.metrics(regularization_losses)
+            self.update_metrics(metrics, features, logits, labels, regularization_losses)
+            return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=metrics)
+        if (optimizer is None) == (train_op_fn is None):
+            raise InvalidArgumentError(
+                "A head needs an optimizer or a train_op_fn to train. "
+                f"Received: optimizer={optimizer}, train_op_fn={train_op_fn}."
+            )
+        if train_op_fn is not None:
+            train_op = train_op_fn(loss)
+        else:
+            train_op = minimized(optimizer, loss, trainable_variables)
+        return EstimatorSpec(mode, predictions=predictions, loss=loss, train_op=train_op)
+
+
+def minimized(optimizer: Any, loss: Any, variables: Sequence[keras.Variable] | None) -> Any:
+    """Return the train op of an optimizer: Keras', or one with TensorFlow 1's `minimize`.
+
+    Args:
+        optimizer: that changes the variables.
+        loss: a scalar of the running model_fn.
+        variables: which are changed; None for all.
+    """
+    if isinstance(optimizer, keras.Optimizer):
+        return _train_op.minimize(optimizer, loss, var_list=variables)
+    return optimizer.minimize(loss, var_list=variables)
+
+
+def _call_loss(function: Callable[..., Any], labels: Any, logits: Any, features: Any) -> Any:
+    names = set(inspect.signature(function).parameters)
+    if not {"labels", "logits"} <= names <= {"labels", "logits", "features", "loss_reduction"}:
+        raise InvalidArgumentError(
+            "loss_fn must be a function of `labels` and `logits`, and perhaps of `features`. "
+            f"Received: one of {sorted(names)}."
+        )
+    more = {"features": features} if "features" in names else {}
+    return function(labels=labels, logits=logits, **more)
+
+
+def broadcast(weights: Any, values: Any) -> Any:
+    """Return weights of examples with the shape of values, or None.
+
+    Args:
+        weights: of shape `(batch, 1)`, or None.
+        values: an array.
+    """
+    return None if weights is None else jnp.broadcast_to(weights, jnp.shape(values))
+
+
+def check_label_range(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return labels on the host, if they are classes.
+
+    Args:
+        labels: numbers.
+        classes: how many there are.
+
+    Raises:
+        InvalidArgumentError: one is not between 0 and `classes` - 1.
+
+    >>> check_label_range(np.array([0, 1]), 2).tolist()
+    [0, 1]
+    """
+    outside = (labels < 0) | (labels > classes - 1)
+    if outside.any():
+        raise InvalidArgumentError(
+            f"Labels must be >= 0 and <= n_classes - 1 = {classes - 1}. "
+            f"Received: {labels[outside][:5].tolist()}."
+        )
+    return labels
+
+
+def labels_on_host(labels: UserValue) -> np.ndarray | None:
+    """Return labels as an array on the host; None for none.
+
+    Args:
+        labels: of a batch.
+    """
+    return None if labels is None else on_host(labels, "A head's labels")

@@ -1,0 +1,160 @@
+"""The models of canned estimators: from features to logits.
+
+Source: https://github.com/tensorflow/estimator (tensorflow_estimator/python/estimator/canned)
+
+Tests: tests/virtual/estimator/test_canned.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._types import UserValue
+from unisono.feature_column._column import FeatureColumn
+from unisono.feature_column._models import DenseFeatures, LinearModel
+
+#: Logits, and the variables that training changes.
+Logits = tuple[Any, list[keras.Variable]]
+
+_OPTIMIZERS = {
+    "Adagrad": keras.optimizers.Adagrad,
+    "Adam": keras.optimizers.Adam,
+    "Ftrl": keras.optimizers.Ftrl,
+    "RMSProp": keras.optimizers.RMSprop,
+    "SGD": keras.optimizers.SGD,
+}
+
+
+def linear_logits(
+    features: Mapping[str, Any], columns: Sequence[FeatureColumn], units: int, sparse_combiner: str
+) -> Logits:
+    """Return the logits of a linear model.
+
+    Args:
+        features: encoded ones.
+        columns: that it reads.
+        units: how many logits there are.
+        sparse_combiner: how the weights of a row's categories are combined.
+    """
+    with keras.name_scope("linear"):
+        model = LinearModel(columns, units, sparse_combiner, name="linear_model")
+        return model(features), list(model.trainable_variables)
+
+
+def dnn_logits(
+    features: Mapping[str, Any],
+    columns: Sequence[FeatureColumn],
+    hidden_units: Sequence[int],
+    units: int,
+    activation_fn: Callable[[Any], Any] | str | None = "relu",
+    dropout: float | None = None,
+    batch_norm: bool = False,
+    training: bool = False,
+) -> Logits:
+    """Return the logits of a network.
+
+    Args:
+        features: encoded ones.
+        columns: that it reads.
+        hidden_units: the size of each hidden layer.
+        units: how many logits there are.
+        activation_fn: of the hidden layers.
+        dropout: the rate after each hidden layer, or None.
+        batch_norm: whether each hidden layer is normalized.
+        training: whether dropout and normalization are those of training.
+    """
+    layers: list[keras.layers.Layer] = []
+
+    def apply(layer: keras.layers.Layer, value: Any, **kwargs: Any) -> Any:
+        layers.append(layer)
+        return layer(value, **kwargs)
+
+    with keras.name_scope("dnn"):
+        with keras.name_scope("input_from_feature_columns"):
+            net = apply(DenseFeatures(columns, name="input_layer"), features)
+        for index, width in enumerate(hidden_units):
+            name = f"hiddenlayer_{index}"
+            net = apply(keras.layers.Dense(width, activation_fn, name=name), net)
+            if dropout is not None and training:
+                net = apply(keras.layers.Dropout(dropout), net, training=True)
+            if batch_norm:
+                with keras.name_scope(name):
+                    # TensorFlow's estimators have this momentum.
+                    normalization = keras.layers.BatchNormalization(momentum=0.999, name=f"batchnorm_{index}")
+                    net = apply(normalization, net, training=training)
+        logits = apply(keras.layers.Dense(units, name="logits"), net)
+    return logits, [variable for layer in layers for variable in layer.trainable_variables]
+
+
+class BaselineLogits(keras.layers.Layer):
+    """Logits that are the same for all examples.
+
+    Args:
+        units: how many there are.
+        **kwargs: those of any layer.
+    """
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._units = units
+
+    def build(self, input_shape: UserValue = None) -> None:
+        """Create the bias."""
+        self.bias = self.add_weight(name="bias", shape=(self._units,), initializer="zeros")
+
+    def call(self, rows: Any) -> Any:
+        """Return the bias for each row."""
+        bias = jnp.asarray(keras.ops.convert_to_tensor(self.bias))
+        return jnp.broadcast_to(bias, (rows.shape[0], self._units))
+
+
+def optimizer_maker(given: UserValue, learning_rate: float) -> Callable[[], Any]:
+    """Return a function that returns an optimizer which no other model has.
+
+    A model_fn is run each time a program is traced, and its variables are found again by their paths: each
+    run needs an optimizer that has none yet. What an optimizer is made of is read at once, because a trace
+    does not know the value of its learning rate.
+
+    Args:
+        given: a name, an optimizer, or a function that returns one.
+        learning_rate: of an optimizer that is given by name.
+
+    Returns:
+        A function that returns a Keras optimizer, or one of `unisono.estimator.train`.
+
+    Raises:
+        InvalidArgumentError: there is no optimizer of this name.
+        InvalidTypeError: it is no optimizer.
+
+    >>> optimizer_maker("Adagrad", 0.05)().name
+    'adagrad'
+    """
+    if isinstance(given, str):
+        if given not in _OPTIMIZERS:
+            raise InvalidArgumentError(
+                f"An optimizer's name must be one of {', '.join(_OPTIMIZERS)}. Received: {given!r}."
+            )
+        return functools.partial(_OPTIMIZERS[given], learning_rate)
+    if isinstance(given, keras.Optimizer):
+        return functools.partial(type(given).from_config, given.get_config())
+    inner = getattr(given, "optimizer", None)
+    if hasattr(given, "minimize") and isinstance(inner, keras.Optimizer):
+        return functools.partial(_with_optimizer, given, optimizer_maker(inner, learning_rate))
+    if not callable(given):
+        raise InvalidTypeError(
+            f"An optimizer must be a name, an optimizer, or a function that returns one. Received: {given!r}."
+        )
+    return given
+
+
+def _with_optimizer(given: Any, make: Callable[[], keras.Optimizer]) -> Any:
+    found = copy.copy(given)
+    found.optimizer = make()
+    return found
