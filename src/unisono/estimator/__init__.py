@@ -14,10 +14,20 @@ from unisono import _names
 _HOMES = {
     "_train_spec": ["EvalSpec", "TrainSpec"],
     "_train_and_evaluate": ["train_and_evaluate"],
+    "canned._baseline": ["BaselineClassifier", "BaselineEstimator", "BaselineRegressor"],
+    "canned._classification": ["BinaryClassHead", "MultiClassHead"],
+    "canned._combined": [
+        "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator", "DNNLinearCombinedRegressor",
+    ],
+    "canned._dnn": ["DNNClassifier", "DNNEstimator", "DNNRegressor"],
+    "canned._head": ["Head"],
+    "canned._linear": ["LinearClassifier", "LinearEstimator", "LinearRegressor"],
+    "canned._multi_label": ["MultiLabelHead"],
+    "canned._regression": ["LogisticRegressionHead", "PoissonRegressionHead", "RegressionHead"],
     "_estimator": ["Estimator"],
     "_run_config": ["DistributeConfig", "RunConfig", "TaskType"],
     "_spec": ["EstimatorSpec", "ModeKeys"],
-}
+}  # fmt: skip
 
 _MODULES: list[str] = []
 

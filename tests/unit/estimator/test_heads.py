@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.estimator.canned._classification import BinaryClassHead, MultiClassHead, MultiLabelHead
-from unisono.estimator.canned._regression import LogisticRegressionHead, PoissonRegressionHead, RegressionHead
+from unisono.estimator import (
+    BinaryClassHead,
+    LogisticRegressionHead,
+    MultiClassHead,
+    MultiLabelHead,
+    PoissonRegressionHead,
+    RegressionHead,
+)
 
 FLOATS = np.float32
 

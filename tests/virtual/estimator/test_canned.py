@@ -11,16 +11,21 @@ import unisono
 from unisono import feature_column as fc
 from unisono.checkpoint import load_checkpoint
 from unisono.data import Dataset
-from unisono.estimator import RunConfig
-from unisono.estimator.canned._baseline import BaselineClassifier, BaselineRegressor
-from unisono.estimator.canned._classification import MultiLabelHead
-from unisono.estimator.canned._combined import (
+from unisono.estimator import (
+    BaselineClassifier,
+    BaselineRegressor,
+    DNNClassifier,
+    DNNEstimator,
     DNNLinearCombinedClassifier,
     DNNLinearCombinedEstimator,
     DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearEstimator,
+    LinearRegressor,
+    MultiLabelHead,
+    RunConfig,
 )
-from unisono.estimator.canned._dnn import DNNClassifier, DNNEstimator, DNNRegressor
-from unisono.estimator.canned._linear import LinearClassifier, LinearEstimator, LinearRegressor
 
 ROWS = 48
 RNG = np.random.default_rng(0)
@@ -63,7 +68,9 @@ def numbers(features):
 
 def plain_wide_and_deep(initial):
     """Train the same model with Keras and JAX alone: eight batches of twelve rows."""
-    color, age, bucket = numbers(FEATURES)
+    color, age, bucket, targets, weights = map(
+        jax.numpy.asarray, (*numbers(FEATURES), LABELS.astype("float32"), FEATURES["weight"])
+    )
     deep = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
     deep.build((None, 1 + 4 + 2))
     table = keras.Variable(
@@ -87,16 +94,13 @@ def plain_wide_and_deep(initial):
         inputs = jax.numpy.concatenate([age[rows], deep_values[0][color[rows]], hot], axis=1)
         logits, _ = deep.stateless_call(deep_values[1:], [], inputs)
         logits = logits + wide_values[0][color[rows]] + wide_values[1][bucket[rows]] + wide_values[2]
-        losses = keras.ops.binary_crossentropy(
-            LABELS[rows][:, None].astype("float32"), logits, from_logits=True
-        )
-        return jax.numpy.mean(losses * FEATURES["weight"][rows][:, None])
+        losses = keras.ops.binary_crossentropy(targets[rows][:, None], logits, from_logits=True)
+        return jax.numpy.mean(losses * weights[rows][:, None])
 
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
     for start in list(range(0, ROWS, 12)) * 2:
         rows = np.arange(start, start + 12)
-        grads = jax.grad(loss, argnums=(0, 1))(
-            [v.value for v in deep_variables], [v.value for v in wide], rows
-        )
+        grads = gradients([v.value for v in deep_variables], [v.value for v in wide], rows)
         adagrad.apply(grads[0], deep_variables)
         ftrl.apply(grads[1], wide)
     names = ["color_embedding", "hiddenlayer_0/kernel", "hiddenlayer_0/bias", "logits/kernel", "logits/bias"]

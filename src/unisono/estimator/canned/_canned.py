@@ -18,7 +18,7 @@ from unisono._types import PyTree, UserValue
 from unisono.data._distribute import batches_of
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
-from unisono.estimator._spec import EstimatorSpec, ModeKeys
+from unisono.estimator._spec import EstimatorSpec, ModeKeys, checked_call
 from unisono.estimator.canned._head import Head
 from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import FeatureEncoder
@@ -57,7 +57,9 @@ class CannedEstimator(Estimator):
         warm_start_from: UserValue = None,
     ) -> None:
         self._head = head
-        self._encode = FeatureEncoder(columns, head.feature_keys) if columns else _Rows(head.feature_keys)
+        self._encode = (
+            FeatureEncoder(columns, head.feature_keys) if columns else RowsEncoder(head.feature_keys)
+        )
 
         def model_fn(features: Mapping[str, Any], labels: Any, mode: str) -> EstimatorSpec:
             logits, train_op_fn = model(features, mode)
@@ -134,10 +136,9 @@ class CannedEstimator(Estimator):
             named = self._head.host_predictions(found)
             yield {key: value for key, value in named.items() if not keys or key in keys}
 
-    def _encoded(self, input_fn: Callable[..., Any], with_labels: bool = True) -> Callable[..., Any]:
+    def _encoded(self, input_fn: Any, with_labels: bool = True) -> Callable[..., Any]:
         """Return an input_fn of the same arguments, whose data a step can take."""
-        if not callable(input_fn):
-            return input_fn
+        checked_call(input_fn, "input_fn")
 
         @functools.wraps(input_fn)
         def encoded(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +164,7 @@ class CannedEstimator(Estimator):
         return (encode(*e) if isinstance(e, (tuple, list)) else encode(e) for e in batches_of(data))
 
 
-class _Rows:
+class RowsEncoder:
     """Encodes features for a model that reads none.
 
     Args:

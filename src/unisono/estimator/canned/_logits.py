@@ -133,8 +133,8 @@ def optimizer_maker(given: UserValue, learning_rate: float) -> Callable[[], Any]
         InvalidArgumentError: there is no optimizer of this name.
         InvalidTypeError: it is no optimizer.
 
-    >>> optimizer_maker("Adagrad", 0.05)().name
-    'adagrad'
+    >>> type(optimizer_maker("Adagrad", 0.05)()).__name__
+    'Adagrad'
     """
     if isinstance(given, str):
         if given not in _OPTIMIZERS:
@@ -151,7 +151,8 @@ def optimizer_maker(given: UserValue, learning_rate: float) -> Callable[[], Any]
         raise InvalidTypeError(
             f"An optimizer must be a name, an optimizer, or a function that returns one. Received: {given!r}."
         )
-    return given
+    make: Callable[[], Any] = given
+    return make
 
 
 def _with_optimizer(given: Any, make: Callable[[], keras.Optimizer]) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.estimator.canned._classification import sigmoid_losses
+from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, broadcast, labels_on_host
 from unisono.feature_column._numeric import NumericColumn
 

@@ -19,7 +19,24 @@ _SEQUENCES = (
     "sequence_numeric_column",
 )  # fmt: skip
 
+_ESTIMATORS = (
+    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "DNNClassifier",
+    "DNNEstimator", "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator",
+    "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier", "LinearEstimator",
+    "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiLabelHead",
+    "PoissonRegressionHead", "RegressionHead",
+)  # fmt: skip
+
 COLUMNS: dict[str, Entry] = {
+    **{f"estimator.{name}": At(f"unisono.estimator.{name}") for name in _ESTIMATORS},
+    **{
+        f"estimator.{name}": Missing("is not among the canned estimators here", instead)
+        for name, instead in {
+            "BoostedTreesClassifier": "`DNNClassifier`, or scikit-learn's `HistGradientBoostingClassifier`",
+            "BoostedTreesRegressor": "`DNNRegressor`, or scikit-learn's `HistGradientBoostingRegressor`",
+            "MultiHead": "an `Estimator` whose model_fn adds the losses of several heads",
+        }.items()
+    },
     **{f"feature_column.{name}": At(f"unisono.feature_column.{name}") for name in _FUNCTIONS},
     "feature_column.input_layer": At("unisono.feature_column.input_layer"),
     "feature_column.linear_model": At("unisono.feature_column.linear_model"),

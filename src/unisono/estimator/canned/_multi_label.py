@@ -1,0 +1,171 @@
+"""The head of classes of which an example has any number.
+
+Source: https://github.com/tensorflow/estimator (tensorflow_estimator/python/estimator/head)
+
+Tests: tests/unit/estimator/test_heads.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import UserValue
+from unisono.estimator.canned._class_metrics import checked_thresholds, sigmoid_losses, threshold_metrics
+from unisono.estimator.canned._classification import ClassHead, chosen_predictions
+from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, broadcast, check_label_range, labels_on_host
+from unisono.feature_column._numeric import NumericColumn
+
+
+class MultiLabelHead(ClassHead):
+    """The head of classes of which an example has any number: a sigmoid for each.
+
+    Labels have a one for each class of an example: shape `(batch, n_classes)`.
+
+    Args:
+        n_classes: how many there are.
+        weight_column: the key of a feature with weights of examples, a numeric column, or None.
+        thresholds: for which accuracy, precision and recall are measured, too.
+        label_vocabulary: the names of the classes.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        loss_fn: another loss.
+        classes_for_class_based_metrics: classes, or their names, with metrics of their own.
+        name: added to the names of metrics.
+
+    Raises:
+        InvalidArgumentError: there are fewer than two classes, or a class does not exist.
+
+    >>> MultiLabelHead(3).logits_dimension
+    3
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: str | NumericColumn | None = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[str] | None = None,
+        loss_reduction: str = SUM_OVER_BATCH_SIZE,
+        loss_fn: Callable[..., Any] | None = None,
+        classes_for_class_based_metrics: Sequence[int | str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if n_classes < 2:
+            raise InvalidArgumentError(f"MultiLabelHead's n_classes must be > 1. Received: {n_classes}.")
+        super().__init__(
+            n_classes,
+            label_vocabulary,
+            weight_column=weight_column,
+            loss_reduction=loss_reduction,
+            loss_fn=loss_fn,
+            name=name,
+        )
+        self._thresholds = checked_thresholds(thresholds)
+        self._measured = tuple(self._class_number(c) for c in classes_for_class_based_metrics or ())
+
+    def _class_number(self, chosen: int | str) -> int:
+        names = self._vocabulary or ()
+        number = names.index(chosen) if isinstance(chosen, str) and chosen in names else chosen
+        if not isinstance(number, int) or not 0 <= number < self._classes:
+            raise InvalidArgumentError(
+                f"classes_for_class_based_metrics must be among the {self._classes} classes. "
+                f"Received: {chosen!r}."
+            )
+        return number
+
+    @property
+    def logits_dimension(self) -> int:
+        """One for each class."""
+        return self._classes
+
+    @property
+    def label_width(self) -> int:
+        """One for each class."""
+        return self._classes
+
+    def host_labels(self, labels: UserValue) -> UserValue:
+        """Return labels on the host, if they are zeros and ones.
+
+        Args:
+            labels: of a batch.
+
+        Raises:
+            InvalidArgumentError: a label is another number, or a string.
+        """
+        array = labels_on_host(labels)
+        if array is not None and array.dtype.kind == "O":
+            raise InvalidArgumentError(
+                "MultiLabelHead takes labels of zeros and ones, shape (batch, n_classes). Received: strings."
+            )
+        return None if array is None else check_label_range(array, 2)
+
+    def losses(self, labels: Any, logits: Any) -> Any:
+        """Return the mean cross entropy of each example's classes."""
+        return jnp.mean(sigmoid_losses(labels, logits), axis=-1, keepdims=True)
+
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return logits and probabilities.
+
+        Args:
+            logits: of shape `(batch, n_classes)`.
+            keys: those that are wanted; all by default.
+        """
+        logits = self._checked_logits(logits)
+        return chosen_predictions(
+            {"logits": lambda: logits, "probabilities": lambda: jax.nn.sigmoid(logits)}, keys
+        )
+
+    def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
+        """Return predictions with "classes": the names of all.
+
+        Args:
+            predictions: NumPy arrays by key.
+        """
+        shape = np.shape(next(iter(predictions.values())))
+        return {**predictions, "classes": np.broadcast_to(self.class_names(), shape)}
+
+    def _class_metrics(self) -> dict[str, keras.metrics.Metric]:
+        made: dict[str, keras.metrics.Metric] = {}
+        for number in self._measured:
+            suffix = f"class{number}" if self._vocabulary is None else self._vocabulary[number]
+            made[f"probability_mean/{suffix}"] = keras.metrics.Mean(name=f"probability_mean_{number}")
+            made[f"auc/{suffix}"] = keras.metrics.AUC(name=f"auc_{number}")
+            made[f"auc_precision_recall/{suffix}"] = keras.metrics.AUC(curve="PR", name=f"auc_pr_{number}")
+        return made
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+        """Return new metrics by name.
+
+        Args:
+            regularization_losses: those of the model, or None.
+        """
+        made = {
+            "auc": keras.metrics.AUC(name="auc"),
+            "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),
+            **threshold_metrics(self._thresholds),
+            **self._class_metrics(),
+        }
+        return {
+            **self.common_metrics(regularization_losses),
+            **{self.key(name): metric for name, metric in made.items()},
+        }
+
+    def _update(
+        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+    ) -> None:
+        floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
+        for name in ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds)):
+            metrics[self.key(name)].update_state(floats, found, broadcast(weights, floats))
+        names = iter(self._class_metrics())
+        for number in self._measured:
+            one, label = found[..., number], floats[..., number]
+            weight = None if weights is None else weights[..., 0]
+            metrics[self.key(next(names))].update_state(one, weight)
+            metrics[self.key(next(names))].update_state(label, one, weight)
+            metrics[self.key(next(names))].update_state(label, one, weight)
