@@ -27,9 +27,17 @@ _HOMES = {
     "_estimator": ["Estimator"],
     "_run_config": ["DistributeConfig", "RunConfig", "TaskType"],
     "_spec": ["EstimatorSpec", "ModeKeys"],
+    "hooks._checkpoints": ["CheckpointSaverHook", "CheckpointSaverListener"],
+    "hooks._hook": ["SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"],
+    "hooks._logging": [
+        "LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "StepCounterHook",
+    ],
+    "hooks._stopping": ["FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "StopAtStepHook"],
+    "hooks._summaries": ["ProfilerHook", "SummarySaverHook"],
+    "hooks._timer": ["SecondOrStepTimer"],
 }  # fmt: skip
 
-_MODULES: list[str] = []
+_MODULES = ["layers", "losses", "metrics", "summary", "train"]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -151,7 +151,8 @@ class RunConfig:
         self._values: dict[str, Any] = values
         self._check()
         self._task = _EnvironTask.from_environ()
-        if self._distribute is None and self._task.cluster and "chief" not in self._task.cluster.jobs:
+        # The evaluator is no part of the cluster.
+        if self._distribute is None and self.cluster_spec and "chief" not in self.cluster_spec.jobs:
             raise InvalidArgumentError(
                 'If "cluster" is set in TF_CONFIG, it must have one "chief" node. Received: the jobs '
                 f"{self._task.cluster.jobs}. Name one of the workers 'chief', or pass `train_distribute`."

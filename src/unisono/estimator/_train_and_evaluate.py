@@ -1,6 +1,6 @@
 """`train_and_evaluate`: one process trains and evaluates in turn; of a cluster, each task does its part.
 
-Tests: tests/virtual/estimator/test_train_and_evaluate.py.
+Tests: tests/virtual/estimator/test_train_and_evaluate.py, tests/cluster/test_estimator.py.
 """
 
 from __future__ import annotations
