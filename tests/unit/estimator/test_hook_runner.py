@@ -123,6 +123,14 @@ def test_a_step_must_return_what_hooks_ask_for():
         runner.after_step({"loss": 0.0})
 
 
+def test_the_number_of_steps_is_known_without_a_value_of_the_step():
+    runner = HookRunner([Recorder(["loss", "global_step"])], HookSession(exposed={"loss": jnp.zeros(())}))
+    runner.before_step(0)
+    assert runner.wanted == {"loss"}
+    runner.after_step({"loss": 3.0, "global_step": 1})
+    assert runner.hooks[0].calls == [[3.0, 1]]
+
+
 def test_a_request_to_stop_ends_the_loop_after_all_hooks_were_called():
     class Stops(SessionRunHook):
         def after_run(self, run_context, run_values):

@@ -61,7 +61,7 @@ class HookRunner:
     def wanted(self) -> frozenset[str]:
         """The names of the values that `after_step` needs, besides `"global_step"`."""
         keys = (self.session.keys(args.fetches) for _, args in self._asked if args is not None)
-        return frozenset().union(*keys)
+        return frozenset().union(*keys) - {GLOBAL_STEP}
 
     def begin(self) -> None:
         """Call all hooks' `begin`."""
