@@ -27,6 +27,13 @@ _HOMES = {
     "_estimator": ["Estimator"],
     "_run_config": ["DistributeConfig", "RunConfig", "TaskType"],
     "_spec": ["EstimatorSpec", "ModeKeys"],
+    "_keras_model": ["model_to_estimator"],
+    "_serving": [
+        "ClassificationOutput", "PredictOutput", "RegressionOutput", "ServingInputReceiver",
+        "TensorServingInputReceiver", "build_parsing_serving_input_receiver_fn",
+        "build_raw_serving_input_receiver_fn",
+    ],
+    "_warm_start": ["WarmStartSettings"],
     "hooks._checkpoints": ["CheckpointSaverHook", "CheckpointSaverListener"],
     "hooks._hook": ["SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"],
     "hooks._logging": [

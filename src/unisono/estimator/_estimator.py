@@ -23,6 +23,7 @@ from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks
+from unisono.estimator._warm_start import initializer_of
 from unisono.estimator.hooks._stopping import StopAtStepHook
 from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
 from unisono.estimator.session._input import data_of
@@ -150,8 +151,9 @@ class Estimator:
         self._seed()
         elements = data_of(input_fn, strategy, self._arguments(ModeKeys.TRAIN))
         task = TrainTask(
-            self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ())
-        )
+            self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
+            initializer_of(self._warm_start),
+        )  # fmt: skip
         Training(task, elements).run()
         return self
 
@@ -225,7 +227,77 @@ class Estimator:
                 "Could not find trained model in %s, running initialization to %s.", self.model_dir, what
             )
         self._seed()
-        return EvaluationTask(self._function, _replicated(strategy), found, hooks)
+        initialize = initializer_of(self._warm_start)
+        return EvaluationTask(self._function, _replicated(strategy), found, hooks, initialize)
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: UserValue = None,
+        as_text: bool = False,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> str:
+        """Write the predictions of a checkpoint as a StableHLO artefact, which `unisono.export.load` reads.
+
+        Args:
+            export_dir_base: directory of exports; the new one is called by the time in seconds.
+            serving_input_receiver_fn: gives a `ServingInputReceiver`, such as what
+                `build_raw_serving_input_receiver_fn` returns.
+            assets_extra: must be None.
+            as_text: accepted for TensorFlow's signature.
+            checkpoint_path: of the checkpoint; the newest one by default.
+            experimental_mode: must be `ModeKeys.PREDICT`.
+
+        Returns:
+            The path of the new directory. It takes the receiver's tensors, and gives those of the output
+            `serving_default`, of the only one of `export_outputs`, or else the predictions.
+
+        Raises:
+            CheckpointError: there is no checkpoint.
+            InvalidArgumentError: an argument cannot be used.
+        """
+        from unisono.estimator._serving import export_model
+
+        if assets_extra is not None or experimental_mode != ModeKeys.PREDICT:
+            raise InvalidArgumentError(
+                "An artefact holds predictions alone. Received: "
+                f"assets_extra={assets_extra!r}, experimental_mode={experimental_mode!r}. Leave them out."
+            )
+        checked_call(serving_input_receiver_fn, "serving_input_receiver_fn")
+        task = self._evaluation(None, self._checkpoint(checkpoint_path), (), "export")
+        return export_model(task, export_dir_base, serving_input_receiver_fn)
+
+    export_savedmodel = export_saved_model
+
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: UserValue = None,
+        as_text: bool = False,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+    ) -> str:
+        """Write the predictions of a checkpoint, as `export_saved_model`.
+
+        Args:
+            export_dir_base: as there.
+            input_receiver_fn_map: from `ModeKeys.PREDICT` to a serving input receiver function.
+            assets_extra: as there.
+            as_text: as there.
+            checkpoint_path: as there.
+
+        Raises:
+            InvalidArgumentError: for other modes: an artefact holds predictions alone.
+        """
+        if set(input_receiver_fn_map) != {ModeKeys.PREDICT}:
+            raise InvalidArgumentError(
+                f"An artefact holds predictions alone. Received: the modes {sorted(input_receiver_fn_map)}. "
+                "Pass `{ModeKeys.PREDICT: serving_input_receiver_fn}`."
+            )
+        receiver_fn = input_receiver_fn_map[ModeKeys.PREDICT]
+        return self.export_saved_model(export_dir_base, receiver_fn, assets_extra, as_text, checkpoint_path)
 
     # --- what was trained ------------------------------------------------------------------------
 

@@ -50,8 +50,14 @@ class EvaluationTask:
     initialize: Initializer | None = None
 
 
-class _DataPass:
-    """One pass of a model_fn over data."""
+class DataPass:
+    """One pass of a model_fn over data.
+
+    Args:
+        task: what it needs.
+        mode: one of `ModeKeys`.
+        elements: pairs of features and labels.
+    """
 
     def __init__(self, task: EvaluationTask, mode: str, elements: Iterator[PyTree]) -> None:
         self.task = task
@@ -60,8 +66,17 @@ class _DataPass:
         local = len(task.strategy.mesh.local_replicas)
         self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local))
 
+    def create(self) -> bool:
+        """Make the variables; False without data."""
+        with self.task.strategy.scope():
+            return self.runner.create_variables()
+
     def begin(self, hooks: Sequence[SessionRunHook]) -> HookRunner:
-        """Restore the variables, and begin with the hooks."""
+        """Restore the variables, and begin with the hooks.
+
+        Args:
+            hooks: all of them.
+        """
         task = self.task
         session = HookSession(
             exposed=self.step.exposed,
@@ -94,7 +109,7 @@ def evaluate(
     Raises:
         InvalidArgumentError: without data.
     """
-    run = _DataPass(task, ModeKeys.EVAL, elements)
+    run = DataPass(task, ModeKeys.EVAL, elements)
     with task.strategy.scope():
         if not run.runner.create_variables():
             raise InvalidArgumentError(
@@ -120,7 +135,7 @@ def evaluate(
     return results
 
 
-def _mean_loss(run: _DataPass, hooks: HookRunner, steps: int | None) -> np.float32:
+def _mean_loss(run: DataPass, hooks: HookRunner, steps: int | None) -> np.float32:
     """Run the steps, and return the mean of their losses."""
     # On the devices until the end: reading each would wait for its step.
     losses: list[tuple[int, Any]] = []
@@ -170,7 +185,7 @@ def predictions(
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.
     """
-    run = _DataPass(task, ModeKeys.PREDICT, ((features, None) for features, _ in elements))
+    run = DataPass(task, ModeKeys.PREDICT, ((features, None) for features, _ in elements))
     with task.strategy.scope():
         if not run.runner.create_variables():
             return
