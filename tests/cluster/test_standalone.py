@@ -1,5 +1,6 @@
 """Standalone clients and two servers, which all tests of this file share: one with a key on TCP."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 import unisono
 from tests.cluster.standalone_support import KEY, Served, is_alive, until
-from unisono.standalone import ServerBusyError, run_on_cluster
+from unisono.standalone import ServerBusyError, _client, _remote_machines, run_on_cluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -212,7 +213,8 @@ def test_another_key_or_none_is_refused(servers, monkeypatch):
         run_on_cluster({"worker": [servers[1].reached_at]}, os.getpid)
 
 
-def test_a_server_that_is_not_there_is_named():
+def test_a_server_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(_client, "Patience", functools.partial(_remote_machines.Patience, answer=0.5))
     with pytest.raises(unisono.ClusterError, match=r"no answer from localhost:9 within"):
         run_on_cluster({"worker": ["localhost:9"]}, os.getpid)
 

@@ -135,7 +135,8 @@ class Agent:
         if running is None:
             raise InvalidArgumentError("The job must have begun with HELLO.")
         if frame.op is Op.POLL:
-            self._wait_for_news(_Poll(client, frame, read_seen(dict_of(frame.meta, "seen")), self._now()))
+            seen = read_seen(dict_of(frame.meta, "seen"))
+            self._wait_for_news(_Poll(client, frame, seen, self._now()), running)
             return None
         if frame.op in (Op.SWEEP, Op.END):
             self._end_in_thread(client, frame, running)
@@ -181,7 +182,8 @@ class Agent:
 
     def _put(self, frame: Frame, job: ServerJob) -> Frame:
         name = file_name(text_of(frame.meta, "name"))
-        job.put(name, whole_of(frame.meta, "offset", 0, 1 << 50), _blob(frame))
+        size = whole_of(frame.meta, "size", 0, 1 << 50)
+        job.put(name, whole_of(frame.meta, "offset", 0, 1 << 50), size, _blob(frame))
         return frame.answer(Op.OK)
 
     def _get(self, frame: Frame, job: ServerJob) -> Frame:
@@ -248,10 +250,11 @@ class Agent:
         if job is not None and for_good:
             job.remove()
 
-    def _wait_for_news(self, poll: _Poll) -> None:
+    def _wait_for_news(self, poll: _Poll, job: ServerJob) -> None:
         if self._poll is not None:
-            # A client has one at a time: the earlier one is a repetition, or its answer was lost.
-            self._reply(self._poll.client, self._poll.request.request, _no_news(self._poll.request))
+            # A client has one at a time: the earlier one is a repetition, or its answer was lost. It gets
+            # what is new, so that one who repeats messages keeps no output from the client.
+            self._answer_poll(self._poll, job)
         self._poll = poll
 
     def tick(self) -> None:
@@ -267,9 +270,12 @@ class Agent:
                 self._poll = None
                 if has_news:
                     self._answered = now
-                news, blobs = job.news(poll.seen)
-                answer = poll.request.answer(Op.OK, {"now": time.time(), "news": news}, blobs)
-                self._reply(poll.client, poll.request.request, answer)
+                self._answer_poll(poll, job)
+
+    def _answer_poll(self, poll: _Poll, job: ServerJob) -> None:
+        news, blobs = job.news(poll.seen)
+        answer = poll.request.answer(Op.OK, {"now": time.time(), "news": news}, blobs)
+        self._reply(poll.client, poll.request.request, answer)
 
     def _end_silent(self, now: float) -> None:
         lease, job = self._book.lease, self._job
@@ -296,10 +302,6 @@ class Agent:
             if self._job is not None:
                 self._kill(self._job)
             self._machine.close()
-
-
-def _no_news(request: Frame) -> Frame:
-    return request.answer(Op.OK, {"now": time.time(), "news": {}})
 
 
 def _blob(frame: Frame) -> memoryview:

@@ -181,7 +181,7 @@ class ServerLink:
         view = memoryview(data)
         for offset in range(0, max(1, len(view)), CHUNK):
             part = view[offset : offset + CHUNK]
-            self.request(Op.PUT, {"name": name, "offset": offset}, [blob(part)])
+            self.request(Op.PUT, {"name": name, "offset": offset, "size": len(view)}, [blob(part)])
 
     def ports(self, count: int, avoid: Sequence[int]) -> list[int]:
         """Return free ports of the server's machine."""

@@ -19,7 +19,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
 from unisono.ps._calls import ClientId
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
-from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._endpoint import Endpoint, require_key
 from unisono.ps._transport._local import free_port, split_address
 from unisono.standalone._agent import Agent
 from unisono.standalone._protocol import LIMIT, SERVER, read_standalone_keys
@@ -52,8 +52,8 @@ class StandardServer:
         self._directory, self._spares = directory, spares
         environ = process_environ()
         self._keys = read_standalone_keys(environ, SERVER)
-        # Checks that the address may be listened at, before any process is started.
-        self._endpoint = Endpoint(self.address, self._handle, self._keys, LIMIT)
+        require_key(self.address, self._keys)
+        self._endpoint: Endpoint | None = None
         self._agent: Agent | None = None
         self._machine: ServerMachine | None = None
         self._stopping = threading.Event()
@@ -72,17 +72,18 @@ class StandardServer:
         machine = ServerMachine(
             server_directory(self.address, self._directory), dict(process_environ()), self._spares
         )
-        self._agent = Agent(self.address, machine, self._endpoint.reply)
+        endpoint = Endpoint(self.address, self._handle, self._keys, LIMIT, budget=LIMIT)
+        self._agent = Agent(self.address, machine, endpoint.reply)
         try:
-            self._endpoint.start()
+            endpoint.start()
         except ClusterError:
             machine.close()
             self._agent = None
             raise
-        self._machine = machine
+        self._machine, self._endpoint = machine, endpoint
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
-            target=self._run, args=(self._agent, machine), name="unisono-standalone", daemon=True
+            target=self._run, args=(endpoint, self._agent, machine), name="unisono-standalone", daemon=True
         )
         self._thread.start()
 
@@ -109,7 +110,9 @@ class StandardServer:
 
     def status(self) -> dict[str, Any]:
         """Return numbers about the server: its client, its processes, its messages."""
-        return {} if self._agent is None else self._agent.status() | {"rejected": self._endpoint.rejected}
+        if self._agent is None:
+            return {}
+        return self._agent.status() | {"rejected": self._endpoint.rejected if self._endpoint else 0}
 
     @property
     def target(self) -> str:
@@ -123,7 +126,7 @@ class StandardServer:
             return frame.answer(Op.OK, self.status())
         return self._agent.handle(client, frame)
 
-    def _run(self, agent: Agent, machine: ServerMachine) -> None:
+    def _run(self, endpoint: Endpoint, agent: Agent, machine: ServerMachine) -> None:
         while not self._stopping.wait(_TICK):
             try:
                 agent.tick()
@@ -131,7 +134,7 @@ class StandardServer:
             except Exception:
                 # The thread must keep running: without it leases do not end.
                 _LOG.exception("A server could not look after its processes.")
-        self._endpoint.close()
+        endpoint.close()
         agent.close()
         self._stopped.set()
 

@@ -55,14 +55,18 @@ class ServerJob:
         for folder in ("errors", "progress"):
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def put(self, name: str, offset: int, data: memoryview) -> None:
-        """Write a part of a file; with the offset 0 the file begins again."""
+    def put(self, name: str, offset: int, size: int, data: memoryview) -> None:
+        """Write a part of a file that has `size` bytes in the end; a repetition changes nothing."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_WRONLY | os.O_CREAT | (0 if offset else os.O_TRUNC)
-        with open(os.open(path, flags, 0o600), "wb") as file:
-            file.seek(offset)
-            file.write(data)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], offset + written)
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
 
     def get(self, name: str, offset: int) -> tuple[int, bytes]:
         """Return the size of a file, and a part of it.

@@ -655,3 +655,30 @@ def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
     assert endpoint.address == f"192.0.2.1:{port}"
     peer = cluster.peer(f"127.0.0.1:{port}", keys=keys(WORKER))
     assert peer.call(Frame(Op.PULL, 1), LONG).meta["task"] == "worker:0"
+
+
+FLOODED = """
+import sys, time, zmq
+from unisono.ps._transport import _sockets
+_sockets._HEARTBEAT_MS = 100
+context, path = zmq.Context(), "ipc://" + sys.argv[1]
+made = _sockets.new_socket(context, zmq.ROUTER, 1 << 20)
+made.bind(path)
+other = zmq.Context()
+client = _sockets.new_socket(other, zmq.DEALER, 1 << 20)
+client.connect(path)
+for _ in range(1000):
+    client.send(b"x" * 10_000)
+time.sleep(0.3)
+client.close()
+other.term()
+time.sleep(0.5)
+print("alive", len(made.recv_multipart()))
+"""
+
+
+def test_a_client_that_floods_and_goes_away_does_not_end_a_server_that_stands_still(tmp_path):
+    """With heartbeats of the server's own libzmq aborts the process."""
+    command = [sys.executable, "-c", FLOODED, str(tmp_path / "socket")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive 2\n"), done.stderr

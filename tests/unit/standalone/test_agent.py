@@ -161,11 +161,11 @@ def test_the_name_of_a_job_is_no_path(server, job):
 def test_files_arrive_in_parts_and_are_read_in_parts(server):
     server.hello()
     for offset, part in ((0, b"abc"), (3, b"def"), (3, b"def")):
-        assert server.ask(Op.PUT, {"name": "d/f", "offset": offset}, [blob(part)]).op is Op.OK
+        assert server.ask(Op.PUT, {"name": "d/f", "offset": offset, "size": 6}, [blob(part)]).op is Op.OK
     answer = server.ask(Op.GET, {"name": "d/f", "offset": 4})
     assert (answer.meta["size"], answer.arrays[0].tobytes()) == (6, b"ef")
     assert server.ask(Op.GET, {"name": "absent", "offset": 0}).op is Op.ERROR
-    assert server.ask(Op.PUT, {"name": "../f", "offset": 0}, [blob(b"x")]).op is Op.ERROR
+    assert server.ask(Op.PUT, {"name": "../f", "offset": 0, "size": 1}, [blob(b"x")]).op is Op.ERROR
     assert (server.machine.root / "one" / "d" / "f").stat().st_mode & 0o777 == 0o600
 
 

@@ -67,7 +67,12 @@ def new_socket(context: zmq.Context[ZmqSocket], kind: int, limit: int) -> ZmqSoc
     made.maxmsgsize = limit
     made.sndhwm, made.rcvhwm = _SEND_MESSAGES, _RECEIVE_MESSAGES
     made.handshake_ivl = HANDSHAKE_MS
-    made.heartbeat_ivl, made.heartbeat_timeout, made.heartbeat_ttl = _HEARTBEAT_MS, _LOST_MS, _LOST_MS
+    if kind != zmq.ROUTER:
+        # Not on the side that answers: libzmq 4.3.5 aborts the process where a client with a full queue goes
+        # away while this side stands still for one of its own heartbeats (`!_io_error`, libzmq issue 4364;
+        # 2026-11-22: a flood of hostile frames did it). A client's heartbeat says for how long it counts.
+        made.heartbeat_ivl = _HEARTBEAT_MS
+    made.heartbeat_timeout, made.heartbeat_ttl = _LOST_MS, _LOST_MS
     made.ipv6 = True
     return made
 
