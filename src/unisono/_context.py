@@ -251,8 +251,9 @@ class ReplicaContext:
     def __init__(self, strategy: ReplicatedStrategy, engine: ReplicaEngine) -> None:
         self._strategy = strategy
         self._engine = engine
-        #: In `fit`: whether the loss was divided by the number of replicas, so that gradients are summed.
-        self.is_part = False
+        #: In `fit`: the `id` of each optimizer whose loss was divided by the number of replicas, so that its
+        #: gradients are summed.
+        self.scaled_by: set[int] = set()
 
     @property
     def engine(self) -> ReplicaEngine:

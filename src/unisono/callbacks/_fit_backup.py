@@ -55,6 +55,7 @@ from unisono.step._keras_internals import is_synced
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
+from unisono.training.stateful._form import optimizers_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
 _LOG = logging.getLogger("unisono")
@@ -307,7 +308,7 @@ class FitBackup:
         strategy = strategy_of(self._model)
         # A collective, so before the workers that do not write return.
         if strategy is not None:
-            strategy.gather_state(self._model.optimizer.variables, values)
+            strategy.gather_state([v for o in optimizers_of(self._model) for v in o.variables], values)
         if self._backups.read_only:
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():

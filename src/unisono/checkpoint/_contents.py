@@ -32,11 +32,15 @@ from unisono.step._keras_internals import (
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of
+from unisono.training.stateful._form import held_optimizers, is_stateful
+from unisono.training.trainer._trainer_step import TrainerTask
 
 #: Between the name of a model and the names of its variables.
 WEIGHTS = "/weights"
 #: The same for its optimizer.
 OPTIMIZER = "/optimizer"
+#: The same for those that it holds under names of its own.
+OPTIMIZERS = "/optimizers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +179,15 @@ class Parts:
         self.units.append(Unit(f"{name}{WEIGHTS}", model, model.built))
         weights = weights_by_path(model) if model.built else {}
         self.variables |= {f"{name}{WEIGHTS}/{path}": v for path, v in weights.items()}
+        for path, other in held_optimizers(model).items():
+            if id(other) not in self._own:
+                self._add_optimizer(f"{name}{OPTIMIZERS}/{path}", other, weights)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or id(optimizer) in self._own:
             return
-        if not optimizer.built and model.built and self._builds:
+        # A step in TensorFlow's form builds those that it uses, for the weights that it trains.
+        builds = self._builds and not is_stateful(model, TrainerTask.TRAIN)
+        if not optimizer.built and model.built and builds:
             strategy = strategy_of(model)
             # The slots must lie where the strategy would have put them if `fit` had made them.
             with strategy.scope() if strategy is not None else contextlib.nullcontext():

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from unisono.step.variables._seeds import set_step_state, step_state
+
 
 class RandomState:
     """The generators that Keras' data adapters and users' programs draw from, for a `Checkpoint`.
@@ -21,6 +23,8 @@ class RandomState:
     def get_state(self) -> dict[str, Any]:
         """Return the state, as values that a checkpoint can hold."""
         state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+        if (steps := step_state()) is not None:
+            state["steps"] = steps
         # Not imported here: a program that has not loaded PyTorch draws nothing from it.
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -35,6 +39,8 @@ class RandomState:
         """
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
+        if "steps" in state:
+            set_step_state(state["steps"])
         torch = sys.modules.get("torch")
         if torch is not None and "torch" in state:
             # A copy: what was read may be read-only, of which `from_numpy` warns.

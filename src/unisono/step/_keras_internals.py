@@ -35,6 +35,7 @@ RELIED_ON = {
         "batch_outputs",
         "_compile_config",
         "_compute_loss",
+        "_symbolic_build",
         "CompileMetrics",
     ),
     "Sequential": ("_layers",),
@@ -263,6 +264,18 @@ def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """
     own = [m for m in model.metrics if type(m).__name__ == "CompileMetrics"]
     return [metric for m in own if m.built for metric in m.metrics]
+
+
+def build_for_batch(model: keras.Model, batch: PyTree) -> None:
+    """Build what is not built yet of a model, its metrics and its optimizer, as `fit` does.
+
+    `Trainer._symbolic_build`, 3.0.
+
+    Args:
+        model: a compiled model.
+        batch: what `fit` would give to a step.
+    """
+    model._symbolic_build(data_batch=batch)
 
 
 def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, Any]:

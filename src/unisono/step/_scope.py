@@ -116,6 +116,17 @@ class StateScope(keras.StatelessScope):
         if not self._synced:
             self.written_by_replica[id(variable)] = variable
 
+    def merged(self, variable: keras.Variable, value: jax.Array) -> None:
+        """Replace what the replica itself wrote by a value that is equal on all replicas.
+
+        Args:
+            variable: any.
+            value: of all replicas.
+        """
+        self._note(variable)
+        self.written_by_replica.pop(id(variable), None)
+        self.state_mapping[id(variable)] = value
+
     @contextlib.contextmanager
     def synced(self) -> Iterator[None]:
         """Mark the writes in a block as equal on all replicas, such as those of an optimizer."""

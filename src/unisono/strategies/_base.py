@@ -26,6 +26,7 @@ from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import RunOptions, check_run_options
 from unisono.training._bind import install
+from unisono.training._binding import bind
 from unisono.training._scope_warnings import strategy_made, strategy_used
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -436,3 +437,14 @@ def _not_copied(call: str) -> ContextError:
         f"A strategy cannot be copied: its variables know one object. Received: {call}. "
         "Use the strategy itself."
     )
+
+
+def hold(model: keras.Model, strategy: Strategy) -> None:
+    """Let a strategy run the methods of a compiled model that no strategy holds.
+
+    Args:
+        model: created in no scope.
+        strategy: the default one.
+    """
+    install()
+    bind(model, strategy)

@@ -30,13 +30,14 @@ from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._epoch_callbacks import epoch_callbacks
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits
 from unisono.strategies.parameter_server._failure import watch_program
-from unisono.strategies.parameter_server._fit import PushedFunction
+from unisono.strategies.parameter_server._fit import PushedFunction, PushedStatefulFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._own_data import OwnData, RunningCalls
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
 from unisono.training._scope_warnings import servers_joined
 from unisono.training.pushed._push_layout import PushLayout
+from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -194,7 +195,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Return what sends each batch to a worker."""
         if self._job is None:
             return super().make_trainer_function(model, task)
-        return PushedFunction(model, self, task)
+        made = PushedStatefulFunction if is_stateful(model, task) else PushedFunction
+        return made(model, self, task)
 
     @property
     def workers_make_data(self) -> bool:

@@ -12,6 +12,8 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
   no callback has a hook of batches, because Keras would wait for the step's logs there.
 - `Model.save`, `save_weights`, `export` and `keras.saving`'s functions write on the first of several workers.
 - `Model.make_train_function` and its two sisters give the functions of `training/trainer`.
+- For a `train_step(data)` in TensorFlow's form, which `stateful` runs, Keras builds nothing and carries no
+  state; Keras' own steps take the data alone where such a step calls them.
 - JAX lowers some operations on CPUs as `_lowering` does.
 - Keras' initializers compute their values as `_initial_values` does; those of large variables on parameter
   servers are computed there, see `tables/_row_initial`.
@@ -35,11 +37,12 @@ from unisono._context import Context, check_holder, current, entered
 from unisono._errors import InvalidArgumentError
 from unisono._lowering._install import install_lowerings
 from unisono._mesh import on_device
-from unisono._types import UserValue
+from unisono._types import PyTree, UserValue
 from unisono.step._explain import explaining
 from unisono.step._held_value import HeldValue
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import check_keras, store_value, stored_value
+from unisono.step._program import current_frame
 from unisono.step._sharded_layout import as_read
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import (
@@ -54,9 +57,19 @@ from unisono.training._chief_save import written_once
 from unisono.training._fit_extension import around_fit, flat_callbacks, has_fit_extensions
 from unisono.training._initial_values import initializer_patches
 from unisono.training._keras_data import data_needed, keras_arguments
-from unisono.training._model_state import State, taken_state, weights_kept
+from unisono.training._model_state import LISTS, State, taken_state, weights_kept
 from unisono.training._replica_patches import replica_patches
 from unisono.training._scope_warnings import check_fit
+from unisono.training.stateful._form import (
+    STEPS,
+    explaining_form,
+    is_stateful,
+    note_call,
+    running_task,
+    task_of_state,
+)
+from unisono.training.stateful._inherited_steps import inherited_step
+from unisono.training.stateful._stateful_function import build_by_step, forget_built, is_built_by_step
 from unisono.training.tables._row_initial import initialize_later
 from unisono.training.trainer._batch_policy import build_sequential
 from unisono.training.trainer._nested_calls import apart_from_outer_call
@@ -111,7 +124,9 @@ def install() -> None:
         ("predict", TrainerTask.PREDICT),
     ):
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
+        _wrap(keras.Model, STEPS[task], inherited_step(task))
     _wrap(keras.Model, "_get_jax_state", _take_state)
+    _wrap(keras.Model, "_symbolic_build", _build)
     for name in ("fit", "evaluate", "predict"):
         _wrap(keras.callbacks.CallbackList, *batch_end_of(name))
     for name in ("evaluate", "predict"):
@@ -220,7 +235,8 @@ def _mark_new_models() -> None:
 
 def _compile(original: Callable[..., None], self: keras.Model, *args: UserValue, **kwargs: UserValue) -> None:
     strategy = holder_by_scope(self) or strategy_of(self)
-    if strategy is None:
+    forget_built(self)
+    if strategy is None or strategy.is_default:
         bind(self, None)
         original(self, *args, **kwargs)
         return
@@ -249,12 +265,14 @@ def _guarded(name: str) -> Wrapper:
             )
             with outside, apart_from_outer_call(self, name):
                 _check_not_in_scope(self, name)
-                return (
-                    _fit(original, self, args, kwargs) if name == "fit" else original(self, *args, **kwargs)
-                )
+                with explaining_form(self, name):
+                    if name == "fit":
+                        return _fit(original, self, args, kwargs)
+                    return original(self, *args, **kwargs)
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, name, args, kwargs)
+        note_call(self, name, args[0] if args else kwargs.get("x"))
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
         apart, around = apart_from_outer_call(self, name), strategy.around_method()
@@ -357,7 +375,27 @@ def _scope_of(strategy: Strategy) -> Iterator[None]:
 
 
 def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:
-    return original(self, **wanted) if strategy_of(self) is None else taken_state(original, self, wanted)
+    if strategy_of(self) is None:
+        return original(self, **wanted)
+    if is_stateful(self, task_of_state(wanted)):
+        # The variables keep their values: a step in TensorFlow's form takes them from there.
+        return tuple([] for name, is_wanted in wanted.items() if is_wanted and name in LISTS)
+    return taken_state(original, self, wanted)
+
+
+def _build(
+    original: Callable[..., None], self: keras.Model, iterator: UserValue = None, data_batch: PyTree = None
+) -> None:
+    """Create what is missing before the first step, of a model whose step alone knows what it creates."""
+    strategy, task = strategy_of(self), running_task(self)
+    replicated = None if strategy is None else strategy.replicated
+    # Inside of a step that calls Keras' own, Keras builds.
+    inside = current_frame() is not None
+    if inside or replicated is None or task is None or not is_stateful(self, task):
+        original(self, iterator=iterator, data_batch=data_batch)
+    elif not is_built_by_step(self, task):
+        batch = next(iter(iterator))[2] if data_batch is None else data_batch
+        build_by_step(self, replicated, task, next(batch) if data_batch is None else batch)
 
 
 def _maker(attribute: str, task: TrainerTask) -> Wrapper:

@@ -21,7 +21,7 @@ from unisono.step._sharded_layout import in_parts
 State = tuple[Sequence[jax.Array], ...]
 
 #: Keras' names of the lists of variables in a state, in its order.
-_LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
@@ -60,9 +60,9 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     # would lose the weights.
     with in_parts():
         state = original(model, **{**wanted, "purge_model_variables": False})
-    hold_state(model, [name for name in _LISTS if wanted.get(name)], state)
+    hold_state(model, [name for name in LISTS if wanted.get(name)], state)
     mark_synced(model, False)
-    lists = {name: wanted[name] for name in _LISTS if name in wanted}
+    lists = {name: wanted[name] for name in LISTS if name in wanted}
     if wanted.get("purge_model_variables"):
         empty_variables(model, lists)
     return state

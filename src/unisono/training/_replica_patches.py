@@ -100,7 +100,13 @@ def _compute_loss(
     context = _replica_context()
     rows = _all_rows(context, y, y_pred, sample_weight)
     if context is not None and rows is None and context.means and self.losses:
-        replace_losses(self, added_losses(self, x, training, context) or replaced_losses(self))
+        before = replaced_losses(self)
+        replace_losses(self, added_losses(self, x, training, context) or before)
+        try:
+            return original(self, x, y, y_pred, sample_weight, training)
+        finally:
+            # A step in TensorFlow's form may ask for `self.losses` again, and Keras' own step drops these.
+            replace_losses(self, before)
     if rows is None or context is None:
         return original(self, x, y, y_pred, sample_weight, training)
     # Outside of the replica: every replica computes the loss of all rows, as one device does.
@@ -245,9 +251,7 @@ def _stateless_apply(
     context = _must_aggregate()
     if context is None:
         return original(self, optimizer_variables, grads, trainable_variables)
-    # The gradients of a scaled loss, which `_scale_loss` has divided by the replicas, are summed.
-    if isinstance(self, keras.optimizers.LossScaleOptimizer) or (context.replica and context.replica.is_part):
-        context = dataclasses.replace(context, means=False)
+    context = _summed_if_scaled(self, context)
 
     def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
@@ -256,6 +260,13 @@ def _stateless_apply(
         layout = _layout_of(context)
         apply = functools.partial(original, self)
         return layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)
+
+
+def _summed_if_scaled(optimizer: keras.Optimizer, context: Context) -> Context:
+    """Return the context for gradients of a scaled loss, which `_scale_loss` has divided: they are summed."""
+    if context.replica is None or id(optimizer) not in context.replica.scaled_by:
+        return context
+    return dataclasses.replace(context, means=False)
 
 
 def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss: jax.Array) -> jax.Array:
@@ -268,10 +279,10 @@ def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss:
     scaled = original(self, loss)
     if context is None or context.replica is None or not context.means:
         return scaled
-    if not isinstance(self, keras.optimizers.LossScaleOptimizer):
-        if not any(v.overwrite_with_gradient for v in trained_variables(self)):
-            return scaled
-        context.replica.is_part = True
+    scales = isinstance(self, keras.optimizers.LossScaleOptimizer)
+    if not scales and not any(v.overwrite_with_gradient for v in trained_variables(self)):
+        return scaled
+    context.replica.scaled_by.add(id(self))
     return scaled / context.replica.num_replicas_in_sync
 
 
@@ -284,6 +295,7 @@ def _apply(
     context = _must_aggregate()
     if context is None:
         return original(self, grads, trainable_variables)
+    context = _summed_if_scaled(self, context)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     if _apply_in_parts(self, list(grads), variables, context):
         return None
@@ -374,6 +386,8 @@ def _apply_loss_scale(
     if current_frame() is None:
         return original(self, grads, trainable_variables)
     context = _must_aggregate()
+    if context is not None:
+        context = _summed_if_scaled(self, context)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     if context is not None and _apply_in_parts(self, list(grads), variables, context):
         return None

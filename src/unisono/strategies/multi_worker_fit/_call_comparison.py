@@ -17,6 +17,7 @@ from unisono.step._keras_internals import compile_arguments
 from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
 from unisono.strategies.multi_worker_fit._chief_callbacks import is_chief_only
 from unisono.training._fit_extension import FitExtension, flat_callbacks
+from unisono.training.stateful._form import held_optimizers
 
 #: Numbers and options that all workers must give alike, and data of which only the size is compared.
 _OPTIONS = (
@@ -53,6 +54,7 @@ def facts_of(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str
     )
     # What was built in another way differs above.
     facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
+    facts |= {name: optimizer_of(optimizer) for name, optimizer in held_optimizers(model).items()}
     compiled = compile_arguments(model)
     # Outputs have names that Keras counts up, by which a user may give losses.
     names = {name: i for i, name in enumerate(getattr(model, "output_names", None) or ())}

@@ -11,6 +11,7 @@ import keras
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import has_rate_variable, restored_epoch, set_restored_epoch
 from unisono.training._fit_extension import overrides
+from unisono.training.stateful._form import optimizers_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -108,9 +109,8 @@ class SameState(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Compare what the optimizer has written, and what it writes with."""
         model = self.model
-        self._compare(
-            [*model.optimizer.variables, *model.trainable_variables, *model.non_trainable_variables]
-        )
+        slots = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+        self._compare([*slots, *model.trainable_variables, *model.non_trainable_variables])
 
 
 class SharedDecisions(keras.callbacks.Callback):

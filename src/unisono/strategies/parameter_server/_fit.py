@@ -25,9 +25,14 @@ from unisono.data._batches import check_values
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Result
 from unisono.step._interrupts import INTERRUPTS
+from unisono.step._keras_internals import mark_synced
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training._model_state import hold_state
+from unisono.training.pushed._function_step import FunctionSteps
+from unisono.training.pushed._worker_program import WorkerProgram
 from unisono.training.pushed._worker_step import WorkerStep
+from unisono.training.stateful._form import as_tensorflow
+from unisono.training.stateful._stateful_step import StatefulStep
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -136,6 +141,49 @@ class PushedFunction:
         if self._task is not TrainerTask.PREDICT or len(results) == 1:
             return results[-1]
         return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
+
+
+class PushedStatefulFunction(PushedFunction):
+    """The same for a step in TensorFlow's form, whose variables are found as those of scheduled functions are.
+
+    Args:
+        model: the bound model.
+        strategy: its strategy.
+        task: which function.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
+        super().__init__(model, strategy, task)
+        self._step = StatefulStep(model, strategy, task).alone
+        self._functions = FunctionSteps(strategy, tables=strategy.job.placed.may_be_table)
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were made."""
+        return self._functions.num_programs
+
+    def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        job, own = self._strategy.job, self._strategy.own_data
+        tally = self._strategy.tally if self._task is TrainerTask.TRAIN else None
+        program = self._program(batch)
+        job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
+        if own is None:
+            given = (as_tensorflow(self._model, self._task, batch),)
+            future = job.run(program, self._functions.arrays(given), tally)
+        else:
+            own.trace_with(self._program)
+            future = job.run_function(own.function, [own.iterator], (), tally)
+        # The variables stand for the values on servers: what Keras carries is of no use.
+        mark_synced(self._model, True)
+        return self._lazy(program.result, future), state
+
+    def _program(self, batch: PyTree) -> WorkerProgram:
+        """Return the program for batches like this one; its variables are on servers then."""
+        given = (as_tensorflow(self._model, self._task, batch),)
+        found = self._functions.program(self._step, given)
+        pairs = [(v, None) for v in found.variables]
+        self._strategy.job.placed.place(pairs, found.step.optimizers, found.step.tables)
+        return found.step
 
 
 class LazyArray:

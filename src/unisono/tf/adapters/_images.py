@@ -15,6 +15,7 @@ import numpy.typing as npt
 from keras import ops
 
 from unisono._types import PyTree
+from unisono.step.variables._seeds import seed_of_step
 
 
 def resize(
@@ -43,7 +44,7 @@ def flip_left_right(image: PyTree) -> Any:
 def random_flip_left_right(image: PyTree, seed: int | None = None) -> Any:
     """Return images, each of them flipped or not, by chance."""
     image = jnp.asarray(image)
-    flips = keras.random.uniform(image.shape[:-3], seed=seed) < 0.5
+    flips = keras.random.uniform(image.shape[:-3], seed=seed_of_step(seed)) < 0.5
     return jnp.where(flips[..., None, None, None], jnp.flip(image, -2), image)
 
 
@@ -51,7 +52,7 @@ def random_crop(value: PyTree, size: Sequence[int], seed: int | None = None, nam
     """Return a piece of an array, at a random place."""
     value = jnp.asarray(value)
     room = jnp.asarray([have - want + 1 for have, want in zip(value.shape, size, strict=True)])
-    starts = (keras.random.uniform(room.shape, seed=seed) * room).astype("int32")
+    starts = (keras.random.uniform(room.shape, seed=seed_of_step(seed)) * room).astype("int32")
     return ops.slice(value, starts, tuple(size))
 
 

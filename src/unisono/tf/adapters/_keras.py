@@ -16,8 +16,11 @@ import numpy as np
 from unisono._export._files import MANIFEST
 from unisono._types import PyTree, UserValue
 from unisono.export import load_from_saved_model
-from unisono.strategies._base import Strategy
+from unisono.strategies._base import Strategy, hold
+from unisono.strategies._one_device import default_strategy
 from unisono.tf.adapters._saving import save_to_directory, weights_file
+from unisono.training._binding import current_strategy, strategy_of
+from unisono.training.stateful._form import has_stateful_step
 
 
 def add_methods() -> None:
@@ -52,6 +55,9 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
                 self.compile(*map(_again, args), **{name: _again(value) for name, value in kwargs.items()})
             return
         compile_model(self, *args, **kwargs)
+        if current_strategy() is None and strategy_of(self) is None and has_stateful_step(self):
+            # Keras on JAX cannot run `train_step(self, data)`. In a strategy's scope, that strategy does.
+            hold(self, default_strategy())
 
     compiled.takes_distribute = True  # type: ignore[attr-defined]
     return compiled

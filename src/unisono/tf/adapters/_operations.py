@@ -16,6 +16,7 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
+from unisono.step.variables._seeds import seed_of_step
 
 
 def squared_difference(x: PyTree, y: PyTree, name: str | None = None) -> Any:
@@ -321,7 +322,7 @@ def dropout(
     x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
     """Return a tensor with entries set to zero at random, and the others scaled."""
-    return keras.random.dropout(x, rate, noise_shape, seed)
+    return keras.random.dropout(x, rate, noise_shape, seed_of_step(seed))
 
 
 def sparse_softmax_cross_entropy(labels: PyTree, logits: PyTree, name: str | None = None) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy.typing as npt
 
+from unisono.step.variables._seeds import seed_of_step, set_step_seed
+
 
 def normal(
     shape: Sequence[int],
@@ -30,7 +32,7 @@ def normal(
         seed: for the same numbers at each call; None for new ones.
         name: is not used.
     """
-    return keras.random.normal(tuple(shape), mean, stddev, dtype, seed)
+    return keras.random.normal(tuple(shape), mean, stddev, dtype, seed_of_step(seed))
 
 
 def truncated_normal(
@@ -51,7 +53,7 @@ def truncated_normal(
         seed: for the same numbers at each call; None for new ones.
         name: is not used.
     """
-    return keras.random.truncated_normal(tuple(shape), mean, stddev, dtype, seed)
+    return keras.random.truncated_normal(tuple(shape), mean, stddev, dtype, seed_of_step(seed))
 
 
 def uniform(
@@ -75,5 +77,15 @@ def uniform(
     kind = keras.backend.standardize_dtype(dtype)
     limit = 1 if maxval is None else maxval
     if "int" in kind:
-        return keras.random.randint(tuple(shape), minval, limit, kind, seed)
-    return keras.random.uniform(tuple(shape), minval, limit, kind, seed)
+        return keras.random.randint(tuple(shape), minval, limit, kind, seed_of_step(seed))
+    return keras.random.uniform(tuple(shape), minval, limit, kind, seed_of_step(seed))
+
+
+def set_seed(seed: int) -> None:
+    """Let all random numbers begin with a seed: Keras', NumPy's, Python's and those of steps.
+
+    Args:
+        seed: any integer.
+    """
+    keras.utils.set_random_seed(seed)
+    set_step_seed(seed)

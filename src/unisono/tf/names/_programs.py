@@ -130,7 +130,7 @@ DEVICES: dict[str, Entry] = {
 }
 
 RANDOM: dict[str, Entry] = {
-    "random.set_seed": At("keras.utils.set_random_seed"),
+    "random.set_seed": own("_random.set_seed"),
     "random.normal": own("_random.normal"),
     "random.uniform": own("_random.uniform"),
     "random.truncated_normal": own("_random.truncated_normal"),

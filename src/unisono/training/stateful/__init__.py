@@ -1,0 +1,1 @@
+"""Steps in TensorFlow's form: `train_step(self, data)`, which reads and writes variables itself."""
