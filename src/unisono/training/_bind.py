@@ -69,7 +69,6 @@ from unisono.training.stateful._form import (
     task_of_state,
 )
 from unisono.training.stateful._inherited_steps import inherited_step
-from unisono.training.stateful._stateful_function import build_by_step, forget_built, is_built_by_step
 from unisono.training.tables._row_initial import initialize_later
 from unisono.training.trainer._batch_policy import build_sequential
 from unisono.training.trainer._nested_calls import apart_from_outer_call
@@ -235,7 +234,6 @@ def _mark_new_models() -> None:
 
 def _compile(original: Callable[..., None], self: keras.Model, *args: UserValue, **kwargs: UserValue) -> None:
     strategy = holder_by_scope(self) or strategy_of(self)
-    forget_built(self)
     if strategy is None or strategy.is_default:
         bind(self, None)
         original(self, *args, **kwargs)
@@ -387,15 +385,22 @@ def _build(
     original: Callable[..., None], self: keras.Model, iterator: UserValue = None, data_batch: PyTree = None
 ) -> None:
     """Create what is missing before the first step, of a model whose step alone knows what it creates."""
-    strategy, task = strategy_of(self), running_task(self)
-    replicated = None if strategy is None else strategy.replicated
     # Inside of a step that calls Keras' own, Keras builds.
-    inside = current_frame() is not None
-    if inside or replicated is None or task is None or not is_stateful(self, task):
+    prepare = None if strategy_of(self) is None or current_frame() is not None else _prepare_of(self)
+    if prepare is None:
         original(self, iterator=iterator, data_batch=data_batch)
-    elif not is_built_by_step(self, task):
-        batch = next(iter(iterator))[2] if data_batch is None else data_batch
-        build_by_step(self, replicated, task, next(batch) if data_batch is None else batch)
+        return
+    prepare(next(next(iter(iterator))[2]) if data_batch is None else data_batch)
+
+
+def _prepare_of(model: keras.Model) -> Callable[[PyTree], None] | None:
+    """Return what creates the variables of the step that is about to run; None where Keras does."""
+    task = running_task(model)
+    if task is None or not is_stateful(model, task):
+        return None
+    name = f"{task.name.lower()}_function"
+    getattr(model, f"make_{name}")()
+    return getattr(getattr(model, name), "prepare", None)
 
 
 def _maker(attribute: str, task: TrainerTask) -> Wrapper:

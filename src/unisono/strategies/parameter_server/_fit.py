@@ -32,6 +32,7 @@ from unisono.training.pushed._function_step import FunctionSteps
 from unisono.training.pushed._worker_program import WorkerProgram
 from unisono.training.pushed._worker_step import WorkerStep
 from unisono.training.stateful._form import as_tensorflow
+from unisono.training.stateful._stateful_function import mark_built
 from unisono.training.stateful._stateful_step import StatefulStep
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
@@ -144,7 +145,7 @@ class PushedFunction:
 
 
 class PushedStatefulFunction(PushedFunction):
-    """The same for a step in TensorFlow's form, whose variables are found as those of scheduled functions are.
+    """The same for a step in TensorFlow's form, whose variables are found as those of a scheduled function.
 
     Args:
         model: the bound model.
@@ -161,6 +162,15 @@ class PushedStatefulFunction(PushedFunction):
     def num_programs(self) -> int:
         """How many programs were made."""
         return self._functions.num_programs
+
+    def prepare(self, batch: PyTree) -> None:
+        """Create what the step creates, as `StatefulFunction.prepare` does.
+
+        Args:
+            batch: the first one, as Keras' loop gives it.
+        """
+        self._functions.program(self._step, (as_tensorflow(self._model, self._task, batch),))
+        mark_built(self._model)
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         job, own = self._strategy.job, self._strategy.own_data

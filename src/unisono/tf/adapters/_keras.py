@@ -33,6 +33,9 @@ def add_methods() -> None:
             lambda self, value: setattr(self, "learning_rate", value),
             doc="The learning rate.",
         )
+    for name, write in _GONE.items():
+        if not hasattr(keras.Model, name):
+            setattr(keras.Model, name, property(functools.partial(_missing, name, write)))
     if not hasattr(keras.Model.compile, "takes_distribute"):
         # Where it is defined: Keras asks whether a model's class has another one.
         owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
@@ -41,6 +44,17 @@ def add_methods() -> None:
         keras.Model.save_weights = _with_ending(keras.Model.save_weights)
         keras.Model.load_weights = _with_ending(keras.Model.load_weights)
         _let_models_take_strings()
+
+
+#: What TensorFlow 2 had in a custom `train_step`, and Keras 3 has not; with what to write.
+_GONE = {
+    "compiled_loss": "self.compute_loss(x, y, y_pred, sample_weight)",
+    "compiled_metrics": "for metric in self.metrics: metric.update_state(...)",
+}
+
+
+def _missing(name: str, write: str, model: keras.Model) -> None:
+    raise AttributeError(f"Keras 3 has no `{name}` of a model. Write: {write}")
 
 
 def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None]:

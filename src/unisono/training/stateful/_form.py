@@ -134,12 +134,14 @@ def explaining_form(model: keras.Model, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         step = STEPS[_TASKS[name]]
-        if "positional argument" in str(error) and is_stateful(model, _TASKS[name]):
+        # Of a call with the state, or of a model without `call`, which Keras cannot build.
+        texts = ("positional argument", "automatically build the model")
+        if any(text in str(error) for text in texts) and is_stateful(model, _TASKS[name]):
             error.add_note(
-                f"`{type(model).__name__}.{step}` has TensorFlow's form, `{step}(self, data)`. A strategy runs "
-                "it, also one for a single device: create and compile the model inside "
+                f"`{type(model).__name__}.{step}` has TensorFlow's form, `{step}(self, data)`. A strategy "
+                "runs it, also one for a single device: create and compile the model inside "
                 "`with unisono.OneDeviceStrategy('cpu:0').scope():`."
             )
         raise

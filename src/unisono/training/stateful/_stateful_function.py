@@ -1,16 +1,15 @@
 """The train, test and predict functions of stateful steps, on a strategy's replicas.
 
 Each batch runs as a step of a custom loop does: as a program that takes the values of the variables that the
-step uses, whatever they belong to, and stores the new ones. So Keras' loop carries no state, and the variables
-hold their values between the steps.
+step uses, whatever they belong to, and stores the new ones. So Keras' loop carries no state, and the
+variables hold their values between the steps.
 
 Tests: tests/virtual/training/stateful/test_steps.py.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,9 +22,9 @@ from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call
-from unisono.step._compiler import StepCompiler
+from unisono.step._compiler import Entry, StepCompiler
 from unisono.step._explain import explaining
-from unisono.step._functional import Replicated, discarded, discover
+from unisono.step._functional import discover
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
@@ -57,6 +56,7 @@ class StatefulFunction:
         self._policy = BatchPolicy(model, strategy.num_replicas_in_sync)
         self._split = self._step.split
         self._whole = self._step.whole
+        self._is_prepared = False
         #: Where the host's time goes.
         self.timer = HostTimer()
 
@@ -64,6 +64,27 @@ class StatefulFunction:
     def num_programs(self) -> int:
         """How many programs were compiled."""
         return self._compiler.num_programs
+
+    def prepare(self, batch: PyTree) -> None:
+        """Create what the step creates, layers' weights, optimizers' slots and metrics, without computing it.
+
+        Keras builds a model by calling it, and builds `model.optimizer` for all weights. What a step in
+        TensorFlow's form calls, and which optimizers it uses for which weights, it alone knows.
+
+        Args:
+            batch: the first one, as Keras' loop gives it.
+        """
+        if self._is_prepared:
+            return
+        batch = as_tensorflow(self._model, self._task, batch)
+        metrics = _ids_of_metrics(self._model)
+        self._entry(*self._call_of(batch))
+        if _ids_of_metrics(self._model) != metrics:
+            # Metrics that are there when the step begins are merged in another way.
+            self._compiler = StepCompiler(self._strategy)
+            self._entry(*self._call_of(batch))
+        mark_built(self._model)
+        self._is_prepared = True
 
     @property
     def usual_rows(self) -> int | None:
@@ -110,14 +131,36 @@ class StatefulFunction:
     def _run(self, batch: PyTree) -> PyTree:
         if self._model.run_eagerly or not self._model.jit_compile:
             return _run_eagerly(self._step, batch)
-        rows, replicas = rows_in(batch), self._strategy.num_replicas_in_sync
-        is_split = replicas > 1 and self._policy.mode(rows) is Mode.SPLIT
-        fn = self._split if is_split else self._whole
-        if is_split:
-            batch = jax.tree.map(lambda x: _in_rows(x, replicas), batch)
-        call = Call.parse((batch,), {})
+        fn, call = self._call_of(batch)
+        return self._entry(fn, call)(call).value
+
+    def _call_of(self, batch: PyTree) -> tuple[Callable[[PyTree], PyTree], Call]:
+        """Return what each replica calls with a batch, and the arguments."""
+        replicas = self._strategy.num_replicas_in_sync
+        if replicas == 1 or self._policy.mode(rows_in(batch)) is not Mode.SPLIT:
+            return self._whole, Call.parse((batch,), {})
+        return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), batch),), {})
+
+    def _entry(self, fn: Callable[[PyTree], PyTree], call: Call) -> Entry:
         with explaining(type(self._model), f"`{STEPS[self._task]}`"):
-            return self._compiler.entry(fn, call)(call).value
+            return self._compiler.entry(fn, call)
+
+
+def mark_built(model: keras.Model) -> None:
+    """Note that a model is built, of which a step has built all layers: it may have no `call`.
+
+    Keras notes it where a model is called.
+
+    Args:
+        model: the model.
+    """
+    has_own = type(model).build is not keras.Model.build
+    if not model.built and not has_own and all(x.built for x in all_layers(model, include_self=False)):
+        model.built = True
+
+
+def _ids_of_metrics(model: keras.Model) -> set[int]:
+    return {id(v) for v in model.metrics_variables}
 
 
 def _in_rows(array: ArrayLike, replicas: int) -> PerReplica:
@@ -133,67 +176,23 @@ def _run_eagerly(step: StatefulStep, batch: PyTree) -> PyTree:
     scopes: list[StateScope] = []
 
     def discovered(arrays: Sequence[Any]) -> None:
-        scopes.append(_run_in(step, StateScope(), jax.tree.unflatten(structure, list(arrays)))[1])
+        scopes.append(_run_with(step, [], jax.tree.unflatten(structure, list(arrays)))[1])
 
     leaves, structure = jax.tree.flatten(batch)
     discover(discovered, leaves)
     touched = list(scopes[-1].seen.values())
-    result, scope = _run_in(step, StateScope([(v, v.value) for v in touched]), batch)
+    result, scope = _run_with(step, [(v, v.value) for v in touched], batch)
     for key, variable in scope.written.items():
         variable.assign(scope.state_mapping[key])
     return result
 
 
-def _run_in(step: StatefulStep, scope: StateScope, batch: PyTree) -> tuple[PyTree, StateScope]:
+def _run_with(
+    step: StatefulStep, pairs: list[tuple[keras.Variable, jax.Array]], batch: PyTree
+) -> tuple[PyTree, StateScope]:
+    """Run a step with values of variables; return its result, and the state after it."""
     context = Context(step.strategy)
-    program = Program([lambda: step.alone(batch)], [lambda: scope], [lambda _: context], NOT_IN_A_STEP)
+    bodies, scopes = [lambda: step.alone(batch)], [lambda: StateScope(pairs)]
+    program = Program(bodies, scopes, [lambda _: context], NOT_IN_A_STEP)
     result, frame = Run(program).complete(0)
     return result, frame.scope
-
-
-# --- variables that the first step creates ---------------------------------------------------------------
-
-#: Models whose steps have created their variables, since `compile`.
-_BUILT: weakref.WeakKeyDictionary[keras.Model, set[TrainerTask]] = weakref.WeakKeyDictionary()
-
-
-def forget_built(model: keras.Model) -> None:
-    """Let the next call of each method find out what its step creates: the model is compiled again.
-
-    Args:
-        model: the model.
-    """
-    _BUILT.pop(model, None)
-
-
-def is_built_by_step(model: keras.Model, task: TrainerTask) -> bool:
-    """Return whether `build_by_step` was called for a step since the model was compiled.
-
-    Args:
-        model: the model.
-        task: which step.
-    """
-    return task in _BUILT.get(model, ())
-
-
-def build_by_step(model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask, batch: PyTree) -> None:
-    """Create what a step creates, layers' weights, optimizers' slots and metrics, without computing it.
-
-    Keras builds a model by calling it, and builds `model.optimizer` for all weights. What a step in
-    TensorFlow's form calls, and which optimizers it uses for which weights, it alone knows.
-
-    Args:
-        model: the model.
-        strategy: its strategy.
-        task: which step.
-        batch: host arrays; as Keras' loop gives it.
-    """
-    call = Call.parse((as_tensorflow(model, task, batch),), {})
-    step = Replicated(strategy, StatefulStep(model, strategy, task).whole, call)
-    with explaining(type(model), f"`{STEPS[task]}`"):
-        discover(lambda arrays: discarded(step([], arrays)), call.arrays)
-    _BUILT.setdefault(model, set()).add(task)
-    # Keras sets it where a model is called. One whose layers a step has called may have no `call` at all.
-    has_own = type(model).build is not keras.Model.build
-    if not model.built and not has_own and all(x.built for x in all_layers(model, include_self=False)):
-        model.built = True
