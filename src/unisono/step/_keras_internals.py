@@ -173,10 +173,7 @@ def all_layers(layer: keras.Layer, include_self: bool = True) -> Iterator[keras.
 
 
 def layers_with_input(model: keras.Sequential) -> Sequence[keras.Layer]:
-    """Return a sequential model's layers, its `InputLayer` too, which `layers` omits.
-
-    `Sequential._layers`, 3.0.
-    """
+    """Return a sequential model's layers with its `InputLayer`. `Sequential._layers`, 3.0."""
     found: Sequence[keras.Layer] = model._layers
     return found
 
@@ -267,14 +264,7 @@ def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def build_for_batch(model: keras.Model, batch: PyTree) -> None:
-    """Build what is not built yet of a model, its metrics and its optimizer, as `fit` does.
-
-    `Trainer._symbolic_build`, 3.0.
-
-    Args:
-        model: a compiled model.
-        batch: what `fit` would give to a step.
-    """
+    """Build what is not built of a model, its metrics and its optimizer. `Trainer._symbolic_build`, 3.0."""
     model._symbolic_build(data_batch=batch)
 
 
