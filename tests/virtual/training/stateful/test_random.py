@@ -1,0 +1,47 @@
+"""Random numbers of `tf.random` in compiled steps: new ones in each, and the same again from a seed."""
+
+import numpy as np
+
+from tests.virtual.training.stateful._models import rows
+from unisono import tf
+from unisono.checkpoint._rng_state import RandomState
+
+
+class Draws(tf.keras.Model):
+    def train_step(self, data):
+        return {"drawn": tf.reduce_sum(tf.random.normal(tf.shape(data)) + tf.random.uniform((1,)))}
+
+
+def drawn(model, count=3):
+    return [model.train_on_batch(rows(2)[0], return_dict=True)["drawn"] for _ in range(count)]
+
+
+def made():
+    model = Draws()
+    model.compile()
+    return model
+
+
+def test_each_step_draws_new_numbers_and_a_seed_repeats_them():
+    tf.random.set_seed(7)
+    model = made()
+    first = drawn(model)
+    assert len(set(first)) == 3
+    tf.random.set_seed(7)
+    # The program that is compiled already, and another one.
+    assert drawn(model) == first
+    tf.random.set_seed(7)
+    assert drawn(made()) == first
+    tf.random.set_seed(8)
+    assert drawn(model)[0] != first[0]
+
+
+def test_a_checkpoint_of_the_random_state_holds_theirs():
+    tf.random.set_seed(7)
+    model = made()
+    drawn(model, 1)
+    state = RandomState().get_state()
+    np.testing.assert_array_equal(state["steps"].shape, (2,))
+    expected = drawn(model)
+    RandomState().set_state(state)
+    assert drawn(model) == expected
