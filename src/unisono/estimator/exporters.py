@@ -1,0 +1,299 @@
+"""Exporters: `train_and_evaluate` calls them after each evaluation, and they write a model to be served.
+
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/estimator/Exporter
+
+Tests: tests/unit/estimator/test_exporters.py.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
+
+_LOG = logging.getLogger("unisono")
+
+#: Metrics of an evaluation by name.
+Results = Mapping[str, Any]
+
+#: Returns what an exported model takes.
+ReceiverFunction = Callable[[], Any]
+
+
+class Exporter(abc.ABC):
+    """What `EvalSpec(exporters=...)` takes."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The directory of the exports, below `model_dir/export`."""
+
+    @abc.abstractmethod
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model of a checkpoint, or not.
+
+        Args:
+            estimator: the `Estimator`.
+            export_path: the directory below which the export is written.
+            checkpoint_path: of the checkpoint that was evaluated.
+            eval_result: what `Estimator.evaluate` returned.
+            is_the_final_export: whether training has ended.
+
+        Returns:
+            The path of the export; None for none.
+        """
+
+
+class _SavedModelExporter(Exporter):
+    """Exports each model.
+
+    Args:
+        name: the directory of the exports.
+        serving_input_receiver_fn: returns what the exported model takes.
+        assets_extra: files to copy: source paths by their paths in the export.
+        as_text: is not used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: ReceiverFunction,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+    ) -> None:
+        if not name or not isinstance(name, str):
+            raise InvalidArgumentError(f"`name` must be a directory's name. Received: {name!r}.")
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets_extra = assets_extra
+
+    @property
+    def name(self) -> str:
+        """The directory of the exports."""
+        return self._name
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model of a checkpoint."""
+        extra = {} if self._assets_extra is None else {"assets_extra": self._assets_extra}
+        path: str | bytes = estimator.export_saved_model(
+            export_path, self._receiver_fn, checkpoint_path=checkpoint_path, **extra
+        )
+        return os.fsdecode(path)
+
+
+class FinalExporter(_SavedModelExporter):
+    """Exports once, when training has ended.
+
+    Args:
+        name: the directory of the exports.
+        serving_input_receiver_fn: returns what the exported model takes.
+        assets_extra: files to copy: source paths by their paths in the export.
+        as_text: is not used.
+
+    >>> FinalExporter("final", lambda: None).name
+    'final'
+    """
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model if training has ended."""
+        if not is_the_final_export:
+            return None
+        _LOG.info("Performing the final export in the end of training.")
+        return super().export(estimator, export_path, checkpoint_path, eval_result, True)
+
+
+class LatestExporter(_SavedModelExporter):
+    """Exports after each evaluation, and keeps the newest exports.
+
+    Args:
+        name: the directory of the exports.
+        serving_input_receiver_fn: returns what the exported model takes.
+        assets_extra: files to copy: source paths by their paths in the export.
+        as_text: is not used.
+        exports_to_keep: how many; None for all.
+
+    Raises:
+        InvalidArgumentError: `exports_to_keep` is not positive.
+
+    >>> LatestExporter("latest", lambda: None, exports_to_keep=2).name
+    'latest'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: ReceiverFunction,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        self._exports_to_keep = _checked_number(exports_to_keep)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model, and remove the oldest exports."""
+        path = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+        _remove_old(export_path, self._exports_to_keep)
+        return path
+
+
+def _has_smaller_loss(best_eval_result: Results, current_eval_result: Results) -> bool:
+    for name, result in (
+        ("best_eval_result", best_eval_result),
+        ("current_eval_result", current_eval_result),
+    ):
+        if not result or "loss" not in result:
+            raise InvalidArgumentError(
+                f"`{name}` cannot be empty, or without a loss. Received: {result!r}. Pass a `compare_fn`."
+            )
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
+class BestExporter(_SavedModelExporter):
+    """Exports where an evaluation is better than all before it, and keeps the newest exports.
+
+    Args:
+        name: the directory of the exports.
+        serving_input_receiver_fn: returns what the exported model takes.
+        event_file_pattern: the event files of the evaluations, below `model_dir`: the best one of an earlier
+            process is read from there. None for none.
+        compare_fn: from `best_eval_result` and `current_eval_result` to whether the latter is better; by
+            default, whether its loss is smaller.
+        assets_extra: files to copy: source paths by their paths in the export.
+        as_text: is not used.
+        exports_to_keep: how many; None for all.
+
+    Raises:
+        InvalidArgumentError: `exports_to_keep` is not positive, or `compare_fn` has other arguments.
+        InvalidTypeError: `compare_fn` cannot be called.
+
+    >>> BestExporter(serving_input_receiver_fn=lambda: None).name
+    'best_exporter'
+    """
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: ReceiverFunction | None = None,
+        event_file_pattern: str | None = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = _has_smaller_loss,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        if serving_input_receiver_fn is None:
+            raise InvalidArgumentError(
+                "`serving_input_receiver_fn` must be given. Received: None. Write "
+                "`tf.estimator.export.build_raw_serving_input_receiver_fn({...})`."
+            )
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        _check_compare(compare_fn)
+        self._compare = compare_fn
+        self._pattern = event_file_pattern
+        self._exports_to_keep = _checked_number(exports_to_keep)
+        self._model_dir: str | None = None
+        self._best: Results | None = None
+        self._has_exported = False
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model if it is the best so far, or the first of this process."""
+        if self._pattern and self._model_dir != estimator.model_dir:
+            self._model_dir = estimator.model_dir
+            self._best = self._best_of_files()
+        is_better = self._best is None or self._compare(
+            best_eval_result=self._best, current_eval_result=eval_result
+        )
+        if self._has_exported and not is_better:
+            return None
+        _LOG.info("Performing best model export.")
+        self._best = eval_result
+        path = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+        _remove_old(export_path, self._exports_to_keep)
+        self._has_exported = True
+        return path
+
+    def _best_of_files(self) -> Results | None:
+        """Return the best evaluation that event files have."""
+        from unisono._summary._event_files import read_scalars
+
+        directory = os.path.dirname(os.path.join(self._model_dir or "", self._pattern or ""))
+        best: Results | None = None
+        for result in read_scalars(directory).values():
+            if best is None or self._compare(best_eval_result=best, current_eval_result=result):
+                best = result
+        return best
+
+
+def _check_compare(function: Callable[..., bool]) -> None:
+    if not callable(function):
+        raise InvalidTypeError(f"`compare_fn` must be a function. Received: {function!r}.")
+    wanted = {"best_eval_result", "current_eval_result"}
+    known = set(inspect.signature(function).parameters)
+    if known != wanted:
+        raise InvalidArgumentError(
+            f"`compare_fn` must have the arguments {sorted(wanted)}. Received: {sorted(known)}."
+        )
+
+
+def _checked_number(exports_to_keep: int | None) -> int | None:
+    if exports_to_keep is not None and exports_to_keep <= 0:
+        raise InvalidArgumentError(
+            f"`exports_to_keep` must be positive. Received: {exports_to_keep!r}. Write None for all."
+        )
+    return exports_to_keep
+
+
+def _remove_old(directory: str, number: int | None) -> None:
+    """Remove all but the newest exports, whose names are times."""
+    exports = [path for path in Path(directory).glob("*") if path.name.isdigit() and path.is_dir()]
+    oldest = sorted(exports, key=lambda path: int(path.name))
+    for path in oldest[: -number if number else 0]:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            # Another process may read it: it is removed after the next export.
+            _LOG.warning("Can not delete %s: %s.", path, error)
