@@ -34,17 +34,16 @@ _HOMES = {
         "build_raw_serving_input_receiver_fn",
     ],
     "_warm_start": ["WarmStartSettings"],
+    "exporters": ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"],
     "hooks._checkpoints": ["CheckpointSaverHook", "CheckpointSaverListener"],
     "hooks._hook": ["SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"],
-    "hooks._logging": [
-        "LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "StepCounterHook",
-    ],
+    "hooks._logging": ["LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "StepCounterHook"],
     "hooks._stopping": ["FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "StopAtStepHook"],
     "hooks._summaries": ["ProfilerHook", "SummarySaverHook"],
     "hooks._timer": ["SecondOrStepTimer"],
 }  # fmt: skip
 
-_MODULES = ["layers", "losses", "metrics", "summary", "train"]
+_MODULES = ["exporters", "experimental", "hooks", "layers", "losses", "metrics", "summary", "train"]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

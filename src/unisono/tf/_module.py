@@ -17,7 +17,7 @@ from typing import Any
 from unisono.tf._entries import Entry, Missing, object_at
 
 #: Modules of TensorFlow that are other packages' as wholes: names that the table lacks are looked up there.
-FALLS_TO = {"keras": "keras"}
+FALLS_TO = {"keras": "keras", "losses": "keras.losses", "metrics": "keras.metrics"}
 
 #: Modules that have the names of `tf` itself, below their own.
 VERSIONS = ("compat.v1", "compat.v2")

@@ -9,8 +9,9 @@ from unisono.tf._module import NameTable
 from unisono.tf.names._columns import COLUMNS
 from unisono.tf.names._core import CORE
 from unisono.tf.names._distribution import DISTRIBUTION
+from unisono.tf.names._estimator import ESTIMATOR
 from unisono.tf.names._programs import PROGRAMS
 from unisono.tf.names._version_1 import VERSION_1
 
 #: All names.
-TABLE = NameTable({**VERSION_1, **CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS})
+TABLE = NameTable({**VERSION_1, **CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS, **ESTIMATOR})

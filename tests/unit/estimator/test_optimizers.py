@@ -54,7 +54,8 @@ def test_learning_rates_as_tensorflow(expression):
 
 
 def test_a_number_as_a_learning_rate_is_part_of_the_program():
-    optimizer = train.AdamOptimizer(0.25).optimizer
+    with entered_call(ModelCall("train", None, None)):
+        optimizer = train.AdamOptimizer(0.25).optimizer
     optimizer.build([keras.Variable(1.0)])
     assert not [v for v in optimizer.variables if "learning_rate" in v.path]
     assert float(optimizer.learning_rate) == 0.25
@@ -62,6 +63,19 @@ def test_a_number_as_a_learning_rate_is_part_of_the_program():
     optimizer = train.GradientDescentOptimizer(rate).optimizer
     rate.assign(0.125)
     assert float(optimizer.learning_rate) == 0.125
+
+
+@pytest.mark.parametrize("make", [train.RMSPropOptimizer, train.ProximalAdagradOptimizer])
+def test_outside_of_a_model_fn_it_is_an_optimizer_for_keras(make):
+    optimizer = make(0.25).optimizer
+    again = type(optimizer).from_config(optimizer.get_config())
+    variable, other = keras.Variable(1.0), keras.Variable(1.0)
+    for _ in range(2):
+        optimizer.apply([jnp.float32(1)], [variable])
+        again.apply([jnp.float32(1)], [other])
+    assert float(variable.value) == float(other.value) != 1.0
+    optimizer.learning_rate = 0.5
+    assert float(optimizer.learning_rate.value) == 0.5
 
 
 def test_a_schedule_of_keras_is_a_learning_rate():
@@ -72,13 +86,16 @@ def test_a_schedule_of_keras_is_a_learning_rate():
     assert float(variable.value) == -2.5
 
 
-def test_applying_gradients_is_deferred():
+def test_applying_gradients_is_deferred_in_a_model_fn():
     variable, step = keras.Variable(1.0), keras.Variable(0, dtype="int32", trainable=False)
     optimizer = train.GradientDescentOptimizer(0.5)
-    update = optimizer.apply_gradients([(jnp.float32(1), variable)], step)
+    with entered_call(ModelCall("train", None, None)):
+        update = optimizer.apply_gradients([(jnp.float32(1), variable)], step)
     assert isinstance(update, TrainOp)
     assert (update.optimizer, update.global_step) == (optimizer.optimizer, step)
     assert float(variable.value) == 1.0
+    assert optimizer.apply_gradients([(jnp.float32(1), variable)], step) is None
+    assert (float(variable.value), int(step.value)) == (0.5, 1)
 
 
 def test_outside_of_a_model_fn():

@@ -96,15 +96,20 @@ class Optimizer:
         grads_and_vars: Iterable[GradientAndVariable],
         global_step: keras.Variable | None = None,
         name: str | None = None,
-    ) -> TrainOp:
-        """Return the update by gradients, for `EstimatorSpec.train_op`.
+    ) -> TrainOp | None:
+        """Return the update by gradients, for `EstimatorSpec.train_op`; outside of a model_fn, make it.
 
         Args:
             grads_and_vars: what `compute_gradients` returned, or other pairs.
             global_step: what `get_global_step` returned; it is raised by one. None leaves it to the loop.
             name: is not used.
         """
-        return _train_op.apply_gradients(self.optimizer, grads_and_vars, global_step)
+        if _train_op.current_call() is not None:
+            return _train_op.apply_gradients(self.optimizer, grads_and_vars, global_step)
+        self.optimizer.apply_gradients(list(grads_and_vars))
+        if global_step is not None:
+            global_step.assign_add(1)
+        return None
 
     def get_name(self) -> str:
         """Return the optimizer's name."""
@@ -124,13 +129,15 @@ def _check_grad_loss(grad_loss: UserValue) -> None:
 
 
 def _rate(rate: Any) -> Any:
-    """Return a learning rate as Keras takes it, which makes no variable of it.
+    """Return a learning rate as Keras takes it.
 
-    A number stays part of the program, as in TensorFlow 1: a checkpoint does not bring back an old one.
+    In a model_fn a number stays part of the program, as in TensorFlow 1: a checkpoint does not bring back an
+    old one. Elsewhere Keras makes a variable of it.
     """
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or callable(rate):
         return rate
-    return _value_of(rate)
+    is_number = not isinstance(rate, (keras.Variable, jax.core.Tracer))
+    return float(rate) if is_number and _train_op.current_call() is None else _value_of(rate)
 
 
 def _value_of(number: Any) -> Callable[[], jax.Array]:

@@ -83,8 +83,14 @@ class SlotOptimizer(keras.Optimizer):
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Return the numbers of the rule."""
-        return {**super().get_config(), **self.options}
+        """Return what the constructor takes."""
+        known = super().get_config()
+        return {
+            "learning_rate": known["learning_rate"],
+            "name": known["name"],
+            "slots": dict(self._first_values),
+            "options": dict(self.options),
+        }
 
 
 class MomentumRule(SlotOptimizer):

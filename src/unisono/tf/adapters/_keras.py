@@ -15,6 +15,7 @@ import numpy as np
 
 from unisono._export._files import MANIFEST
 from unisono._types import PyTree, UserValue
+from unisono.estimator.train._optimizers import Optimizer
 from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy, hold
 from unisono.strategies._one_device import default_strategy
@@ -62,6 +63,7 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
 
     @functools.wraps(compile_model)
     def compiled(self: keras.Model, *args: Any, distribute: Strategy | None = None, **kwargs: Any) -> None:
+        args, kwargs = tuple(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
         if distribute is not None:
             with distribute.scope():
                 _make_again(self)
@@ -75,6 +77,11 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
 
     compiled.takes_distribute = True  # type: ignore[attr-defined]
     return compiled
+
+
+def _plain(argument: Any) -> Any:
+    """Return the Keras optimizer of one of TensorFlow 1; others as they are."""
+    return argument.optimizer if isinstance(argument, Optimizer) else argument
 
 
 def _to_any_path(save: Callable[..., None]) -> Callable[..., None]:

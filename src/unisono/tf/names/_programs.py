@@ -55,17 +55,6 @@ SAVING: dict[str, Entry] = {
     "train.list_variables": At("unisono.checkpoint.list_variables"),
     "train.load_checkpoint": At("unisono.checkpoint.load_checkpoint"),
     "train.ClusterSpec": At("unisono.cluster_resolver.ClusterSpec"),
-    "train.GradientDescentOptimizer": Op("keras.optimizers.SGD", tensors=0),
-    "train.MomentumOptimizer": Op(
-        "keras.optimizers.SGD", {"use_nesterov": "nesterov"}, ("learning_rate", "momentum"), tensors=0
-    ),
-    "train.AdamOptimizer": Op(
-        "keras.optimizers.Adam",
-        {"beta1": "beta_1", "beta2": "beta_2"},
-        ("learning_rate", "beta_1", "beta_2", "epsilon"),
-        {"epsilon": 1e-8},
-        tensors=0,
-    ),
     "compat.v1.ConfigProto": own("_keras.SaveOptions", note="its values have no meaning here"),
     "ConfigProto": own("_keras.SaveOptions", note="its values have no meaning here"),
     "train.experimental.PythonState": Missing(
@@ -82,10 +71,7 @@ SAVING: dict[str, Entry] = {
     "saved_model.SaveOptions": own("_keras.SaveOptions"),
     "saved_model.LoadOptions": own("_keras.SaveOptions"),
     "summary.create_file_writer": At("unisono.summary.create_file_writer"),
-    **{
-        f"summary.{name}": At(f"unisono.summary.{name}")
-        for name in ("create_noop_writer", "histogram", "image", "record_if", "scalar", "text")
-    },
+    **{f"summary.{name}": At(f"unisono.summary.{name}") for name in ("create_noop_writer", "record_if")},
     "summary.should_record_summaries": Missing("has no counterpart", "`unisono.summary.record_if`"),
     "summary.trace_on": Missing("belongs to graphs", "`keras.callbacks.TensorBoard(profile_batch=…)`"),
     "summary.experimental.set_step": At("unisono.summary.set_step"),
@@ -191,13 +177,8 @@ KERAS: dict[str, Entry] = {
     "keras.optimizers.legacy.SGD": At("keras.optimizers.SGD"),
     "keras.optimizers.legacy.RMSprop": At("keras.optimizers.RMSprop"),
     "keras.optimizers.legacy.Adagrad": At("keras.optimizers.Adagrad"),
-    "keras.estimator.model_to_estimator": Missing(
-        "belongs to the Estimator, which Unisono does not have yet", "`model.fit`"
-    ),
     "optimizers.Adam": At("keras.optimizers.Adam"),
     "initializers": At("keras.initializers"),
-    "losses": At("keras.losses"),
-    "metrics": At("keras.metrics"),
     "optimizers": At("keras.optimizers"),
 }
 

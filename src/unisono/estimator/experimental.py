@@ -1,0 +1,21 @@
+"""Hooks that TensorFlow has in `tf.estimator.experimental`: early stopping, evaluation in between."""
+
+from __future__ import annotations
+
+from unisono.estimator.hooks._early_stopping import (
+    make_early_stopping_hook,
+    stop_if_higher_hook,
+    stop_if_lower_hook,
+    stop_if_no_decrease_hook,
+    stop_if_no_increase_hook,
+)
+from unisono.estimator.hooks._in_memory import InMemoryEvaluatorHook
+
+__all__ = [
+    "InMemoryEvaluatorHook",
+    "make_early_stopping_hook",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
+]
