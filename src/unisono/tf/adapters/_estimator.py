@@ -13,10 +13,13 @@ import keras
 from unisono import summary as summary_v2
 from unisono._errors import ContextError
 from unisono._types import ArrayLike, PyTree, UserValue
-from unisono.estimator import _train_op, losses, metrics
+from unisono.estimator import _train_op
 from unisono.estimator import summary as summary_v1
 from unisono.estimator._collections import LOSSES, REGULARIZATION_LOSSES, SUMMARIES, required_collections
 from unisono.estimator._collections import identity as named_identity
+from unisono.estimator.losses import _functions as losses
+from unisono.estimator.losses._weighted import Reduction
+from unisono.estimator.metrics import _means as metrics
 from unisono.tf.adapters._operations import identity as copy_identity
 
 #: Arguments of Keras' functions.
@@ -47,7 +50,7 @@ mean_squared_error = _of_either(metrics.mean_squared_error, keras.metrics.mean_s
 mean_absolute_error = _of_either(metrics.mean_absolute_error, keras.metrics.mean_absolute_error)
 
 
-class LossReduction(losses.Reduction):
+class LossReduction(Reduction):
     """The names of a loss's reductions, in TensorFlow 1 and in Keras.
 
     >>> LossReduction.SUM_BY_NONZERO_WEIGHTS
