@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.tf._entries import Missing, Value
 from unisono.tf._module import NameTable
 from unisono.tf._table import TABLE
+from unisono.tf._tapes import tapes
 
 #: Packages that are not TensorFlow, but need it.
 _NEED_TENSORFLOW = {
@@ -24,7 +26,33 @@ _NEED_TENSORFLOW = {
     "tensorflow_probability": "Use `tensorflow_probability.substrates.jax`.",
     "tensorflow_addons": "Use Keras 3's own layers and optimizers.",
     "tf_keras": "Write `import keras`.",
+    "tensorflow_estimator": "Write `from unisono.tf import estimator`.",
+    "tensorflow_io": "Read the data in plain Python, by `Dataset.from_generator`.",
+    "spark_tensorflow_distributor": "Start the processes by `unisono launch`.",
+    "horovod": 'docs/migrating.md shows what stands for each of its functions, in "From Horovod".',
 }
+
+
+#: Methods that Keras 3 does not have, by names that nothing else has.
+METHODS = {
+    "fit_generator": "is gone in Keras 3. Write: `fit`.",
+    "evaluate_generator": "is gone in Keras 3. Write: `evaluate`.",
+    "predict_generator": "is gone in Keras 3. Write: `predict`.",
+    "predict_classes": "is gone in Keras 3. Write: `predict(x).argmax(-1)`.",
+    "predict_proba": "is gone in Keras 3. Write: `predict`.",
+    "save_spec": "is gone in Keras 3. Write: `model.input_shape`.",
+    "make_one_shot_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
+    "make_initializable_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
+}
+
+
+#: The modules below which names are those of the table.
+_ROOTS = re.compile(r"(tensorflow|unisono\.tf)(\.|$)")
+
+_TAPE = (
+    "is entered in a step, which runs again to be differentiated, and not in eager code. Write: "
+    "`@tf.function` before the function that computes the gradients, or give it to `strategy.run`."
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -70,6 +98,10 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
         path = _path_of(node, aliases)
         if path:
             found.update(_of_name(path, node.lineno, table))
+        elif node.attr in METHODS:
+            found.add(Finding(node.lineno, f".{node.attr}", METHODS[node.attr]))
+    for line, is_error in tapes(tree, lambda node: _path_of(node, aliases)):
+        found.add(Finding(line, "tf.GradientTape", _TAPE, is_error))
     return sorted(found)
 
 
@@ -138,10 +170,20 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
                 if first == "tensorflow":
                     # `import tensorflow.keras` binds `tensorflow`.
                     aliases[alias.asname or first] = below if alias.asname else ""
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tensorflow":
-            below = node.module.partition(".")[2]
+        elif isinstance(node, ast.ImportFrom) and node.module == "unisono":
+            # The program has been changed already.
+            aliases.update({a.asname or a.name: "" for a in node.names if a.name == "tf"})
+        elif isinstance(node, ast.ImportFrom) and node.module and _ROOTS.match(node.module):
+            below = _ROOTS.sub("", node.module)
             for alias in node.names:
                 aliases[alias.asname or alias.name] = f"{below}.{alias.name}" if below else alias.name
+    # `layers = tf.keras.layers`; in the order of the lines, as names of names are made.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            path = _path_of(node.value, aliases)
+            # A module or a class: what is assigned again is not followed.
+            if path and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                aliases.setdefault(node.targets[0].id, path)
     return aliases
 
 
@@ -153,7 +195,7 @@ def _outermost_names(tree: ast.AST) -> Iterator[ast.Attribute]:
             yield node
 
 
-def _path_of(node: ast.Attribute, aliases: dict[str, str]) -> str | None:
+def _path_of(node: ast.expr, aliases: dict[str, str]) -> str | None:
     parts: list[str] = []
     value: ast.expr = node
     while isinstance(value, ast.Attribute):

@@ -338,6 +338,9 @@ def _apply_in_parts(
         # Keras would build it in `apply`, which updates at once.
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
+    if not layout.pushes and not layout.prepare(optimizer):
+        # Before a value is read: what belongs to variables without gradients is not in the plan of the step.
+        return False
     slots, trained = list(optimizer.variables), trained_variables(optimizer)
     with in_parts():
         values = [v.value for v in slots]

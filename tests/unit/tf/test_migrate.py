@@ -56,6 +56,42 @@ def test_what_cannot_run_is_an_error(source, name, text):
     assert text in error.text
 
 
+def test_names_of_names_and_of_changed_programs():
+    source = "import tensorflow as tf\nL = tf.keras.layers\nM = L.experimental\nL.Dens(1)\nM.nothing\n"
+    errors = [(f.line, f.name) for f in findings(source) if f.is_error]
+    assert errors == [(4, "tf.keras.layers.Dens"), (5, "tf.keras.layers.experimental.nothing")]
+    assert said("from unisono import tf\ntf.SparseTensor\n") == [(2, "tf.SparseTensor", True)]
+    assert said("from unisono.tf import keras as k\nk.Modle\n") == [(2, "tf.keras.Modle", True)]
+
+
+def test_methods_and_libraries_that_are_gone():
+    source = "import horovod.tensorflow as hvd\nmodel.fit_generator(data)\nmodel.fit(data)\n"
+    assert said(source) == [(1, "horovod", True), (2, ".fit_generator", True)]
+
+
+TAPES = {
+    # Each program, and the line of its tape if the tape is in eager code.
+    "with tf.GradientTape() as tape:\n  pass\n": (2, True),
+    "def train():\n  with tf.GradientTape() as t:\n    pass\ntrain()\n": (3, True),
+    "def train():\n  with tf.GradientTape() as t:\n    pass\n": (3, False),
+    "@tf.function\ndef train():\n  with tf.GradientTape() as t:\n    pass\ntrain()\n": None,
+    "@tf.function(jit_compile=True)\ndef train():\n  with tf.GradientTape() as t:\n    pass\n": None,
+    "def train():\n  with tf.GradientTape() as t:\n    pass\ns.run(train, args=())\n": None,
+    "def train():\n  with tf.GradientTape() as t:\n    pass\nf = tf.function(func=train)\n": None,
+    "def loss():\n  with tf.GradientTape() as t:\n    pass\n@tf.function\ndef train():\n  loss()\n": None,
+    "@tf.function\ndef f():\n  def train():\n    with tf.GradientTape() as t:\n      pass\n  train()\n": None,
+    "class M(tf.keras.Model):\n  def train_step(self, d):\n    with tf.GradientTape() as t:\n      pass\n": None,
+    "class T:\n  def one(self):\n    with tf.GradientTape() as t:\n      pass\n"
+    "  def go(self):\n    s.run(self.one)\n": None,
+}
+
+
+@pytest.mark.parametrize(("program", "where"), TAPES.items())
+def test_tapes_in_eager_code(program, where):
+    found = [(f.line, f.is_error) for f in findings(f"import tensorflow as tf\n{program}")[1:]]
+    assert found == ([] if where is None else [where])
+
+
 def test_names_of_other_modules_are_nothing():
     assert said("import numpy as np\nnp.SparseTensor\ntf.SparseTensor\nself.tf.ragged\n") == []
 

@@ -288,3 +288,30 @@ def test_replicas_of_unequal_sizes_and_code_that_reads_slots():
 def test_a_layout_has_a_name():
     with pytest.raises(unisono.InvalidArgumentError, match="state_layout='half'"):
         strategy_with("half", 2)
+
+
+@pytest.mark.parametrize("state_layout", ["mirrored", "sharded"])
+def test_an_optimizer_of_all_variables_updates_those_with_gradients(state_layout):
+    """`model.variables` has the state of dropout, too, whose momentum no step needs."""
+    strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], state_layout=state_layout)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(1e-7)])
+        optimizer = keras.optimizers.SGD(0.1, 0.5)
+
+    @unisono.function
+    def step(x):
+        def replica(x):
+            with unisono.GradientTape() as tape:
+                loss = keras.ops.mean(model(x, training=True))
+            gradients = tape.gradient(loss, model.variables)
+            assert gradients[2] is None
+            optimizer.apply_gradients(zip(gradients, model.variables, strict=True))
+
+        strategy.run(replica, args=(x,))
+
+    before = model.layers[0].bias.numpy()
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        for _ in range(2):
+            step(np.ones((4, 3), "float32"))
+    # Two replicas' gradients of 1/4 are summed; the second step adds half of the first.
+    np.testing.assert_allclose(before - model.layers[0].bias.numpy(), 0.1 * 0.5 * 2.5, rtol=1e-5)

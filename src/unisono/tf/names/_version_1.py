@@ -60,7 +60,11 @@ _GRAPHS: dict[str, Entry] = {
     "contrib.layers": Missing("is gone", "layers and regularizers of `tf.keras`"),
     "contrib.learn": Missing("is gone", "`tf.estimator`, or `tf.keras`"),
     "contrib.tpu": Missing("is gone", "`tf.distribute.TPUStrategy`"),
-    "contrib.resampler": Missing("is gone", "`tf.image.resize`, or `jax.scipy.ndimage.map_coordinates`"),
+    "contrib.resampler": At("jax.scipy.ndimage", "has `map_coordinates`"),
+    "python": Missing("is private to TensorFlow", "the public name below `tf`"),
+    "data.experimental.service": Missing(
+        "is TensorFlow's service of data", "`tf.data.experimental.AutoShardPolicy`: each worker reads its part"
+    ),
 }  # fmt: skip
 
 _GFILE = {
@@ -108,6 +112,10 @@ VERSION_1: dict[str, Entry] = {
     "to_int32": Op("keras.ops.cast", defaults={"dtype": "int32"}),
     "to_int64": Op("keras.ops.cast", defaults={"dtype": "int64"}),
     "nn.softmax_cross_entropy_with_logits_v2": own("_operations.softmax_cross_entropy"),
+    "__git_version__": Value("unisono", '"unisono"'),
     "train.Server": At("unisono.Server"),
-    "keras.backend.set_learning_phase": Missing("is gone in Keras 3", "`model(x, training=True)`"),
+    "keras.backend.set_learning_phase": own(
+        "_tensors.no_op", "does nothing: `fit` and `model(x, training=True)` say what is training"
+    ),
+    "keras.backend.clear_session": At("keras.utils.clear_session"),
 }
