@@ -1,6 +1,6 @@
 """Finds gradient tapes that a program enters in eager code.
 
-A step is differentiated by running it again, so that a tape belongs into a compiled function or a replica's step.
+A step is differentiated by running it again: a tape belongs into a compiled function or a replica's step.
 
 Tests: tests/unit/tf/test_migrate.py.
 """
@@ -34,9 +34,9 @@ def tapes(tree: ast.AST, path_of: Callable[[ast.expr], str | None]) -> Iterator[
             break
         in_steps = found
     used = _names_in(tree)
-    for node in enclosing:
+    for node, functions_around in enclosing.items():
         if isinstance(node, ast.With) and any(_is_tape(item.context_expr, path_of) for item in node.items):
-            around = {f.name for f in enclosing[node]}
+            around = {f.name for f in functions_around}
             if not around & in_steps:
                 # Another file may call a function that this one does not.
                 yield node.lineno, not around or bool(around & used)

@@ -80,7 +80,7 @@ TAPES = {
     "def train():\n  with tf.GradientTape() as t:\n    pass\nf = tf.function(func=train)\n": None,
     "def loss():\n  with tf.GradientTape() as t:\n    pass\n@tf.function\ndef train():\n  loss()\n": None,
     "@tf.function\ndef f():\n  def train():\n    with tf.GradientTape() as t:\n      pass\n  train()\n": None,
-    "class M(tf.keras.Model):\n  def train_step(self, d):\n    with tf.GradientTape() as t:\n      pass\n": None,
+    "class M:\n  def train_step(self, d):\n    with tf.GradientTape() as t:\n      pass\n": None,
     "class T:\n  def one(self):\n    with tf.GradientTape() as t:\n      pass\n"
     "  def go(self):\n    s.run(self.one)\n": None,
 }

@@ -63,7 +63,7 @@ _GRAPHS: dict[str, Entry] = {
     "contrib.resampler": At("jax.scipy.ndimage", "has `map_coordinates`"),
     "python": Missing("is private to TensorFlow", "the public name below `tf`"),
     "data.experimental.service": Missing(
-        "is TensorFlow's service of data", "`tf.data.experimental.AutoShardPolicy`: each worker reads its part"
+        "is TensorFlow's service of data", "`AutoShardPolicy`: each worker reads its part of the data"
     ),
 }  # fmt: skip
 
