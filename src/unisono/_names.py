@@ -10,10 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_ESTIMATOR = (
-    "belongs to the Estimator, which Unisono does not have yet. Write a Keras model, and train it "
-    "with `model.fit` or with a loop around `strategy.run`"
-)
 _KERAS = "is Keras' own. In Unisono write `import keras`"
 _RPC = "is TensorFlow's generic gRPC server, which is not part of Unisono. Use the package `grpcio`"
 
@@ -33,13 +29,15 @@ HINTS: dict[str, str] = {
     "experimental_get_current_worker_index": _write("unisono.coordinator.get_current_worker_index"),
     "run_standard_tensorflow_server": _write("unisono.run_standard_server"),
     # the Estimator, and what tf.contrib.distribute had for it
-    **dict.fromkeys(
-        [
-            "CoordinatorMode", "DistributeConfig", "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys",
-            "RunConfig", "TrainSpec", "compat", "contrib", "train_and_evaluate",
-        ],
-        _ESTIMATOR,
-    ),
+    "CoordinatorMode": _write("unisono.estimator.DistributeConfig(remote_cluster=...)"),
+    **{
+        name: _write(f"unisono.estimator.{name}")
+        for name in (
+            "DistributeConfig", "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig",
+            "TrainSpec", "train_and_evaluate",
+        )
+    },
+    **dict.fromkeys(["compat", "contrib"], _write("from unisono import tf")),
     "experimental.rpc": _RPC,
     "rpc": _RPC,
     # old names

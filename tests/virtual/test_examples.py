@@ -40,6 +40,10 @@ CASES = {
         [],
         [r"(Finished epoch \d, accuracy is \d\.\d+\.\n){4}", "Final loss is 0", "Evaluation accuracy: 1.0"],
     ),
+    "estimator.py": (
+        ["--steps", "100"],
+        [r"step 100: accuracy (0\.9|1\.0)", "first picture shows", "exported model agrees: True"],
+    ),
     "estimator_wide_and_deep.py": (
         ["--steps", "300"],
         [r"\naccuracy: 0\.7[3-9]", "global_step: 300", r"Person 2 earns [<>]=?50K", "Weights of"],

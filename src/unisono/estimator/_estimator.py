@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from unisono._context import default_strategy
-from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
@@ -431,4 +431,9 @@ def _replicated(strategy: Strategy | None) -> ReplicatedStrategy:
         return default_strategy()
     if strategy.replicated is None:
         raise strategy.unsupported("train_distribute")
+    if strategy.replicated.state_layout.pushes:
+        raise UnsupportedError(
+            "An Estimator trains on replicas that hold the variables. Received: a ParameterServerStrategy "
+            "with a cluster. Write a Keras model and `fit`, or `MultiWorkerMirroredStrategy` without `ps`."
+        )
     return strategy.replicated

@@ -98,13 +98,13 @@ TensorServingInputReceiver = ServingInputReceiver
 
 
 def build_raw_serving_input_receiver_fn(
-    features: Mapping[str, Any], default_batch_size: int | None = None
+    features: PyTree, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """Return a function that gives a `ServingInputReceiver` of arrays.
 
     Args:
-        features: examples or specifications of batches by name: arrays, or anything with shape and dtype. The
-            first dimension stands for any number of rows.
+        features: examples or specifications of batches by name, or of one array: arrays, or anything with
+            shape and dtype. The first dimension stands for any number of rows.
         default_batch_size: a fixed number of rows; None for any.
 
     >>> receiver = build_raw_serving_input_receiver_fn({"x": np.zeros((1, 3), "float32")})()
@@ -113,11 +113,10 @@ def build_raw_serving_input_receiver_fn(
     """
 
     def receiver_fn() -> ServingInputReceiver:
-        tensors = {
-            name: keras.KerasTensor((default_batch_size, *_shape(x)[1:]), str(np.dtype(x.dtype)))
-            for name, x in features.items()
-        }
-        return ServingInputReceiver(tensors, dict(tensors))
+        tensors = _mapped(
+            lambda x: keras.KerasTensor((default_batch_size, *_shape(x)[1:]), _dtype(x)), features
+        )
+        return ServingInputReceiver(tensors, tensors)
 
     return receiver_fn
 
