@@ -30,7 +30,7 @@ AGE = "fc.bucketized_column(fc.numeric_column('age'), [18, 40, 65])"
 WEEKDAY = "fc.categorical_column_with_identity('weekday', 7)"
 WEIGHTED = f"fc.weighted_categorical_column({WORDS}, 'weight')"
 
-#: Categorical columns: each as indicator, as embedding, and in a linear model.
+#: Categorical columns: how often each category occurs in each row.
 CATEGORICAL = [
     VOCABULARY.format(""),
     VOCABULARY.format(", default_value=1"),
@@ -61,12 +61,13 @@ DENSE = [
     "[fc.numeric_column('square', (2, 2))]",
     "[fc.numeric_column('pair', 2, normalizer_fn=lambda x: (x - 3.0) / 2.0)]",
     f"[fc.numeric_column('age'), {AGE}, fc.indicator_column({WEEKDAY})]",
-    *(f"[fc.indicator_column({column})]" for column in CATEGORICAL),
+    f"[fc.indicator_column({WEIGHTED})]",
     *(
         f"[fc.embedding_column({column}, 3, '{combiner}')]"
-        for column in (WORDS, WEIGHTED, VOCABULARY.format(""), AGE)
+        for column in (WORDS, WEIGHTED)
         for combiner in ("mean", "sqrtn", "sum")
     ),
+    f"[fc.embedding_column({AGE}, 3)]",
     f"[fc.embedding_column({WORDS}, 2, max_norm=0.75)]",
     f"[fc.embedding_column({WORDS}, 2), fc.numeric_column('age'), fc.embedding_column({WEEKDAY}, 4)]",
     "fc.shared_embeddings([fc.categorical_column_with_hash_bucket('color', 8), "
@@ -75,8 +76,7 @@ DENSE = [
 
 #: What a linear model reads, and how it combines.
 LINEAR = [
-    *((f"[{column}]", "sum") for column in CATEGORICAL),
-    (f"[{WORDS}]", "mean"),
+    (f"[{WORDS}, {AGE}]", "mean"),
     (f"[{WEIGHTED}]", "sqrtn"),
     (f"[fc.numeric_column('pair', 2), {WEEKDAY}, fc.indicator_column({VOCABULARY.format('')})]", "sum"),
 ]
@@ -100,7 +100,7 @@ def main():
             return [[float(f"{x:.7g}") for x in row] for row in array.tolist()]
 
     v1, results = tf.compat.v1.feature_column, {}
-    for columns in DENSE:
+    for columns in [*DENSE, *(f"[fc.indicator_column({column})]" for column in CATEGORICAL)]:
         results[columns] = run(
             lambda features, c=columns: v1.input_layer(features, eval(c, {"fc": dense(tf), "INT": tf.int64}))
         )

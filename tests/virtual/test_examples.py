@@ -46,7 +46,7 @@ CASES = {
     ),
     "estimator_wide_and_deep.py": (
         ["--steps", "300"],
-        [r"\naccuracy: 0\.7[3-9]", "global_step: 300", r"Person 2 earns [<>]=?50K", "Weights of"],
+        [r"^accuracy: 0\.7[3-9]", "global_step: 300", r"Person 2 earns [<>]=?50K", "Weights of"],
     ),
     "pure_jax.py": ([], [r"Optax: loss 0\.0", r"Flax NNX: loss 0\.0"]),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from tests import tensorflow_columns
-from tests.tensorflow_columns import DENSE, FEATURES, LINEAR
+from tests.tensorflow_columns import CATEGORICAL, DENSE, FEATURES, LINEAR
 
 import unisono
 from unisono import feature_column as fc
@@ -24,6 +24,17 @@ def output(layer, features):
         variable.assign(tensorflow_columns.wave(variable.shape))
     # As in a pipeline: encoded on the host first.
     return np.asarray(layer(layer.encode(features)))
+
+
+@pytest.mark.parametrize("column", CATEGORICAL)
+def test_categories_are_tensorflows(column):
+    made = columns_of(column)
+    values = made.values(FEATURES)
+    weights = np.ones(values.ids.shape) if values.weights is None else values.weights
+    counts = np.zeros((len(values.ids), made.num_buckets))
+    for row, place in np.argwhere(values.present & (values.ids >= 0)):
+        counts[row, values.ids[row, place]] += weights[row, place]
+    np.testing.assert_array_equal(counts, np.array(RECORDED[f"[fc.indicator_column({column})]"]))
 
 
 @pytest.mark.parametrize("columns", DENSE)

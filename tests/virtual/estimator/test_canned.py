@@ -19,10 +19,8 @@ from unisono.estimator import (
     DNNLinearCombinedClassifier,
     DNNLinearCombinedEstimator,
     DNNLinearCombinedRegressor,
-    DNNRegressor,
     LinearClassifier,
     LinearEstimator,
-    LinearRegressor,
     MultiLabelHead,
     RunConfig,
 )
@@ -126,6 +124,11 @@ def trained(tmp_path_factory):
     return estimator.train(batches(NAMES, 12))
 
 
+@pytest.fixture(scope="module")
+def evaluated(trained):
+    return trained.evaluate(batches(NAMES, 12, 1))
+
+
 def test_wide_and_deep_is_that_of_plain_keras(trained):
     expected = plain_wide_and_deep(first(trained))
     found = values(trained)
@@ -135,7 +138,7 @@ def test_wide_and_deep_is_that_of_plain_keras(trained):
         np.testing.assert_allclose(found[name], value.reshape(found[name].shape), rtol=1e-5, atol=1e-6)
 
 
-def test_two_devices_compute_what_one_does(trained, tmp_path):
+def test_two_devices_compute_what_one_does(trained, evaluated, tmp_path):
     strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
     config = RunConfig(tf_random_seed=3, train_distribute=strategy, eval_distribute=strategy)
     estimator = wide_and_deep(str(tmp_path), config)
@@ -145,14 +148,14 @@ def test_two_devices_compute_what_one_does(trained, tmp_path):
     assert alone.keys() == together.keys()
     for name, value in alone.items():
         np.testing.assert_allclose(together[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    one, two = trained.evaluate(batches(NAMES, 12, 1)), estimator.evaluate(batches(NAMES, 6, 1))
-    assert one.keys() == two.keys()
-    for name, value in one.items():
+    two = estimator.evaluate(batches(NAMES, 6, 1))
+    assert evaluated.keys() == two.keys()
+    for name, value in evaluated.items():
         np.testing.assert_allclose(two[name], value, rtol=1e-4, err_msg=name)
 
 
-def test_evaluation_and_predictions(trained):
-    found = trained.evaluate(batches(NAMES, 20, 1))
+def test_evaluation_and_predictions(trained, evaluated):
+    found = evaluated
     assert found["global_step"] == 8
     assert set(found) == {
         "accuracy", "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "global_step",
@@ -182,11 +185,6 @@ def test_features_alone_are_enough_to_predict(trained):
     ("make", "labels", "names"),
     [
         (
-            lambda where: LinearRegressor([BUCKETS, COLOR], where, optimizer=None),
-            FEATURES["age"],
-            {"average_loss", "label/mean", "prediction/mean"},
-        ),
-        (
             lambda where: DNNClassifier(
                 [3, 2], [AGE, fc.indicator_column(COLOR)], where, n_classes=3, dropout=0.1, batch_norm=True,
                 optimizer=lambda: keras.optimizers.Adam(0.01),
@@ -195,15 +193,11 @@ def test_features_alone_are_enough_to_predict(trained):
             {"accuracy", "average_loss"},
         ),
         (
-            lambda where: DNNRegressor([3], [AGE], where, label_dimension=2, loss_reduction="sum"),
-            RNG.normal(size=(ROWS, 2)).astype("float32"),
-            {"average_loss", "label/mean", "prediction/mean"},
-        ),
-        (
             lambda where: DNNLinearCombinedRegressor(
-                where, [COLOR], dnn_feature_columns=[AGE], dnn_hidden_units=[2]
+                where, [COLOR], dnn_feature_columns=[AGE], dnn_hidden_units=[2], label_dimension=2,
+                loss_reduction="sum",
             ),
-            FEATURES["age"],
+            RNG.normal(size=(ROWS, 2)).astype("float32"),
             {"average_loss", "label/mean", "prediction/mean"},
         ),
         (
@@ -213,7 +207,7 @@ def test_features_alone_are_enough_to_predict(trained):
         ),
         (lambda where: BaselineClassifier(where, 3), LABELS, {"accuracy", "average_loss"}),
     ],
-    ids=["linear regressor", "dnn classifier", "dnn regressor", "combined", "multi-label", "baseline"],
+    ids=["dnn classifier", "combined", "multi-label", "baseline"],
 )  # fmt: skip
 def test_every_kind_learns(make, labels, names, tmp_path):
     estimator = make(str(tmp_path))
@@ -252,3 +246,42 @@ def test_errors_come_before_the_step():
         LinearClassifier([COLOR], optimizer="ftrl").train(lambda: (FEATURES, LABELS), steps=1)
     with pytest.raises(unisono.InvalidTypeError, match="must be a name, an optimizer"):
         LinearClassifier([COLOR], optimizer=3).train(lambda: (FEATURES, LABELS), steps=1)
+
+
+def test_the_tutorial_on_premade_estimators():
+    """https://www.tensorflow.org/tutorials/estimator/premade, with fewer steps."""
+    from sklearn.datasets import load_iris
+
+    from unisono import tf
+
+    table, order = load_iris(), np.random.default_rng(0).permutation(150)
+    keys = ["SepalLength", "SepalWidth", "PetalLength", "PetalWidth"]
+    rows = {key: table.data[order, i] for i, key in enumerate(keys)}
+    species = table.target[order]
+
+    def input_fn(features, labels, training=True, batch_size=256):
+        dataset = tf.data.Dataset.from_tensor_slices((dict(features), labels))
+        if training:
+            dataset = dataset.shuffle(1000, seed=0).repeat()
+        return dataset.batch(batch_size)
+
+    classifier = tf.estimator.DNNClassifier(
+        feature_columns=[tf.feature_column.numeric_column(key=key) for key in keys],
+        hidden_units=[30, 10],
+        n_classes=3,
+        config=RunConfig(tf_random_seed=0),
+    )
+    train = {key: values[:120] for key, values in rows.items()}
+    test = {key: values[120:] for key, values in rows.items()}
+    classifier.train(input_fn=lambda: input_fn(train, species[:120]), steps=300)
+    result = classifier.evaluate(input_fn=lambda: input_fn(test, species[120:], training=False))
+    assert result["accuracy"] > 0.9
+    assert result["global_step"] == 300
+    flowers = {
+        "SepalLength": [5.1, 6.9],
+        "SepalWidth": [3.3, 3.1],
+        "PetalLength": [1.7, 5.4],
+        "PetalWidth": [0.5, 2.1],
+    }
+    predictions = classifier.predict(lambda: tf.data.Dataset.from_tensor_slices(flowers).batch(256))
+    assert [int(found["class_ids"][0]) for found in predictions] == [0, 2]
