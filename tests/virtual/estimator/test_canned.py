@@ -19,10 +19,14 @@ from unisono.estimator import (
     DNNLinearCombinedClassifier,
     DNNLinearCombinedEstimator,
     DNNLinearCombinedRegressor,
+    EvalSpec,
     LinearClassifier,
     LinearEstimator,
     MultiLabelHead,
     RunConfig,
+    TrainSpec,
+    build_raw_serving_input_receiver_fn,
+    train_and_evaluate,
 )
 
 ROWS = 48
@@ -179,6 +183,27 @@ def test_evaluation_and_predictions(trained, evaluated):
 def test_features_alone_are_enough_to_predict(trained):
     row = {"color": ["red"], "age": [70.0]}
     assert next(trained.predict(lambda: row))["logits"].shape == (1,)
+
+
+def test_an_exported_model_takes_encoded_features(trained, tmp_path):
+    rows = trained.encode({"color": np.array(["red", "mauve"]), "age": np.array([70.0, 20.0], "float32")})
+    assert sorted(rows) == ["age", "color/vocabulary"]
+    path = trained.export_saved_model(str(tmp_path), build_raw_serving_input_receiver_fn(rows))
+    served = unisono.export.load(path)(rows)
+    (found,) = trained.predict(lambda: iter([rows]), yield_single_examples=False)
+    for key in ("logits", "logistic", "probabilities", "class_ids"):
+        np.testing.assert_allclose(served[key], found[key], rtol=1e-6)
+
+
+def test_train_and_evaluate(tmp_path):
+    estimator = LinearClassifier([COLOR], str(tmp_path), label_vocabulary=["no", "yes"])
+    train, test = (
+        TrainSpec(batches(NAMES, 16, None), max_steps=20),
+        EvalSpec(batches(NAMES, 16, 1), steps=None),
+    )
+    metrics, _ = train_and_evaluate(estimator, train, test)
+    assert metrics["global_step"] == 20
+    assert metrics["accuracy"] > metrics["accuracy_baseline"]
 
 
 @pytest.mark.parametrize(

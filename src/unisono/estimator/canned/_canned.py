@@ -57,7 +57,8 @@ class CannedEstimator(Estimator):
         warm_start_from: UserValue = None,
     ) -> None:
         self._head = head
-        self._encode = (
+        #: Makes of raw features those that an exported model takes.
+        self.encode = (
             FeatureEncoder(columns, head.feature_keys) if columns else RowsEncoder(head.feature_keys)
         )
 
@@ -148,7 +149,7 @@ class CannedEstimator(Estimator):
 
     def _encoded_data(self, data: UserValue, with_labels: bool) -> Any:
         def encode(*parts: PyTree) -> Any:
-            features = self._encode(parts[0])
+            features = self.encode(parts[0])
             if len(parts) == 1 or not with_labels:
                 return features
             return features, self._head.host_labels(parts[1]), *parts[2:]

@@ -19,6 +19,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
 from unisono.estimator import _train_op
+from unisono.estimator._serving import PredictOutput
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.feature_column._numeric import NumericColumn
 from unisono.preprocessing._fingerprints import on_host
@@ -277,7 +278,8 @@ class Head(abc.ABC):
         """
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
-            outputs = {"serving_default": predictions, "predict": predictions}
+            output = PredictOutput(predictions)
+            outputs = {"serving_default": output, "predict": output}
             return EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
         loss = self.loss(labels, logits, features, mode, regularization_losses)
         if mode == ModeKeys.EVAL:
