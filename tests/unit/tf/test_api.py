@@ -38,7 +38,8 @@ compat.v1.distribute.experimental:
     ParameterServerStrategy
 contrib.distribute:
     MirroredStrategy CollectiveAllReduceStrategy ParameterServerStrategy OneDeviceStrategy
-    TPUStrategy DistributionStrategy AllReduceCrossTowerOps CrossTowerOps
+    TPUStrategy DistributeConfig DistributionStrategy run_standard_tensorflow_server
+    AllReduceCrossTowerOps CrossTowerOps
     ReductionToOneDeviceCrossTowerOps TowerContext get_tower_context get_cross_tower_context
     get_distribution_strategy get_loss_reduction has_distribution_strategy
     require_tower_context UpdateContext Monitor Step StandardInputStep
@@ -103,6 +104,8 @@ distribute.experimental.PreemptionCheckpointHandler:
     run save_checkpoint_if_preempted watch_preemption_scope total_run_calls
 distribute.experimental.TerminationConfig:
     termination_watcher_fn exit_fn grace_period save_fn
+estimator:
+    RunConfig TrainSpec EvalSpec Estimator EstimatorSpec ModeKeys train_and_evaluate
 Variable:
     assign assign_add assign_sub numpy read_value value shape dtype name
 config:

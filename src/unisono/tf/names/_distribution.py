@@ -58,6 +58,7 @@ CONTRIB: dict[str, Entry] = {
     "ParameterServerStrategy": own("_contrib.parameter_server"),
     "OneDeviceStrategy": own("_contrib.one_device"),
     "TPUStrategy": own("_contrib.tpu"),
+    "DistributeConfig": At("unisono.estimator.DistributeConfig"),
     "DistributionStrategy": At("unisono.Strategy"),
     "CrossTowerOps": At("unisono.CrossDeviceOps"),
     "AllReduceCrossTowerOps": own("_contrib.all_reduce_ops"),
