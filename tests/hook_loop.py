@@ -15,7 +15,7 @@ class Loop:
         session = HookSession(self.exposed, lambda: self.step, self._save, **session)
         self.runner = HookRunner(hooks, session)
 
-    def _save(self):
+    def _save(self, wait):
         self.saved.append(self.step)
         return f"ckpt-{self.step}"
 

@@ -59,13 +59,18 @@ class Collections:
         self.named: dict[str, Any] = {}
         #: All layers of `unisono.estimator.layers`, whose regularizers count.
         self.made: list[keras.Layer] = []
-        self._taken: dict[str, int] = {}
+        self._taken: dict[tuple[str, str], int] = {}
 
-    def unique(self, name: str) -> str:
-        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`."""
-        count = self._taken.get(name, 0)
-        self._taken[name] = count + 1
-        return name if count == 0 else self.unique(f"{name}_{count}")
+    def unique(self, name: str, kind: str = "") -> str:
+        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`.
+
+        Args:
+            name: what to begin with.
+            kind: of what is named: a metric and a summary may have the same name.
+        """
+        count = self._taken.get((kind, name), 0)
+        self._taken[kind, name] = count + 1
+        return name if count == 0 else self.unique(f"{name}_{count}", kind)
 
     def add(self, collection: str, value: Any) -> None:
         """Add a value to a collection of TensorFlow 1."""

@@ -128,7 +128,7 @@ def text(name: str, tensor: UserValue, collections: UserValue = None) -> Recorde
             f"The data of text {name!r} must be strings. Received: {tensor!r}. Write `scalar` for a number."
         )
     found = required_collections("summary.text")
-    summary = RecordedSummary("text", found.unique(name), "", text=data)
+    summary = RecordedSummary("text", found.unique(name, "summary"), "", text=data)
     found.add(SUMMARIES, summary)
     return summary
 
@@ -167,8 +167,8 @@ def _array(value: ArrayLike) -> jax.Array:
 
 def _record(kind: str, name: str, family: str | None, value: jax.Array, **options: int) -> RecordedSummary:
     found = required_collections(f"summary.{kind}")
-    tag = found.unique(name if family is None else f"{family}/{name}")
-    key = found.unique(f"_summary/{tag}")
+    tag = found.unique(name if family is None else f"{family}/{name}", "summary")
+    key = f"_summary/{tag}"
     expose(key, jax.lax.stop_gradient(value))
     summary = RecordedSummary(kind, tag, key, options=options)
     found.add(SUMMARIES, summary)

@@ -60,7 +60,8 @@ class HookSession:
     Args:
         exposed: what the run of the model_fn in which the hooks were made has exposed, by name.
         global_step: returns the number of steps so far.
-        save: writes a checkpoint of the present step, and returns its path; None where nothing is saved.
+        save: writes a checkpoint of the present step, and returns its path; its argument is whether to wait
+            until it is written. None where nothing is saved.
         variable: returns the variable of a name such as `"dense/kernel"`, or None; None for no variables.
         summaries: what `unisono.estimator.summary` recorded in that run.
     """
@@ -69,7 +70,7 @@ class HookSession:
         self,
         exposed: Mapping[str, Any] | None = None,
         global_step: Callable[[], int] = lambda: 0,
-        save: Callable[[], str] | None = None,
+        save: Callable[[bool], str] | None = None,
         variable: Callable[[str], keras.Variable | None] | None = None,
         summaries: Sequence[RecordedSummary] = (),
     ) -> None:
@@ -84,8 +85,11 @@ class HookSession:
         """The number of steps so far."""
         return int(self._global_step())
 
-    def save(self) -> str:
+    def save(self, wait: bool = False) -> str:
         """Write a checkpoint of the present step.
+
+        Args:
+            wait: whether to return when it is written, and not while it is.
 
         Returns:
             Its path.
@@ -98,7 +102,7 @@ class HookSession:
                 "A checkpoint is saved in training. Received: a call in evaluation or prediction. Give the "
                 "hook to `Estimator.train`."
             )
-        return self._save()
+        return self._save(wait)
 
     def run(self, fetches: PyTree, feed_dict: UserValue = None) -> PyTree:
         """Return values of the last step, and of variables now.

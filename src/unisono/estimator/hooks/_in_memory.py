@@ -85,6 +85,6 @@ class InMemoryEvaluatorHook(SessionRunHook):
             self._input_fn,
             steps=self._steps,
             hooks=self._hooks,
-            checkpoint_path=session.save(),
+            checkpoint_path=session.save(wait=True),
             name=self._name,
         )

@@ -105,12 +105,18 @@ class Saver:
         )
         self._last = ""
 
-    def save(self) -> str:
-        """Write a checkpoint of the present step, unless there is one; return its path."""
+    def save(self, wait: bool = False) -> str:
+        """Write a checkpoint of the present step, unless there is one; return its path.
+
+        Args:
+            wait: whether to return when it is written, and not while it is.
+        """
         step = int(self._variables.global_step.value)
         path = os.path.join(self._manager.directory, f"{SERIES}-{step}")
         if path != self._last and not Path(path).exists():
             self._last = self._manager.save(step)
+        if wait:
+            self._manager.wait()
         return path
 
     def close(self) -> None:
