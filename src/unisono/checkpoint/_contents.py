@@ -181,18 +181,30 @@ class Parts:
         self.variables |= {f"{name}{WEIGHTS}/{path}": v for path, v in weights.items()}
         for path, other in held_optimizers(model).items():
             if id(other) not in self._own:
-                self._add_optimizer(f"{name}{OPTIMIZERS}/{path}", other, weights)
+                self._add_held(f"{name}{OPTIMIZERS}/{path}", model, other, weights)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or id(optimizer) in self._own:
             return
         # A step in TensorFlow's form builds those that it uses, for the weights that it trains.
-        builds = self._builds and not is_stateful(model, TrainerTask.TRAIN)
-        if not optimizer.built and model.built and builds:
+        if is_stateful(model, TrainerTask.TRAIN):
+            self._add_held(f"{name}{OPTIMIZER}", model, optimizer, weights)
+            return
+        if not optimizer.built and model.built and self._builds:
             strategy = strategy_of(model)
             # The slots must lie where the strategy would have put them if `fit` had made them.
             with strategy.scope() if strategy is not None else contextlib.nullcontext():
                 optimizer.build(model.trainable_variables)
         self._add_optimizer(f"{name}{OPTIMIZER}", optimizer, weights)
+
+    def _add_held(
+        self, name: str, model: keras.Model, optimizer: keras.Optimizer, weights: Mapping[str, keras.Variable]
+    ) -> None:
+        """Add an optimizer that a step in TensorFlow's form uses."""
+        if model.built:
+            self._add_optimizer(name, optimizer, weights)
+        else:
+            # Its slots have the names of weights: a step may build it before the model is known as built.
+            self.units.append(Unit(name, optimizer, False))
 
     def _add_optimizer(
         self, name: str, optimizer: keras.Optimizer, weights: Mapping[str, keras.Variable]

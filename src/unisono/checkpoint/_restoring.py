@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import keras
+
 from unisono._errors import CheckpointUnmatchedError
 from unisono.checkpoint._contents import (
     OPTIMIZER,
@@ -29,6 +31,8 @@ from unisono.checkpoint._contents import (
     wanted_names,
 )
 from unisono.checkpoint._tracking import Holder
+from unisono.training.stateful._form import has_stateful_step
+from unisono.training.stateful._stateful_function import when_built_by_step
 
 _LOG = logging.getLogger("unisono")
 
@@ -148,6 +152,8 @@ class Restoration:
             if not unit.is_built and unit.prefix not in self._unbuilt:
                 self._unbuilt.add(unit.prefix)
                 _after(unit.owner, "build", self.advance)
+                if isinstance(unit.owner, keras.Model) and has_stateful_step(unit.owner):
+                    when_built_by_step(unit.owner, self.advance)
             optimizer = unit.prefix.removesuffix(WEIGHTS) + OPTIMIZER
             waits = any(n.startswith(f"{optimizer}/") for n in self.waiting.names)
             has_one = any(u.prefix == optimizer for u in found.units)

@@ -157,6 +157,23 @@ def mark_built(model: keras.Model) -> None:
     has_own = type(model).build is not keras.Model.build
     if not model.built and not has_own and all(x.built for x in all_layers(model, include_self=False)):
         model.built = True
+    for call in vars(model).pop(_WHEN_BUILT, ()):
+        call()
+
+
+#: The attribute of a model with what is called when a step has built it.
+_WHEN_BUILT = "_unisono_when_built"
+
+
+def when_built_by_step(model: keras.Model, call: Callable[[], None]) -> None:
+    """Call a function once, when a step in TensorFlow's form has built a model.
+
+    Args:
+        model: not built yet.
+        call: the function.
+    """
+    # Not by Keras' own `__setattr__`, which tracks lists.
+    vars(model).setdefault(_WHEN_BUILT, []).append(call)
 
 
 def _ids_of_metrics(model: keras.Model) -> set[int]:
