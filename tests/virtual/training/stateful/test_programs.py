@@ -309,9 +309,9 @@ class SimSiam(keras.Model):
     def __init__(self):
         super().__init__()
         self.encoder = keras.Sequential(
-            [keras.Input((3,)), L.Dense(4), L.BatchNormalization(synchronized=True), L.ReLU(), L.Dense(4)]
+            [keras.Input((3,)), L.Dense(4), L.BatchNormalization(synchronized=True)]
         )
-        self.predictor = keras.Sequential([keras.Input((4,)), L.Dense(2, "relu"), L.Dense(4)])
+        self.predictor = keras.Sequential([keras.Input((4,)), L.Dense(4)])
         self.loss_tracker = keras.metrics.Mean(name="loss")
 
     @property

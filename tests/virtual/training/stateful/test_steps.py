@@ -135,9 +135,9 @@ def test_without_a_strategy_the_default_one_trains_in_a_program_of_unisono_tf(ex
 def test_train_on_batch_and_several_steps_per_execution(two, expected):
     with two.scope():
         one_by_one, together = gan(), gan(steps_per_execution=2)
-    for i in (0, 8, 16):
+    for i in (0, 8):
         logs = one_by_one.train_on_batch(*(x[i : i + 8] for x in DATA), return_dict=True)
-    together.fit(*DATA, batch_size=8, shuffle=False, verbose=0)
+    together.fit(*(x[:16] for x in DATA), batch_size=8, shuffle=False, verbose=0)
     close(weights_of(together), weights_of(one_by_one))
     assert set(logs) == {"g_loss", "d_loss", "last_d_loss", "error"}
 
