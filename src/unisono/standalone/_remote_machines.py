@@ -119,8 +119,13 @@ class RemoteMachines:
                 time.sleep(_BUSY_RETRY)
 
     def _taken(self, address: str) -> ServerBusyError | None:
+        link, seconds = self._links[address], self._patience.answer / 2
         try:
-            self._links[address].take(self._patience.answer)
+            try:
+                link.take(seconds)
+            except PeerLostError:
+                # Once more: a process that was stopped meanwhile finds the first one late.
+                link.take(seconds)
         except PeerLostError as error:
             raise ClusterError(
                 f"Each server of the cluster must run. Received: no answer from {address} within "
