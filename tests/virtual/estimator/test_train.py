@@ -148,6 +148,24 @@ def test_training_is_that_of_one_device(make_model, make_loss, make_optimizer, x
     assert estimator.get_variable_value("global_step") == steps
 
 
+@pytest.mark.parametrize(
+    "make_strategy",
+    [
+        lambda: unisono.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+        lambda: unisono.MirroredStrategy(["cpu:0", "cpu:1"], state_layout="sharded"),
+        lambda: unisono.OneDeviceStrategy("cpu:1"),
+        unisono.ParameterServerStrategy,
+    ],
+    ids=["central", "sharded", "one", "parameter servers"],
+)
+def test_other_strategies(make_strategy):
+    strategy = make_strategy()
+    batch = 40 // strategy.num_replicas_in_sync
+    config = RunConfig(tf_random_seed=3, train_distribute=strategy, save_summary_steps=0)
+    estimator = Estimator(model_fn_of(mlp, MSE, ADAM), config=config).train(data(X, Y, batch))
+    compare(estimator, reference(mlp, MSE, ADAM, X, Y, 40))
+
+
 def test_clipped_gradients_are_those_of_all_replicas():
     results = []
     for devices, batch in ((NONE, 20), (TWO, 10)):
