@@ -269,3 +269,38 @@ def test_a_server_that_dies_is_named_and_training_resumes_when_it_is_back(server
     assert text.count("worker:0] epoch 4 ends") == 1
     weights = {line.split()[-1] for line in lines if "] weights " in line}
     assert len(weights) == 1
+
+
+def test_an_estimator_trains_on_the_servers_and_is_evaluated_here(cluster, tmp_path):
+    from unisono.estimator import (
+        DistributeConfig,
+        Estimator,
+        EstimatorSpec,
+        EvalSpec,
+        RunConfig,
+        TrainSpec,
+        train_and_evaluate,
+    )
+
+    def model_fn(features, labels, mode):
+        import keras
+
+        from unisono.estimator import train
+
+        loss = keras.ops.mean((keras.layers.Dense(1)(features) - labels) ** 2)
+        return EstimatorSpec(mode, loss=loss, train_op=train.GradientDescentOptimizer(0.1).minimize(loss))
+
+    def input_fn():
+        from unisono.data import Dataset
+
+        return Dataset.from_tensor_slices(([[1.0]] * 8, [[2.0]] * 8)).batch(4).repeat()
+
+    distribute = DistributeConfig(
+        train_distribute=unisono.MultiWorkerMirroredStrategy(), remote_cluster=cluster
+    )
+    config = RunConfig(tmp_path, experimental_distribute=distribute, save_summary_steps=0)
+    estimator = Estimator(model_fn, config=config)
+    spec = EvalSpec(input_fn, steps=1)
+    metrics, _ = train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=60), spec)
+    assert metrics["global_step"] == 60
+    assert metrics["loss"] < 1e-6

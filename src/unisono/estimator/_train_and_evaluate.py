@@ -5,7 +5,6 @@ Tests: tests/virtual/estimator/test_train_and_evaluate.py, tests/cluster/test_es
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from unisono.estimator._run_config import RunConfig, TaskType
 from unisono.estimator._train_spec import EvalSpec, TrainSpec
 from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
 from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.standalone._client import run_on_cluster
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._parameter_server import ParameterServerStrategy
@@ -85,7 +85,6 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
 def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Results:
     """Let servers train; evaluate here where none of them does."""
-    standalone = importlib.import_module("unisono.standalone")
     config = estimator.config
     cluster = (config.remote_cluster or ClusterSpec({})).as_dict()
     kind = type(config.train_distribute).__name__
@@ -95,7 +94,7 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
             f"{config.train_distribute!r}. Write `DistributeConfig(train_distribute="
             "unisono.MultiWorkerMirroredStrategy(), remote_cluster=...)`."
         )
-    standalone.run_on_cluster(cluster, _as_task, estimator.parts(), kind, train_spec, eval_spec)
+    run_on_cluster(cluster, _as_task, estimator.parts(), kind, train_spec, eval_spec)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if TaskType.EVALUATOR not in cluster:
         evaluations.evaluate()
