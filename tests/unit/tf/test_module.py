@@ -133,3 +133,19 @@ def test_versions_have_all_names():
 def test_misspelled_names_at_any_depth(path, meant):
     with pytest.raises(AttributeError, match=f"Did you mean .*{meant}`"):
         functools.reduce(getattr, path.split("."), tf)
+
+
+def test_a_training_loop_costs_what_it_costs_by_our_own_names():
+    """No wrapper is between: the same functions, hence the same traces and programs."""
+    import unisono
+
+    ours = {
+        "function": unisono.function,
+        "GradientTape": unisono.GradientTape,
+        "Variable": unisono.Variable,
+        "distribute.MirroredStrategy": unisono.MirroredStrategy,
+        "keras.optimizers.Adam": keras.optimizers.Adam,
+        "keras.metrics.Mean": keras.metrics.Mean,
+    }
+    for name, value in ours.items():
+        assert functools.reduce(getattr, name.split("."), tf) is value

@@ -1,8 +1,8 @@
 """The overview of strategies: the classifier in the scope of a `MirroredStrategy`."""
 
-import numpy as np
-
-from tests.virtual.seeds.programs import run
+import os
+import subprocess
+import sys
 
 PROGRAM = """
 import tensorflow as tf
@@ -25,10 +25,25 @@ with strategy.scope():
 """
 
 
-def test_the_classifier_is_made_on_two_devices(monkeypatch, tmp_path):
-    names = run(PROGRAM, monkeypatch, tmp_path)
-    assert names["mirrored_strategy"].num_replicas_in_sync == 2
-    strategy, kernel = names["strategy"], names["classifier"].layers[0].kernel
-    assert len(strategy.experimental_local_results(kernel)) == strategy.num_replicas_in_sync > 1
-    made = names["classifier"](np.ones((4, 28, 28, 1)))
-    np.testing.assert_allclose(made.numpy().sum(axis=-1), 1, rtol=1e-5)
+SHOWN = """
+import numpy as np
+kernel = classifier.layers[0].kernel
+print(mirrored_strategy.num_replicas_in_sync, len(strategy.experimental_local_results(kernel)))
+print(np.round(classifier(np.ones((4, 28, 28, 1))).numpy().sum(axis=-1), 5).tolist())
+"""
+
+
+def test_the_classifier_is_made_on_two_devices(tmp_path):
+    """In a process of its own, without any edit."""
+    (tmp_path / "program.py").write_text(PROGRAM + SHOWN)
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono.tf", "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 2", "[1.0, 1.0, 1.0, 1.0]"]

@@ -170,6 +170,23 @@ tf.keras.mixed_precision.set_global_policy('float32')
 """
 
 
+TPU = """
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver(devices=["cpu:0", "cpu:1"])
+tf.config.experimental_connect_to_cluster(resolver)
+tf.tpu.experimental.initialize_tpu_system(resolver)
+
+strategy = tf.distribute.TPUStrategy(resolver)
+print(f"Number of TPU devices: {strategy.num_replicas_in_sync}")
+"""
+
+
+def test_a_tpu_follows_the_same_pattern(monkeypatch, tmp_path, capsys):
+    names = run(START + TPU + FIT.replace("epochs=5", "epochs=2"), monkeypatch, tmp_path)
+    assert "Number of TPU devices: 2" in capsys.readouterr().out
+    assert isinstance(names["strategy"], unisono.TPUStrategy)
+    assert names["eval_accuracy"] > 0.4
+
+
 def test_fit(monkeypatch, tmp_path, capsys):
     names = run(START + FIT, monkeypatch, tmp_path)
     assert names["eval_accuracy"] > 0.7
