@@ -23,6 +23,7 @@ from unisono.estimator import (
     LinearClassifier,
     LinearEstimator,
     MultiLabelHead,
+    RegressionHead,
     RunConfig,
     TrainSpec,
     build_raw_serving_input_receiver_fn,
@@ -183,6 +184,22 @@ def test_evaluation_and_predictions(trained, evaluated):
 def test_features_alone_are_enough_to_predict(trained):
     row = {"color": ["red"], "age": [70.0]}
     assert next(trained.predict(lambda: row))["logits"].shape == (1,)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size"])
+def test_both_reductions_are_those_of_one_device(reduction, tmp_path):
+    """Also where the last batches have another size, and a replica none."""
+    strategy, results = unisono.MirroredStrategy(["cpu:0", "cpu:1"]), []
+    for where, size in ((None, 20), (strategy, 10)):
+        head = RegressionHead(weight_column="weight", loss_reduction=reduction)
+        estimator = LinearEstimator(
+            head, [AGE], str(tmp_path / str(size)),
+            optimizer=keras.optimizers.SGD(0.001), config=RunConfig(train_distribute=where),
+        )  # fmt: skip
+        estimator.train(batches(FEATURES["age"], size, 1))
+        results.append(values(estimator))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-5, err_msg=name)
 
 
 def test_an_exported_model_takes_encoded_features(trained, tmp_path):

@@ -157,7 +157,8 @@ class Head(abc.ABC):
         """
         losses, weights = self._losses_and_weights(labels, logits, features)
         weighted = losses if weights is None else losses * weights
-        loss = jnp.sum(weighted) if self._loss_reduction == SUM else jnp.mean(weighted)
+        # Keras' loss knows of all replicas: a sum is that of all their rows.
+        loss = SummedLosses()(weighted, weighted) if self._loss_reduction == SUM else jnp.mean(weighted)
         return loss + sum(regularization_losses) if regularization_losses else loss
 
     def _losses_and_weights(
@@ -296,6 +297,21 @@ class Head(abc.ABC):
         else:
             train_op = minimized(optimizer, loss, trainable_variables)
         return EstimatorSpec(mode, predictions=predictions, loss=loss, train_op=train_op)
+
+
+class SummedLosses(keras.losses.Loss):
+    """The sum of the losses of all rows.
+
+    >>> float(SummedLosses()(jnp.zeros((2, 1)), jnp.ones((2, 1))))
+    2.0
+    """
+
+    def __init__(self) -> None:
+        super().__init__(reduction="sum")
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return the losses as they are given."""
+        return y_pred
 
 
 def minimized(optimizer: Any, loss: Any, variables: Sequence[keras.Variable] | None) -> Any:
