@@ -152,8 +152,7 @@ def test_op_by_op_the_numbers_are_the_same():
     close([seen[0], weights_of(models[0])], [seen[1], weights_of(models[1])])
 
 
-def test_one_program_for_each_shape_and_one_message_for_the_metrics(two):
-    """A result that a step only returns costs no message in its middle."""
+def test_one_program_for_each_shape(two):
     with two.scope():
         model = gan()
     model.fit(*DATA, batch_size=8, epochs=2, verbose=0)
