@@ -77,6 +77,7 @@ class StandardServer:
         try:
             endpoint.start()
         except ClusterError:
+            endpoint.close()
             machine.close()
             self._agent = None
             raise

@@ -6,6 +6,7 @@ import os
 import pytest
 
 import unisono
+from unisono.ps._transport._local import free_port
 from unisono.standalone._server import StandardServer, address_of_tf_config, run_standard_server
 from unisono.standalone._server_machine import ServerMachine, server_directory
 
@@ -53,6 +54,22 @@ def test_without_a_key_a_server_is_for_this_machine_alone(monkeypatch):
 def test_a_server_must_be_started_before_it_is_joined():
     with pytest.raises(unisono.ClusterError, match="`join` before `start`"):
         StandardServer("localhost:0").join()
+
+
+def test_a_server_of_tf_config_listens_until_it_is_stopped(monkeypatch, tmp_path):
+    own = f"localhost:{free_port()}"
+    cluster = {"worker": [own, "b:2"]}
+    monkeypatch.setenv("TF_CONFIG", config(cluster=cluster, task={"type": "worker", "index": 0}))
+    server = run_standard_server(directory=tmp_path, spares=0)
+    try:
+        assert server.target == f"zmq://{own}"
+        assert server.status()["client"] is None
+        server.start()
+        with pytest.raises(unisono.ClusterError, match="the only one at its address"):
+            run_standard_server(directory=tmp_path / "other", spares=0)
+    finally:
+        server.stop()
+    server.join()
 
 
 def test_the_directory_of_a_server_is_its_users_alone(tmp_path):
