@@ -256,6 +256,11 @@ def base_environment(
     # page faults: a transformer's step of two replicas took 447 ms instead of 520, in the same memory (2
     # cores, glibc 2.36, 2026-11-22). Other C libraries ignore it.
     ours["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    if options.ps:
+        # Copies of that size pass the caches by. The C library's own limit is a part of the largest cache,
+        # 190 MB on a virtual machine of a large server: there a copy of 80 MB took 12 ms, and takes 6 (2
+        # cores, glibc 2.36, 2026-11-22). A step on parameter servers has three.
+        ours["GLIBC_TUNABLES"] += ":glibc.cpu.x86_non_temporal_threshold=0x400000"
     ours["PYTHONUNBUFFERED"] = "1"
     # A nested launch appends its mark: the outer one then finds and ends the inner one's processes.
     ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))

@@ -316,7 +316,7 @@ class VariableStore:
                 self._move_watermark(push.watermark)
                 return False
             check_push(push, self.variables, self.programs)
-            self.journal.begin(push.room)
+            self.journal.begin(push.room, recurs=True)
             try:
                 outcome = run_push(push, self.variables, self.programs, self.journal.stage)
                 # The log's order is that of `encode`: the arrays are staged already.

@@ -106,7 +106,12 @@ def test_threads_are_divided(options, tasks, cores, threads, pool):
     assert base["OMP_NUM_THREADS"] == base["OPENBLAS_NUM_THREADS"] == threads
     assert base["PJRT_NPROC"] == pool
     assert base["PYTHONUNBUFFERED"] == "1"
-    assert base["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    tunables = base["GLIBC_TUNABLES"].split(":")
+    assert tunables[0] == "glibc.malloc.hugetlb=1"
+    # Arrays of parameter servers are copied, those of other jobs are not.
+    assert [t.startswith("glibc.cpu.x86_non_temporal_threshold=") for t in tunables[1:]] == [True] * bool(
+        options.ps
+    )
 
 
 def test_what_the_user_set_stays_and_other_clusters_do_not():

@@ -18,7 +18,7 @@ from unisono.ps.state._variables import StoredSpec
 class Journal(Protocol):
     """Where changes are noted before they are applied."""
 
-    def begin(self, nbytes: int) -> None:
+    def begin(self, nbytes: int, recurs: bool = False) -> None:
         """Make room for a change, whose arrays have so many bytes; the state is complete at this moment."""
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
@@ -43,11 +43,12 @@ class NoJournal:
     def __init__(self) -> None:
         self._scratch = np.empty(0, np.uint8)
 
-    def begin(self, nbytes: int) -> None:
+    def begin(self, nbytes: int, recurs: bool = False) -> None:
         """Do nothing.
 
         Args:
             nbytes: of the change.
+            recurs: whether many such changes follow.
         """
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
