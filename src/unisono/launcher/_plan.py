@@ -226,6 +226,18 @@ def thread_share(cores: int, tasks: int) -> int:
     return max(1, cores // tasks)
 
 
+#: For parameter servers and their workers, which allocate and copy whole models at each step. Copies of 4 MB
+#: or more pass the caches by: the C library's own limit is a part of the largest cache, 190 MB on a virtual
+#: machine of a large server, where a copy of 80 MB took 12 ms, and takes 6. Memory is kept up to 256 MB,
+#: where threads of XLA find it: with 20 million parameters a step of two workers and a server took 162 ms of
+#: CPU time in all processes, and takes 149; a worker has 950 MB instead of 840 (2 cores, glibc 2.36,
+#: 2026-11-22).
+_OF_LARGE_ARRAYS = (
+    ":glibc.cpu.x86_non_temporal_threshold=0x400000"
+    ":glibc.malloc.mmap_threshold=0x10000000:glibc.malloc.trim_threshold=0x10000000:glibc.malloc.arena_max=1"
+)
+
+
 def base_environment(
     environ: Mapping[str, str], options: LaunchOptions, tasks: int, cores: int, paths: RunPaths
 ) -> dict[str, str]:
@@ -257,10 +269,7 @@ def base_environment(
     # cores, glibc 2.36, 2026-11-22). Other C libraries ignore it.
     ours["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     if options.ps:
-        # Copies of that size pass the caches by. The C library's own limit is a part of the largest cache,
-        # 190 MB on a virtual machine of a large server: there a copy of 80 MB took 12 ms, and takes 6 (2
-        # cores, glibc 2.36, 2026-11-22). A step on parameter servers has three.
-        ours["GLIBC_TUNABLES"] += ":glibc.cpu.x86_non_temporal_threshold=0x400000"
+        ours["GLIBC_TUNABLES"] += _OF_LARGE_ARRAYS
     ours["PYTHONUNBUFFERED"] = "1"
     # A nested launch appends its mark: the outer one then finds and ends the inner one's processes.
     ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))
