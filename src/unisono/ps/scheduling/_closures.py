@@ -15,6 +15,10 @@ from collections.abc import Sequence
 #: As many closures may wait as in TensorFlow's coordinator; `schedule` then waits, too.
 QUEUE_LIMIT = 262_144
 
+#: Closures go in one message where for each of them, and for each worker, so many wait: towards the end of
+#: what was scheduled they go one by one, so that a slow worker does not keep the others waiting.
+_WAIT_FOR_EACH = 16
+
 #: The bits of a closure's number below the chief's generation.
 _COUNTER_BITS = 40
 
@@ -29,11 +33,13 @@ class Rules:
         per_worker: how many closures a worker is sent at most: one that it runs, and one that it has when
             it is done.
         queue: how many closures may wait.
+        together: how many go to a worker in one message at most; `per_worker` counts messages then.
     """
 
     max_staleness: int | None = None
     per_worker: int = 2
     queue: int = QUEUE_LIMIT
+    together: int = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +136,9 @@ def schedule(state: Closures) -> tuple[Closures, int]:
 
 
 def start(state: Closures, rules: Rules) -> Closures | None:
-    """Return the state after the next closure was sent, as the last of `running`; None where none may be.
+    """Return the state after the next closures were sent, the last of `running`; None where none may be.
 
-    The worker with the fewest closures gets it, in turn.
+    The worker with the fewest closures gets them, in turn: one, or several where many wait.
 
     Args:
         state: of all closures.
@@ -140,11 +146,26 @@ def start(state: Closures, rules: Rules) -> Closures | None:
     """
     if state.failed is not None or not state.num_waiting or not _keeps_bound(state, rules.max_staleness):
         return None
+    count = _together(state, rules)
     counts = {w: sum(r.worker == w for r in state.running) for w in state.workers}
-    free = [w for w in state.workers if counts[w] < rules.per_worker]
+    free = [w for w in state.workers if counts[w] + count <= rules.per_worker * count]
     if not free:
         return None
     worker = min(free, key=lambda w: (counts[w], w <= state.last, w))
+    for _ in range(count):
+        state = _sent(state, worker)
+    return state
+
+
+def _together(state: Closures, rules: Rules) -> int:
+    """Return how many closures go in the next message."""
+    if rules.max_staleness is not None or state.retries or not state.workers:
+        return 1
+    return max(1, min(rules.together, state.num_waiting // (_WAIT_FOR_EACH * len(state.workers))))
+
+
+def _sent(state: Closures, worker: int) -> Closures:
+    """Return the state after the next closure was sent to a worker."""
     number = min(state.retries) if state.retries else state.started
     # A closure that came back may have been waiting on a lost worker: its number is the smallest one.
     retries = tuple(n for n in state.retries if n != number)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -74,10 +74,10 @@ class QueuedClosure:
             self.result.set_result(outcome)
 
 
-#: Send a closure to a worker: gets the worker's number, the closure and the watermark below which every
-#: closure has ended. It must not block. The future fails with a `WorkerLostError` or `NotReadyError`, or with
-#: the closure's own error.
-Send = Callable[[int, QueuedClosure, int], "Future[Any]"]
+#: Send closures to a worker: gets the worker's number, the closures and the watermark below which every
+#: closure has ended. It must not block. The future of each fails with a `WorkerLostError` or `NotReadyError`,
+#: or with the closure's own error.
+Send = Callable[[int, Sequence[QueuedClosure], int], "Sequence[Future[Any]]"]
 
 
 class Signals(Protocol):
@@ -111,7 +111,7 @@ class ClosureQueue:
 
     Args:
         rules: their limits.
-        send: sends one to a worker.
+        send: sends some to a worker.
         prepare: gets a closure's payload and what a worker needs for it, and provides that. It runs in the
             thread that schedules or waits, never in one of the transport.
         on_loss: is told the number of a worker that was lost, and why.
@@ -329,9 +329,12 @@ class ClosureQueue:
         self._is_starting = True
         try:
             while self._fatal is None and (state := decide.start(self._state, self._rules)) is not None:
-                self._state, running = state, state.running[-1]
-                sent = self._send(running.worker, self._closures[running.number], state.watermark)
-                sent.add_done_callback(functools.partial(self._ended, running.number, running.worker))
+                begun = state.running[len(self._state.running) :]
+                self._state, worker = state, begun[0].worker
+                closures = [self._closures[running.number] for running in begun]
+                replies = self._send(worker, closures, state.watermark)
+                for closure, reply in zip(closures, replies, strict=True):
+                    reply.add_done_callback(functools.partial(self._ended, closure.number, worker))
         finally:
             self._is_starting = False
         self._wake()

@@ -31,6 +31,7 @@ from unisono.ps.scheduling._queue import (
     Signals,
     WorkerLostError,
 )
+from unisono.ps.worker._joint_answer import taken_apart
 from unisono.ps.worker._step_plan import StepPlan
 
 _LOG = logging.getLogger("unisono")
@@ -268,27 +269,50 @@ class WorkerPool:
             for worker in self._lives:
                 self._send(worker, Op.CANCEL, {"first": numbers.start, "below": numbers.stop})
 
-    def _run(self, worker: int, closure: QueuedClosure, watermark: int) -> Future[Any]:
-        request: RunRequest = closure.payload
-        meta = {
-            **request.to_meta(),
-            "closure": closure.number,
-            "watermark": watermark,
-            "life": self._lives.get(worker),
-            "again": closure.was_lost,
-        }
-        answer: Future[Any] = Future()
-        sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])
-        sent.add_done_callback(lambda done: self._answered(worker, request, done, answer))
-        return answer
+    def _run(self, worker: int, closures: Sequence[QueuedClosure], watermark: int) -> list[Future[Any]]:
+        """Send closures, in one message where they differ in their numbers alone."""
+        calls = [(closure, closure.payload.to_meta()) for closure in closures]
+        first = closures[0]
+        alike = all(
+            meta == calls[0][1] and not (c.payload.states or c.payload.arrays or c.was_lost)
+            for c, meta in calls
+        )
+        answers: list[Future[Any]] = [Future() for _ in closures]
+        common = {"watermark": watermark, "life": self._lives.get(worker), "again": first.was_lost}
+        if alike and len(closures) > 1:
+            meta = {**calls[0][1], **common, "closures": [closure.number for closure in closures]}
+            sent = self._send(worker, Op.RUN, meta)
+            requests = [closure.payload for closure in closures]
+            sent.add_done_callback(functools.partial(self._all_answered, worker, requests, answers))
+            return answers
+        for (closure, call), answer in zip(calls, answers, strict=True):
+            request: RunRequest = closure.payload
+            meta = {**call, **common, "closure": closure.number, "again": closure.was_lost}
+            sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])
+            sent.add_done_callback(functools.partial(self._all_answered, worker, [request], [answer]))
+        return answers
 
-    def _answered(self, worker: int, request: RunRequest, sent: Future[Frame], answer: Future[Any]) -> None:
+    def _all_answered(
+        self,
+        worker: int,
+        requests: Sequence[RunRequest],
+        answers: Sequence[Future[Any]],
+        sent: Future[Frame],
+    ) -> None:
         error = sent.exception()
         if isinstance(error, PeerLostError):
-            answer.set_exception(WorkerLostError(str(error)))
-        elif error is not None:
-            answer.set_exception(error)
-        elif (frame := sent.result()).op is Op.ERROR:
+            error = WorkerLostError(str(error))
+        # What concerns the message as a whole has one answer.
+        found = [] if error is not None else taken_apart(sent.result())
+        found = found * len(requests) if len(found) == 1 else found
+        for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                self._answered(worker, request, found[i], answer)
+
+    def _answered(self, worker: int, request: RunRequest, frame: Frame, answer: Future[Any]) -> None:
+        if frame.op is Op.ERROR:
             text = str(frame.meta.get("text"))
             answer.set_exception(WorkerLostError(text) if _is_lost(frame) else error_of(frame))
         elif "needs" in frame.meta:

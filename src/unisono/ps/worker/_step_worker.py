@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import queue
 import secrets
 import threading
@@ -33,6 +34,7 @@ from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
+from unisono.ps.worker._joint_answer import Countdown, JointAnswer
 from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
 from unisono.ps.worker._worker_data import Taken, WorkerData
@@ -74,6 +76,8 @@ class _Received:
     frame: Frame
     #: Of the worker when it arrived.
     life: str
+    #: Of the message that brought several closures.
+    joint: JointAnswer | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,7 +190,7 @@ class StepWorker:
             case Op.RUN:
                 if frame.meta["life"] != self._life:
                     return self._of_another_life(frame)
-                self._tasks.put(_Received(client, frame, self._life))
+                self._put_closures(client, frame)
                 return None
             case Op.PROGRAM:
                 # Here and not in the thread: a closure that follows pulls by this plan.
@@ -209,6 +213,14 @@ class StepWorker:
             case _:
                 return error_answer(frame, UnisonoError(f"A worker does not know {frame.op.name}."))
         return self._hello(frame)
+
+    def _put_closures(self, client: ClientId, frame: Frame) -> None:
+        if "closures" not in frame.meta:
+            self._tasks.put(_Received(client, frame, self._life))
+            return
+        joint = JointAnswer(frame, functools.partial(self._reply, client, frame.request))
+        for each in joint.closures():
+            self._tasks.put(_Received(client, each, self._life, joint))
 
     def _hello(self, frame: Frame) -> Frame:
         return frame.answer(Op.OK, {"life": self._life, "index": self._index})
@@ -294,7 +306,8 @@ class StepWorker:
     def _closure(self, task: _Received) -> None:
         frame, meta = task.frame, task.frame.meta
         # One that a lost worker had is begun: it may have pushed to some of the servers.
-        if not meta.get("again") and any(meta["closure"] in numbers for numbers in self._cancelled):
+        is_left = task.joint is not None and task.joint.has_failed
+        if is_left or (not meta.get("again") and any(meta["closure"] in n for n in self._cancelled)):
             self._answer(task, frame.answer(Op.ERROR, {"kind": "CancelledError", "text": "cancelled"}))
             return
         self._reads_data = True
@@ -387,7 +400,7 @@ class StepWorker:
         if not pushes:
             self._answer(task, answer)
             return
-        left = _Countdown(
+        left = Countdown(
             len(pushes),
             lambda error: self._answer(task, answer if error is None else self._failed(frame, error)),
         )
@@ -429,7 +442,10 @@ class StepWorker:
         if "plan" in answer.meta:
             meta = {**answer.meta, "cost": self._servers.traffic.take()}
             answer = dataclasses.replace(answer, meta=meta)
-        self._reply(task.client, task.frame.request, answer)
+        if task.joint is None:
+            self._reply(task.client, task.frame.request, answer)
+        else:
+            task.joint.add(task.frame.meta["closure"], answer)
 
 
 def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:
@@ -438,29 +454,6 @@ def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:
     if not pushes or any(push.exception() is not None for push in pushes):
         return False
     return not any(push.result().meta["applied"] for push in pushes)
-
-
-class _Countdown:
-    """Calls a function when some futures are done, with the first error among them.
-
-    Args:
-        count: how many.
-        then: is called once.
-    """
-
-    def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
-        self._count, self._then = count, then
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-
-    def one_done(self, future: Future[Any]) -> None:
-        """Count a future."""
-        with self._lock:
-            self._count -= 1
-            self._error = self._error or future.exception()
-            is_last = self._count == 0
-        if is_last:
-            self._then(self._error)
 
 
 @contextlib.contextmanager

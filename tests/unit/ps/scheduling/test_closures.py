@@ -6,6 +6,7 @@ import random
 import pytest
 from tests.ps_history import Event, HistoryError, check_history
 
+from unisono.ps.scheduling import _closures
 from unisono.ps.scheduling._closures import (
     Absence,
     Closures,
@@ -56,6 +57,23 @@ def test_closures_go_to_the_workers_in_turn_two_to_each():
     # Closure 0 still runs: servers must remember all that came after it.
     assert state.watermark == 0
     assert finish(state, 0).watermark == 2
+
+
+def test_where_many_wait_several_go_together():
+    # Four to a message while 128 wait, three while 96 do: two messages of three to each worker.
+    state = started(scheduled(108))
+    assert pairs(state) == [(n, n // 3 % 2) for n in range(12)]
+    state = finish(finish(state, 0), 1)
+    assert start(state, NO_BOUND) is None
+    state = started(finish(state, 2))
+    assert pairs(state)[-3:] == [(12, 0), (13, 0), (14, 0)]
+    # Towards the end one by one.
+    state = started(Closures(108, 106, running=state.running[:9], workers=(0, 1)))
+    assert pairs(state)[-1] == (11, 1)
+    assert len(started(scheduled(500), Rules(max_staleness=9)).running) == 4
+    # What came back goes first, one by one.
+    state = put_back(started(scheduled(500), Rules(together=1)), 0)
+    assert pairs(start(finish(state, 2), NO_BOUND)) == [(1, 1), (3, 1), (0, 0)]
 
 
 def test_numbers_of_a_restarted_chief_are_larger_than_all_earlier_ones():
@@ -201,9 +219,9 @@ class _Cluster:
 
     def start(self):
         while (following := start(self.state, self.rules)) is not None:
+            for new in following.running[len(self.state.running) :]:
+                self.workers[new.worker].sent.append(new.number)
             self.state = following
-            new = following.running[-1]
-            self.workers[new.worker].sent.append(new.number)
 
     def work(self, worker):
         number = worker.sent[0]
@@ -234,8 +252,9 @@ class _Cluster:
         self.state = join(self.state, self.workers.index(worker))
 
 
-@pytest.mark.parametrize("bound", [0, 1, 2, 5, None])
-def test_random_runs_apply_each_update_once_within_the_bound(bound):
+@pytest.mark.parametrize(("bound", "wait_for"), [(0, 1), (1, 16), (2, 16), (5, 1), (None, 16), (None, 1)])
+def test_random_runs_apply_each_update_once_within_the_bound(bound, wait_for, monkeypatch):
+    monkeypatch.setattr(_closures, "_WAIT_FOR_EACH", wait_for)
     for seed in range(60):
         cluster = _Cluster(seed, Rules(max_staleness=bound))
         events = cluster.run(deaths=seed % 7)

@@ -19,10 +19,11 @@ class Workers:
         self.sent, self.lost = [], []
         self.queue = ClosureQueue(rules, self.send, prepare, lambda worker, error: self.lost.append(worker))
 
-    def send(self, worker, closure, watermark):
-        reply = Future()
-        self.sent.append((worker, closure.number, closure.payload, watermark, reply))
-        return reply
+    def send(self, worker, closures, watermark):
+        replies = [Future() for _ in closures]
+        for closure, reply in zip(closures, replies, strict=True):
+            self.sent.append((worker, closure.number, closure.payload, watermark, reply))
+        return replies
 
     def answer(self, index, result=None):
         reply = self.sent[index][-1]
@@ -159,9 +160,10 @@ def test_after_an_abort_everything_raises():
 
 
 def test_thousands_of_closures_that_end_at_once():
-    def send(worker, closure, watermark):
-        done = Future()
-        done.set_result(closure.payload)
+    def send(worker, closures, watermark):
+        done = [Future() for _ in closures]
+        for closure, each in zip(closures, done, strict=True):
+            each.set_result(closure.payload)
         return done
 
     queue = ClosureQueue(Rules(), send, lambda *_: None, lambda *_: None)

@@ -13,6 +13,7 @@ from unisono.ps._ops import Op
 from unisono.ps.scheduling import _workers
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, WorkerPool
+from unisono.ps.worker._joint_answer import JointAnswer
 from unisono.ps.worker._step_plan import StepPlan
 
 
@@ -90,6 +91,65 @@ def test_a_restarted_worker_goes_on_where_its_datasets_were():
     assert again.told[-1][1]["life"] == "2"
     # The number is that of the first attempt.
     assert again.told[-1][1]["closure"] == 1
+    pool.close()
+
+
+def test_closures_that_differ_in_their_numbers_alone_are_one_message():
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    requests = [RunRequest("p", function=BatchFunction("f", (0,)), iterators=("i",)) for _ in range(80)]
+    requests[40] = RunRequest("p", [np.ones(2)])
+    futures = [pool.queue.schedule(request) for request in requests]
+
+    def answer(frame):
+        numbers = frame.meta.get("closures")
+        if numbers is None:
+            return frame.answer(Op.RESULT, {"plan": "p"}, [np.float32(frame.meta["closure"])])
+        joint, sent = JointAnswer(frame, lambda each: sent.append(each)), []
+        for each in joint.closures():
+            number = each.meta["closure"]
+            joint.add(number, each.answer(Op.RESULT, {"plan": "p"}, [np.float32(number)]))
+        return sent[0]
+
+    worker = Worker(network, "0", answer=answer)
+    assert [float(pool.queue.result(f).arrays[0]) for f in futures] == list(range(80))
+    runs = [meta for op, meta in worker.told if op is Op.RUN]
+    counts = [len(meta.get("closures", [None])) for meta in runs]
+    assert sum(counts) == 80
+    assert counts[:5] == [4] * 5
+    assert counts[-16:] == [1] * 16
+    pool.close()
+
+
+@pytest.mark.parametrize("kind", ["ZeroDivisionError", "WorkerLostError"])
+def test_an_error_may_be_that_of_one_closure_or_of_the_message(kind):
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    function = BatchFunction("f", (0,))
+    futures = [pool.queue.schedule(RunRequest("p", function=function, iterators=("i",))) for _ in range(80)]
+    failed = []
+
+    def answer(frame):
+        error = {"kind": kind, "text": "by this one"}
+        numbers = frame.meta.get("closures", [frame.meta.get("closure")])
+        if kind == "WorkerLostError" and not failed:
+            failed.append(frame)
+            return frame.answer(Op.ERROR, error)
+        each = [{"op": int(Op.RESULT), "meta": {"plan": "p"}, "arrays": 0} for _ in numbers]
+        if kind != "WorkerLostError" and 2 in numbers:
+            each[2] = {"op": int(Op.ERROR), "meta": error, "arrays": 0}
+        return frame.answer(Op.RESULT, {"each": each} if len(each) > 1 else each[0]["meta"])
+
+    worker = Worker(network, "0", answer=answer)
+    if kind == "WorkerLostError":
+        pool.queue.join()
+        assert all(f.result().plan == "p" for f in futures)
+        again = [meta["closure"] for op, meta in worker.told if op is Op.RUN and meta["again"]]
+        assert again[:4] == [0, 1, 2, 3]
+    else:
+        with pytest.raises(ZeroDivisionError, match="by this one"):
+            pool.queue.join()
+        assert futures[1].result().plan == futures[3].result().plan == "p"
     pool.close()
 
 

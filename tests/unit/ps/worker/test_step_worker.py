@@ -17,6 +17,7 @@ from unisono.ps._calls import ClientId, StaleValuesError
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
+from unisono.ps.worker._joint_answer import taken_apart
 from unisono.ps.worker._step_plan import PushPlan, StepPlan
 from unisono.ps.worker._step_worker import StepWorker, current_worker_index
 
@@ -109,6 +110,32 @@ def test_a_closure_is_answered_when_its_push_is_acknowledged(chief):
     done.set_result(None)
     answer = chief.answers.get(timeout=10)
     assert (answer.op, answer.meta["plan"], float(answer.arrays[0])) == (Op.RESULT, "p", 21.0)
+
+
+def test_closures_of_one_message_are_answered_in_one(chief):
+    plan = StepPlan("add", ((0, 5),), 0, (), (PushPlan(0, (0,), {"adds": [5]}),), (1,))
+    chief.add_plan(plan)
+    chief.run(None, states=0, closures=[4, 5, 6])
+    pushed = [chief.servers.pushes.get(timeout=10) for _ in range(3)]
+    assert [push[1] for push in pushed] == [4, 5, 6]
+    # In the order of the closures, whichever is acknowledged first.
+    for at in (2, 0):
+        pushed[at][-1].set_result(None)
+    assert chief.answers.empty()
+    pushed[1][-1].set_result(None)
+    found = taken_apart(chief.answers.get(timeout=10))
+    assert [(answer.op, answer.meta["plan"], len(answer.arrays)) for answer in found] == [
+        (Op.RESULT, "p", 1)
+    ] * 3
+
+
+def test_after_an_error_the_rest_of_a_message_is_not_begun(chief):
+    chief.add_plan(StepPlan("add", (), 0, (3,), (), ()))
+    chief.run(None, states=0, closures=[4, 5])
+    first, second = taken_apart(chief.answers.get(timeout=10))
+    assert (first.op, first.meta["kind"]) == (Op.ERROR, "IndexError")
+    assert (second.op, second.meta["kind"]) == (Op.ERROR, "CancelledError")
+    assert chief.servers.pushes.empty()
 
 
 def test_a_step_that_was_compiled_runs_with_what_is_there_then(chief):
