@@ -7,6 +7,7 @@ to `<task>.jsonl`, in lines that outlive them.
     python _ps_counts.py FOLDER OPTIONS    # in a task of `unisono launch`
 """
 
+import functools
 import json
 import os
 import signal
@@ -100,17 +101,21 @@ def watch_chief():
     watch_absence()
     run, lost = WorkerPool._run, WorkerPool._lost
 
-    def noted_run(self, worker, closure, watermark):
-        index = int(closure.payload.arrays[0])
-        note("send", closure=closure.number, index=index, worker=worker)
-        sent = run(self, worker, closure, watermark)
+    def noted_run(self, worker, closures, watermark):
+        told = [
+            {"closure": c.number, "index": int(c.payload.arrays[0]), "worker": worker} for c in closures
+        ]
+        for each in told:
+            note("send", **each)
+        replies = run(self, worker, closures, watermark)
 
-        def ended(done):
+        def ended(each, done):
             if done.exception() is None:
-                note("acknowledge", closure=closure.number, index=index, worker=worker)
+                note("acknowledge", **each)
 
-        sent.add_done_callback(ended)
-        return sent
+        for each, sent in zip(told, replies, strict=True):
+            sent.add_done_callback(functools.partial(ended, each))
+        return replies
 
     def noted_loss(self, worker, error):
         note("lost", task=f"worker:{worker}")

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from unisono._errors import ClusterError
 from unisono.ps._calls import PeerLostError, PeerRejectedError, RequestNumbers, RequestPeer
 from unisono.ps._client import error_of
@@ -38,6 +40,9 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds for which all workers may be away.
 PATIENCE = 300.0
+
+#: The arrays of several closures go in one message up to so many bytes.
+_JOINT_BYTES = 1 << 20
 
 #: Seconds between two looks at who is away, and for the answer of a worker that is asked.
 _LOOK_EVERY = 0.1
@@ -270,26 +275,23 @@ class WorkerPool:
                 self._send(worker, Op.CANCEL, {"first": numbers.start, "below": numbers.stop})
 
     def _run(self, worker: int, closures: Sequence[QueuedClosure], watermark: int) -> list[Future[Any]]:
-        """Send closures, in one message where they differ in their numbers alone."""
-        calls = [(closure, closure.payload.to_meta()) for closure in closures]
-        first = closures[0]
-        alike = all(
-            meta == calls[0][1] and not (c.payload.states or c.payload.arrays or c.was_lost)
-            for c, meta in calls
-        )
+        """Send closures, in one message where they differ in their numbers and in small arrays alone."""
+        requests: list[RunRequest] = [closure.payload for closure in closures]
+        calls = [
+            {**request.to_meta(), "watermark": watermark, "life": self._lives.get(worker), "again": c.was_lost}
+            for c, request in zip(closures, requests, strict=True)
+        ]
+        arrays = [[*(request.states or ()), *request.arrays] for request in requests]
         answers: list[Future[Any]] = [Future() for _ in closures]
-        common = {"watermark": watermark, "life": self._lives.get(worker), "again": first.was_lost}
-        if alike and len(closures) > 1:
-            meta = {**calls[0][1], **common, "closures": [closure.number for closure in closures]}
-            sent = self._send(worker, Op.RUN, meta)
-            requests = [closure.payload for closure in closures]
+        if len(closures) > 1 and _are_alike(calls, arrays):
+            meta = {**calls[0], "closures": [closure.number for closure in closures]}
+            sent = self._send(worker, Op.RUN, meta, [array for own in arrays for array in own])
             sent.add_done_callback(functools.partial(self._all_answered, worker, requests, answers))
             return answers
-        for (closure, call), answer in zip(calls, answers, strict=True):
-            request: RunRequest = closure.payload
-            meta = {**call, **common, "closure": closure.number, "again": closure.was_lost}
-            sent = self._send(worker, Op.RUN, meta, [*(request.states or ()), *request.arrays])
-            sent.add_done_callback(functools.partial(self._all_answered, worker, [request], [answer]))
+        for i, closure in enumerate(closures):
+            sent = self._send(worker, Op.RUN, {**calls[i], "closure": closure.number}, arrays[i])
+            one = functools.partial(self._all_answered, worker, [requests[i]], [answers[i]])
+            sent.add_done_callback(one)
         return answers
 
     def _all_answered(
@@ -458,6 +460,13 @@ class WorkerPool:
         self.queue.abort(ClusterError("The job has ended. Received: a closure that had not."))
         for peer in self._peers:
             peer.close()
+
+
+def _are_alike(calls: Sequence[Mapping[str, Any]], arrays: Sequence[Sequence[Any]]) -> bool:
+    """Return whether closures may go in one message: the fields are equal, and the arrays few and small."""
+    size = sum(np.asarray(array).nbytes for own in arrays for array in own)
+    counts = {len(own) for own in arrays}
+    return all(call == calls[0] for call in calls) and len(counts) == 1 and size <= _JOINT_BYTES
 
 
 def _is_lost(answer: Frame) -> bool:

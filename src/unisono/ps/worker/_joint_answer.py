@@ -8,6 +8,7 @@ Tests: tests/unit/ps/worker/test_step_worker.py.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -37,9 +38,12 @@ class JointAnswer:
         """Return a message for each closure."""
         frame = self._request
         meta = {name: value for name, value in frame.meta.items() if name != "closures"}
+        count = len(frame.arrays) // len(self._numbers)
         return [
-            Frame(frame.op, frame.request, frame.generation, {**meta, "closure": number})
-            for number in self._numbers
+            dataclasses.replace(
+                frame, meta={**meta, "closure": number}, arrays=frame.arrays[i * count : (i + 1) * count]
+            )
+            for i, number in enumerate(self._numbers)
         ]
 
     def add(self, closure: int, answer: Frame) -> None:

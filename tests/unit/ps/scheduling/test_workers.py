@@ -94,17 +94,21 @@ def test_a_restarted_worker_goes_on_where_its_datasets_were():
     pool.close()
 
 
-def test_closures_that_differ_in_their_numbers_alone_are_one_message():
+def test_closures_that_differ_in_their_numbers_and_small_arrays_are_one_message():
     network = LoopbackNetwork()
     pool = pool_of(network)
-    requests = [RunRequest("p", function=BatchFunction("f", (0,)), iterators=("i",)) for _ in range(80)]
-    requests[40] = RunRequest("p", [np.ones(2)])
+    function = BatchFunction("f", (0,))
+    requests = [RunRequest("p", [np.int32(n)], function, ("i",)) for n in range(80)]
+    requests[5] = RunRequest("p", [np.ones(2)])
+    requests[9].arrays = [np.zeros(1 << 20)]
+    requests[14].arrays = [np.int32(14), np.int32(0)]
     futures = [pool.queue.schedule(request) for request in requests]
 
     def answer(frame):
         numbers = frame.meta.get("closures")
         if numbers is None:
             return frame.answer(Op.RESULT, {"plan": "p"}, [np.float32(frame.meta["closure"])])
+        assert [int(array) for array in frame.arrays] == numbers
         joint, sent = JointAnswer(frame, lambda each: sent.append(each)), []
         for each in joint.closures():
             number = each.meta["closure"]
@@ -116,7 +120,7 @@ def test_closures_that_differ_in_their_numbers_alone_are_one_message():
     runs = [meta for op, meta in worker.told if op is Op.RUN]
     counts = [len(meta.get("closures", [None])) for meta in runs]
     assert sum(counts) == 80
-    assert counts[:5] == [4] * 5
+    assert counts[:14] == [4, *[1] * 12, 4]
     assert counts[-16:] == [1] * 16
     pool.close()
 
