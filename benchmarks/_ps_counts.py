@@ -102,9 +102,7 @@ def watch_chief():
     run, lost = WorkerPool._run, WorkerPool._lost
 
     def noted_run(self, worker, closures, watermark):
-        told = [
-            {"closure": c.number, "index": int(c.payload.arrays[0]), "worker": worker} for c in closures
-        ]
+        told = [{"closure": c.number, "index": int(c.payload.arrays[0]), "worker": worker} for c in closures]
         for each in told:
             note("send", **each)
         replies = run(self, worker, closures, watermark)

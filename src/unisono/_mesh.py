@@ -339,6 +339,20 @@ def limit_collectives(seconds: float) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{name}={max(1, round(seconds))}".strip()
 
 
+def fuse_results() -> None:
+    """Let XLA's CPU backend compute several results in one loop, if JAX has not started.
+
+    An optimizer reads and writes each weight and slot once then. Adam's update of 20 million parameters takes
+    29 ms instead of 33.5, with the same bits, and a small one runs in one thread instead of two (2 cores,
+    jaxlib 0.10.2, 2026-11-22). It is an option of a process: XLA takes it for no single program.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    # A user's own extra options win. XLA ignores names that it does not know among these.
+    if not jax_runs() and "xla_backend_extra_options" not in flags:
+        extra = "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"
+        os.environ["XLA_FLAGS"] = f"{flags} {extra}".strip()
+
+
 def jax_runs() -> bool:
     """Return whether a backend has started."""
     # JAX has no public predicate that does not start one. But it refuses to change the number of CPU devices

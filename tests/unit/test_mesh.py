@@ -1,9 +1,11 @@
+import os
 import subprocess
 import sys
 
 import jax
 import pytest
 
+from unisono import _mesh
 from unisono._mesh import AXIS, ReplicaMesh, resolve_devices
 
 CPU = jax.devices("cpu")
@@ -95,3 +97,32 @@ def test_before_and_after_jax_starts():
     for name, process in running.items():
         output, _ = process.communicate(timeout=400)
         assert SCRIPTS[name][1] in output, f"{name}:\n{output}"
+
+
+@pytest.mark.parametrize(
+    ("runs", "before", "after"),
+    [
+        (False, None, "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
+        (False, "--a=1", "--a=1 --xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
+        (False, "--xla_backend_extra_options=b", "--xla_backend_extra_options=b"),
+        (True, None, None),
+    ],
+)
+def test_results_are_fused_unless_jax_runs_or_the_user_has_other_options(monkeypatch, runs, before, after):
+    monkeypatch.setattr(_mesh, "jax_runs", lambda: runs)
+    # So that it is as before afterwards.
+    monkeypatch.setenv("XLA_FLAGS", before or "")
+    if before is None:
+        monkeypatch.delenv("XLA_FLAGS")
+    _mesh.fuse_results()
+    assert os.environ.get("XLA_FLAGS") == after
+
+
+def test_xla_has_the_option_that_fuses_results():
+    code = (
+        "from unisono import _mesh; _mesh.fuse_results(); import jax; "
+        "compiled = jax.jit(lambda x, y: (x * 2 + y, x - y)).lower(1.0, 2.0).compile(); "
+        "print(compiled.as_text().count(' fusion('))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

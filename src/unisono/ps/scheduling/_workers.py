@@ -278,8 +278,13 @@ class WorkerPool:
         """Send closures, in one message where they differ in their numbers and in small arrays alone."""
         requests: list[RunRequest] = [closure.payload for closure in closures]
         calls = [
-            {**request.to_meta(), "watermark": watermark, "life": self._lives.get(worker), "again": c.was_lost}
-            for c, request in zip(closures, requests, strict=True)
+            {
+                **request.to_meta(),
+                "watermark": watermark,
+                "life": self._lives.get(worker),
+                "again": closure.was_lost,
+            }
+            for closure, request in zip(closures, requests, strict=True)
         ]
         arrays = [[*(request.states or ()), *request.arrays] for request in requests]
         answers: list[Future[Any]] = [Future() for _ in closures]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._mesh import fuse_results
 from unisono.cluster_resolver._base import process_environ
 from unisono.ps._calls import ClientId, Handler, RequestEndpoint, RequestPeer
 from unisono.ps._client import ServerClient
@@ -208,6 +209,7 @@ class _VariableService(Service):
 
     def __init__(self, roles: Roles) -> None:
         super().__init__(roles)
+        fuse_results()
         keys = read_keys(process_environ(), roles.task, roles.spec)
         self._durable = durable_store(roles.task.index)
         self._server = VariableServer(
