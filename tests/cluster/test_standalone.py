@@ -89,7 +89,7 @@ class Unknown(Exception):
         self.code = code
 
 
-def test_errors_keep_their_type_and_the_remote_traceback(cluster):
+def test_errors_keep_their_type_and_the_remote_traceback(cluster, capfd):
     def fails():
         if '"index": 1' in os.environ["TF_CONFIG"]:
             raise Unknown(7, "from the inside")
@@ -106,6 +106,9 @@ def test_errors_keep_their_type_and_the_remote_traceback(cluster):
         run_on_cluster({"chief": cluster["worker"][:1]}, divides)
     assert "in divides" in str(caught.value.__cause__)
     assert caught.value.__notes__ == ["Raised in chief:0 of unisono.launch."]
+    # A function's logs are gone by then.
+    assert "unisono: chief:0 failed: ZeroDivisionError: division by zero" in (shown := capfd.readouterr().err)
+    assert "log:" not in shown
 
 
 WAITER = """

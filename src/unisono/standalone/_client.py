@@ -9,6 +9,7 @@ import dataclasses
 import getpass
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
@@ -147,7 +148,7 @@ def call_on_cluster(
 
     program = _function_program(fn, tuple(args))
     paths = RunPaths(Path(tempfile.mkdtemp(prefix=_CALL_PREFIX)))
-    screen = Console(sys.stderr, sys.stdout)
+    screen = _CallConsole(sys.stderr, sys.stdout)
     name = getattr(fn, "__qualname__", type(fn).__name__)
     try:
         outcome = _run(
@@ -158,6 +159,14 @@ def call_on_cluster(
         return [_value(paths, outcome.plan, task) for task in outcome.plan.tasks if _trains(task)]
     finally:
         shutil.rmtree(paths.root)
+
+
+class _CallConsole(Console):
+    """A console that names no logs: those of a function's call are removed with its end."""
+
+    def say(self, text: str) -> None:
+        """Show a message of the launcher."""
+        super().say(re.sub(rf" \(log: [^)]*{_CALL_PREFIX}[^)]*\)", "", text))
 
 
 def _trains(task: Task) -> bool:
