@@ -9,7 +9,7 @@ import collections
 import itertools
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -31,12 +31,33 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("unisono")
 
 
+class ReplicaParts:
+    """Arrays of one form, one for each replica of this process, as an array with a leading axis would be.
+
+    Args:
+        parts: the arrays. They are copied once, to where the program reads them.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self._parts = parts
+        self.shape, self.dtype = (len(parts), *parts[0].shape), parts[0].dtype
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, replica: int) -> np.ndarray:
+        return self._parts[replica]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self._parts)
+
+
 class Row(NamedTuple):
     """The elements that one step takes.
 
     Args:
-        batch: pytree of host arrays, `(features, labels)`; with a leading axis of this process' replicas,
-            or the rows of all of them where every replica computes all.
+        batch: `(features, labels)`, a pytree of `ReplicaParts`; of host arrays with the rows of all replicas
+            where every replica computes all.
         is_whole: whether it has the rows of all replicas.
     """
 
@@ -120,11 +141,8 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
         for element in arrays:
             check_values(element, "(features, labels)")
         if len(arrays) == replicas and len({_form(e) for e in arrays}) == 1:
-            stacked = [e[None] for e in jax.tree.leaves(arrays[0])] if replicas == 1 else None
-            structure = jax.tree.structure(arrays[0])
-            if stacked is None:
-                stacked = [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, arrays), strict=True)]
-            yield Row(jax.tree.unflatten(structure, stacked), is_whole=False)
+            parts = [ReplicaParts(leaves) for leaves in zip(*map(jax.tree.leaves, arrays), strict=True)]
+            yield Row(jax.tree.unflatten(jax.tree.structure(arrays[0]), parts), is_whole=False)
         elif (joined := _joined(arrays)) is not None:
             yield Row(joined, is_whole=True)
         else:

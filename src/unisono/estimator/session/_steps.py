@@ -123,7 +123,7 @@ class StepRunner:
         """Return how many rows like this one a program has room for."""
         if extra or row.is_whole or not self._strategy.runs_ahead:
             return 1
-        return slots_for(row.batch)
+        return slots_for(jax.tree.map(lambda x: np.broadcast_to(x[0], x.shape), row.batch))
 
     def _staged(self, rows: Sequence[Row], slots: int) -> list[Any]:
         """Return rows on the devices, with their number."""
