@@ -36,11 +36,17 @@ SCRIPT = (
     + """
 import unisono
 from unisono.estimator import EvalSpec, TrainSpec, SessionRunHook, train_and_evaluate
+from unisono.estimator.hooks import NanLossDuringTrainingError
 
 class Kill(SessionRunHook):
     def before_run(self, run_context):
         if generation == 0 and me == "worker:1" and run_context.session.global_step >= 20:
             os.kill(os.getpid(), signal.SIGKILL)
+
+class Diverge(SessionRunHook):
+    def after_run(self, run_context, run_values):
+        if me == "worker:1" and run_context.session.global_step == 2:
+            raise NanLossDuringTrainingError("diverged")
 
 def exact(input_context):
     own = batches(input_context.input_pipeline_id)
@@ -56,7 +62,15 @@ both = {"train_distribute": strategy, "eval_distribute": strategy}
 config = RunConfig(tf_random_seed=1, save_summary_steps=0, **both)
 if config.task_type == "worker":
     first = Estimator(model_fn, "exact", config).train(exact, max_steps=9)
+    # The first worker writes its checkpoint while the others are ready to go on.
+    alone = Estimator(model_fn, "exact", config.replace(eval_distribute=None))
+    print("seen", alone.evaluate(exact, steps=1)["global_step"])
+    first.train(exact, max_steps=9)
     print("evaluated", first.evaluate(exact)["mae"])
+    try:
+        Estimator(model_fn, "diverged", config).train(endless, max_steps=9, hooks=[Diverge()])
+    except NanLossDuringTrainingError as error:
+        print("stopped", error)
 config = config.replace(save_checkpoints_steps=5, eval_distribute=None)
 evaluated = EvalSpec(endless, steps=4, start_delay_secs=0, throttle_secs=0)
 train_and_evaluate(
@@ -96,5 +110,7 @@ def test_workers_train_alike_and_go_on_after_a_kill(tmp_path):
         found = [float(line.split()[-1]) for line in logs[worker].splitlines() if "evaluated " in line]
         np.testing.assert_allclose(found[0], mae, rtol=1e-4)
         assert "ended" in logs[worker]
+        assert "seen 9" in logs[worker]
+        assert "stopped diverged" in logs[worker]
     assert load_checkpoint(f"{tmp_path}/resumed").get_tensor("global_step") == 40
     assert "global_step=40" in logs["evaluator:0"] or "ended" in logs["evaluator:0"]

@@ -43,7 +43,7 @@ _HOMES = {
     "hooks._timer": ["SecondOrStepTimer"],
 }  # fmt: skip
 
-_MODULES = ["exporters", "experimental", "hooks", "layers", "losses", "metrics", "summary", "train"]
+_MODULES = ["exporters", "experimental", "hooks", "inputs", "layers", "losses", "metrics", "summary", "train"]
 
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -28,7 +28,7 @@ from unisono.estimator.hooks._stopping import StopAtStepHook
 from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
 from unisono.estimator.session._input import data_of
 from unisono.estimator.session._model_step import ModelFunction, argument_names
-from unisono.estimator.session._saving import global_step_in
+from unisono.estimator.session._saving import global_step_in, newest_checkpoint
 from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
 
 # Registers the default strategy.
@@ -55,7 +55,7 @@ class Estimator:
             arrays is compiled.
         model_dir: directory of checkpoints and event files; that of `config`, or a temporary one, by default.
         config: a `RunConfig`.
-        params: hyperparameters by name, for the argument `params`.
+        params: hyperparameters for the argument `params`: a dict by name, or an object of the user's.
         warm_start_from: path of a checkpoint, or a `WarmStartSettings`: what the variables begin with where
             `model_dir` has no checkpoint.
 
@@ -76,13 +76,13 @@ class Estimator:
         model_fn: Callable[..., Any],
         model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: UserValue = None,
         warm_start_from: UserValue = None,
     ) -> None:
         _check_model_fn(model_fn, params)
         self._config = _with_model_dir(config, model_dir)
         self._model_fn = model_fn
-        self._params = copy.deepcopy(dict(params or {}))
+        self._params = copy.deepcopy({} if params is None else params)
         self._warm_start = warm_start_from
         _LOG.info("Using the model_dir %s.", self.model_dir)
 
@@ -98,7 +98,7 @@ class Estimator:
         return copy.copy(self._config)
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Any:
         """A copy of the hyperparameters."""
         return copy.deepcopy(self._params)
 
@@ -140,19 +140,18 @@ class Estimator:
         checked_call(input_fn, "input_fn")
         given = list(checked_hooks(hooks, "hooks"))
         _check_steps(steps, max_steps)
-        if max_steps is not None:
-            path = self.latest_checkpoint()
-            if path is not None and global_step_in(path) >= max_steps:
-                _LOG.info("Skipping training since max_steps has already saved.")
-                return self
+        strategy = _replicated(self._config.train_distribute)
+        path = newest_checkpoint(self.model_dir, strategy.process_group)
+        if max_steps is not None and path is not None and global_step_in(path) >= max_steps:
+            _LOG.info("Skipping training since max_steps has already saved.")
+            return self
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
-        strategy = _replicated(self._config.train_distribute)
         self._seed()
         elements = data_of(input_fn, strategy, self._arguments(ModeKeys.TRAIN))
         task = TrainTask(
             self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
-            initializer_of(self._warm_start),
+            path, initializer_of(self._warm_start),
         )  # fmt: skip
         Training(task, elements).run()
         return self
@@ -221,14 +220,18 @@ class Estimator:
         hooks: Sequence[Any],
         what: str,
     ) -> EvaluationTask:
-        found = os.fspath(path) if path is not None else self.latest_checkpoint()
+        replicated = _replicated(strategy)
+        if path is None:
+            found = newest_checkpoint(self.model_dir, replicated.process_group)
+        else:
+            found = os.fspath(path)
         if found is None:
             _LOG.info(
                 "Could not find trained model in %s, running initialization to %s.", self.model_dir, what
             )
         self._seed()
         initialize = initializer_of(self._warm_start)
-        return EvaluationTask(self._function, _replicated(strategy), found, hooks, initialize)
+        return EvaluationTask(self._function, replicated, found, hooks, initialize)
 
     def export_saved_model(
         self,
@@ -343,7 +346,7 @@ class Estimator:
         return {
             "model_fn": self._model_fn,
             "config": config,
-            "params": self._params or None,
+            "params": None if self._params == {} else self._params,
             "warm_start_from": self._warm_start,
         }
 
@@ -369,7 +372,7 @@ class Estimator:
             keras.utils.set_random_seed(self._config.tf_random_seed)
 
 
-def _check_model_fn(model_fn: Callable[..., Any], params: Mapping[str, Any] | None) -> None:
+def _check_model_fn(model_fn: Callable[..., Any], params: UserValue) -> None:
     if model_fn is None:
         raise InvalidArgumentError("model_fn must be provided to Estimator. Received: None.")
     checked_call(model_fn, "model_fn")

@@ -7,6 +7,7 @@ Tests: tests/virtual/estimator/test_keras_model.py.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -87,12 +88,13 @@ class _DescribedModel:
 
     def model_fn(self, features: PyTree, labels: PyTree, mode: str) -> EstimatorSpec:
         """Make the model anew, and compute with it."""
-        model = self._made = self._class.from_config(self._config)
+        # Keras takes the configuration of a functional model apart (3.15.1).
+        model = self._made = self._class.from_config(copy.deepcopy(self._config))
         outputs = model(features, training=mode == ModeKeys.TRAIN)
         predictions = self._named(model, outputs)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions=predictions)
-        model.compile_from_config(self._compiled)
+        model.compile_from_config(copy.deepcopy(self._compiled))
         loss = model.compute_loss(features, labels, outputs, training=mode == ModeKeys.TRAIN)
         model.compute_metrics(features, labels, outputs)
         metrics = {self._names.get(m.name, m.name): m for m in compiled_metrics(model)}

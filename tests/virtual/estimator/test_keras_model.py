@@ -13,15 +13,14 @@ X = RNG.normal(size=(48, 4)).astype("float32")
 Y = RNG.integers(0, 3, 48)
 
 
-def make():
+def make(is_functional=False):
     keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(6, "relu", kernel_regularizer="l2"),
-            keras.layers.Dense(3, "softmax"),
-        ]
-    )
+    layers = [keras.layers.Dense(6, "relu", kernel_regularizer="l2"), keras.layers.Dense(3, "softmax")]
+    inputs = keras.Input((4,))
+    if is_functional:
+        model = keras.Model(inputs, layers[1](layers[0](inputs)))
+    else:
+        model = keras.Sequential([inputs, *layers])
     model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -32,7 +31,7 @@ def data(batch):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_training_is_that_of_fit(replicas, tmp_path):
-    model = make()
+    model = make(is_functional=replicas == 2)
     strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
     config = RunConfig(train_distribute=strategy, save_summary_steps=0)
     estimator = model_to_estimator(
@@ -42,7 +41,7 @@ def test_training_is_that_of_fit(replicas, tmp_path):
     np.testing.assert_allclose([start["loss"], start["acc"]], model.evaluate(X, Y, verbose=0), rtol=1e-4)
     estimator.train(data(12 // replicas))
     model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
-    for name, layer, part in (("dense", 0, "kernel"), ("dense_1", 1, "bias")):
+    for name, layer, part in (("dense", -2, "kernel"), ("dense_1", -1, "bias")):
         paths = [n for n in estimator.get_variable_names() if n.endswith(f"/{part}")]
         found = [estimator.get_variable_value(n) for n in paths]
         wanted = getattr(model.layers[layer], part).value

@@ -141,13 +141,15 @@ def _mean_loss(run: DataPass, hooks: HookRunner, steps: int | None) -> np.float3
     losses: list[tuple[int, Any]] = []
     taken = 0
     while not hooks.should_stop and (steps is None or taken < steps):
-        room = hooks.before_step(taken)
+        with run.runner.shared_errors():
+            room = hooks.before_step(taken)
         room = room if steps is None else min(room, steps - taken)
         done, values = run.runner.run(room, hooks.wanted, losses)
         if not done:
             break
         taken += done
-        hooks.after_step({**values, "global_step": taken})
+        with run.runner.shared_errors():
+            hooks.after_step({**values, "global_step": taken})
     run.runner.stop()
     numbers = [np.asarray(every)[:count] for count, every in losses]
     return np.float32(np.mean(np.concatenate(numbers), dtype=np.float64)) if numbers else np.float32(np.nan)

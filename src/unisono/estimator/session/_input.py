@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono.data._batches import as_array, check_values
 from unisono.data._distribute import batches_of
 from unisono.data._sharding import InputContext
 from unisono.data._workers import gathered
+from unisono.estimator.hooks._logging import NanLossDuringTrainingError
 from unisono.estimator.session._model_step import argument_names
 
 if TYPE_CHECKING:
@@ -208,11 +209,21 @@ class RowSource:
         joined = self._joined(own)
         return ([] if joined is None else [joined]), extra
 
-    def stop(self) -> None:
-        """Tell the other workers, once, that this one takes no more rows."""
-        if self._group.size > 1 and not self._is_over:
-            self._is_over = True
-            self._group.gather(json.dumps({"stops": True}).encode())
+    def stop(self, error: Exception | None = None) -> None:
+        """Tell the other workers, once, that this one takes no more rows.
+
+        Args:
+            error: why, where it is an error of this worker's hooks: the others raise it, too.
+        """
+        if self._group.size == 1 or self._is_over:
+            return
+        self._is_over = True
+        message: dict[str, Any] = {"stops": True}
+        if error is not None:
+            message |= {"error": type(error).__name__, "text": str(error)}
+        every = self._group.gather(json.dumps(message).encode())
+        if error is None:
+            _raise_errors([json.loads(data) for data in every])
 
     def _fill(self, most: Callable[[Row], int]) -> list[Row]:
         """Return the next rows of one form, which stay here."""
@@ -236,6 +247,7 @@ class RowSource:
         every = [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
         if any(m.get("stops") for m in every) or not any(m["count"] for m in every):
             self._is_over = True
+            _raise_errors(every)
             return 0, extra
         names = frozenset(name for m in every for name in m["extra"])
         if {m["form"] for m in every} != {form} or form is None:
@@ -256,6 +268,18 @@ class RowSource:
             )
             return None
         return Row(joined, is_whole=True)
+
+
+def _raise_errors(messages: list[dict[str, Any]]) -> None:
+    """Raise the error with which a worker has stopped, if one has."""
+    for index, message in enumerate(messages):
+        if message.get("error") == NanLossDuringTrainingError.__name__:
+            raise NanLossDuringTrainingError(message["text"])
+        if "error" in message:
+            raise ClusterError(
+                "The hooks of all workers must run without errors. Received: "
+                f"{message['error']} in worker {index}: {message['text']}"
+            )
 
 
 def _split_up(row: Row) -> list[PyTree]:

@@ -9,6 +9,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_model
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -71,7 +72,7 @@ class ModelFunction:
     """
 
     function: Callable[..., Any]
-    params: Mapping[str, Any] | None
+    params: UserValue
     config: Any
 
     def __call__(self, features: PyTree, labels: PyTree, mode: str) -> EstimatorSpec:
@@ -94,7 +95,7 @@ class ModelFunction:
                 "A model_fn that gets labels needs an argument for them. Received: a model_fn with the "
                 f"arguments {sorted(known)}. Write `def model_fn(features, labels, mode):`."
             )
-        every = {"mode": mode, "config": self.config, "params": dict(self.params or {})}
+        every = {"mode": mode, "config": self.config, "params": copy.deepcopy(self.params)}
         given |= {name: value for name, value in every.items() if name in known}
         spec = self.function(features=features, **given)
         if not isinstance(spec, EstimatorSpec):

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from unisono._errors import CheckpointMismatchError
+from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint._reader import load_checkpoint
+from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator.session._model_step import GLOBAL_STEP, ModelVariables
+
+if TYPE_CHECKING:
+    from unisono.cluster._process_group import ProcessGroup
 
 #: Checkpoints are called `model.ckpt-N`, N the number of steps.
 SERIES = "model.ckpt"
@@ -77,6 +80,37 @@ def restore(variables: ModelVariables, path: str) -> None:
                 "Use the model_fn and params that trained it, or another `model_dir`."
             )
         variable.assign(value)
+
+
+def newest_checkpoint(directory: str, group: ProcessGroup) -> str | None:
+    """Return the path of the newest checkpoint that the first worker sees, or None.
+
+    The others may look when it is not there yet, or when there is a newer one.
+
+    Args:
+        directory: the Estimator's `model_dir`.
+        group: the processes that restore it.
+
+    Raises:
+        CheckpointError: on all of them, where one does not see it.
+    """
+    if group.size == 1:
+        found = latest_checkpoint(directory)
+        return None if found is None else os.fspath(found)
+    path = group.from_chief(lambda: os.fspath(latest_checkpoint(directory) or "").encode()).decode()
+    if not path:
+        return None
+    # The same directory may have another name here.
+    places = [path, os.path.join(directory, os.path.basename(path))]
+    own = next((place for place in places if Path(place).exists()), "")
+    missing = [i for i, seen in enumerate(group.gather(own.encode())) if not seen]
+    if missing:
+        raise CheckpointError(
+            "All workers need one `model_dir`, on a shared file system: they restore the checkpoint that the "
+            f"first one has chosen. Received: {path}, which the workers {missing} do not see; `model_dir` is "
+            f"{directory} here. Pass the same directory everywhere."
+        )
+    return own
 
 
 def global_step_in(path: str | os.PathLike[str]) -> int:

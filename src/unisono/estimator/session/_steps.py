@@ -5,6 +5,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_count
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,15 @@ class StepRunner:
     def stop(self) -> None:
         """End a loop that was ended by this process, and not by the data: the other workers' loops, too."""
         self._source.stop()
+
+    @contextlib.contextmanager
+    def shared_errors(self) -> Iterator[None]:
+        """Let the other workers' loops end with an error of the block, which runs between steps."""
+        try:
+            yield
+        except Exception as error:
+            self._source.stop(error)
+            raise
 
     def _slots(self, row: Row, extra: frozenset[str] = frozenset()) -> int:
         """Return how many rows like this one a program has room for."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from unisono._errors import InvalidArgumentError, MissingPackageError
 from unisono._export._packages import require_packages
 from unisono._types import PyTree
-from unisono.checkpoint._reader import latest_checkpoint
 from unisono.estimator._collections import RecordedSummary, summaries_of
 from unisono.estimator._spec import ModeKeys
 from unisono.estimator.hooks._checkpoints import CheckpointSaverHook, CheckpointSaverListener
@@ -45,6 +44,7 @@ class TrainTask:
         model_dir: of the checkpoints and event files.
         hooks: the user's, and those that stop it.
         listeners: of the checkpoints.
+        checkpoint: path of the checkpoint to go on from; None for initial values.
         initialize: gives variables their values where there is no checkpoint; None for their own.
     """
 
@@ -54,6 +54,7 @@ class TrainTask:
     model_dir: str
     hooks: Sequence[SessionRunHook]
     listeners: Sequence[CheckpointSaverListener] = ()
+    checkpoint: str | None = None
     initialize: Initializer | None = None
 
 
@@ -100,10 +101,12 @@ class Training:
             hooks.after_create_session()
             loss = self._loop(hooks)
             hooks.end()
+        # The others see the last checkpoint when they return, too.
+        self._task.strategy.process_group.gather(b"")
         return loss
 
     def _restore(self) -> None:
-        path = latest_checkpoint(self._task.model_dir)
+        path = self._task.checkpoint
         if path is not None:
             restore(self.variables, path)
             _LOG.info("Restored the variables of %s.", path)
@@ -113,14 +116,16 @@ class Training:
     def _loop(self, hooks: HookRunner) -> float | None:
         values: dict[str, Any] = {}
         while not hooks.should_stop:
-            room = hooks.before_step(self._global_step)
+            with self.runner.shared_errors():
+                room = hooks.before_step(self._global_step)
             with self._task.strategy.scope():
                 done, found = self.runner.run(room, hooks.wanted)
             if not done:
                 break
             self._global_step += done
             values = {**found, "global_step": self._global_step}
-            hooks.after_step(values)
+            with self.runner.shared_errors():
+                hooks.after_step(values)
         self.runner.stop()
         loss = None if not values else float(values["loss"])
         if loss is not None:

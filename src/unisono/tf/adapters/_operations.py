@@ -319,9 +319,19 @@ def map_fn(
 
 
 def dropout(
-    x: PyTree, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
+    x: PyTree,
+    rate: float | None = None,
+    noise_shape: Any = None,
+    seed: Any = None,
+    name: str | None = None,
+    keep_prob: float | None = None,
 ) -> Any:
     """Return a tensor with entries set to zero at random, and the others scaled."""
+    if (rate is None) == (keep_prob is None):
+        raise InvalidArgumentError(
+            f"One of `rate` and `keep_prob` must be given. Received: {rate!r} and {keep_prob!r}."
+        )
+    rate = 1.0 - (keep_prob or 0.0) if rate is None else rate
     return keras.random.dropout(x, rate, noise_shape, seed_of_step(seed))
 
 

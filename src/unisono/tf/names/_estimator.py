@@ -77,6 +77,10 @@ ESTIMATOR: dict[str, Entry] = {
         f"estimator.experimental.{name}": At(f"unisono.estimator.experimental.{name}")
         for name in _EXPERIMENTAL
     },
+    **{
+        f"estimator.inputs.{name}": At(f"unisono.estimator.inputs.{name}")
+        for name in ("numpy_input_fn", "pandas_input_fn")
+    },
     **{f"layers.{name}": At(f"unisono.estimator.layers.{name}") for name in _LAYERS},
     **{f"losses.{name}": At(f"unisono.estimator.losses.{name}") for name in _LOSSES},
     "losses.Reduction": own("_estimator.LossReduction"),
