@@ -24,7 +24,7 @@ def names_below(module):
 
 
 def test_all_names_of_the_estimator_are_in_the_table():
-    modules = {"exporters", "hooks", "layers", "losses", "metrics", "summary", "train", "experimental", "inputs"}
+    modules = {*"exporters hooks inputs layers losses metrics summary train experimental".split()}
     known = names_below("estimator") | names_below("estimator.export")
     assert set(unisono.estimator.__all__) - modules - {"DistributeConfig", "TaskType"} <= known
     assert set(layers.__all__) - names_below("layers") <= set(TABLE.entries)
