@@ -19,6 +19,7 @@ import numpy as np
 
 from unisono._context import default_strategy
 from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._lowering._executables import Executables
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
@@ -84,6 +85,7 @@ class Estimator:
         self._model_fn = model_fn
         self._params = copy.deepcopy({} if params is None else params)
         self._warm_start = warm_start_from
+        self._executables = Executables()
         _LOG.info("Using the model_dir %s.", self.model_dir)
 
     @property
@@ -151,7 +153,7 @@ class Estimator:
         elements = data_of(input_fn, strategy, self._arguments(ModeKeys.TRAIN))
         task = TrainTask(
             self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
-            path, initializer_of(self._warm_start),
+            path, initializer_of(self._warm_start), self._executables,
         )  # fmt: skip
         Training(task, elements).run()
         return self
@@ -231,7 +233,7 @@ class Estimator:
             )
         self._seed()
         initialize = initializer_of(self._warm_start)
-        return EvaluationTask(self._function, replicated, found, hooks, initialize)
+        return EvaluationTask(self._function, replicated, found, hooks, initialize, self._executables)
 
     def export_saved_model(
         self,

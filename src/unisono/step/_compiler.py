@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
@@ -53,6 +54,7 @@ class Entry:
         plan: which variables.
         strategy: on whose replicas.
         is_shared: whether all replicas take part, and not this process alone.
+        executables: where an equal program may have been compiled; None to compile it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Entry:
         plan: StatePlan,
         strategy: ReplicatedStrategy,
         is_shared: bool = True,
+        executables: Executables | None = None,
     ) -> None:
         self.plan = plan
         self._is_shared = is_shared
@@ -95,7 +98,10 @@ class Entry:
             return outputs, new
 
         shardings = [s.layout.sharding for s in written]
-        self.step = CompiledStep(pure, mesh, state_shardings=shardings, process_group=strategy.process_group)
+        self.step = CompiledStep(
+            pure, mesh, state_shardings=shardings, process_group=strategy.process_group,
+            executables=executables,
+        )  # fmt: skip
 
     def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The donated and the kept arguments, on their devices."""

@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from unisono._lowering._compiler_options import compiler_options
+from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._types import PyTree
@@ -74,6 +75,7 @@ class CompiledStep:
         out_specs: the counterpart for `(outputs, state)`.
         process_group: the processes that run the step together; this one alone by default.
         donates: whether the step may reuse the memory of the state that it is given.
+        executables: where an equal program of another step may have been compiled; None to compile it.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class CompiledStep:
         out_specs: PyTree = None,
         process_group: ProcessGroup | None = None,
         donates: bool = True,
+        executables: Executables | None = None,
     ) -> None:
+        self._mesh, self._executables = mesh, executables
         self._group = process_group or SingleProcessGroup()
         self._run_ahead = run_ahead_of(mesh)
         if in_specs is not None and mesh.num_replicas > 1:
@@ -106,6 +110,8 @@ class CompiledStep:
             out_shardings=(None, state_shardings, None),
             compiler_options=compiler_options(mesh.platform),
         )
+        #: What is called: JAX's function, or a program that was compiled before.
+        self._program: Callable[..., Any] = self._compiled
         self._careful: float | None = None
 
     def __call__(
@@ -129,7 +135,7 @@ class CompiledStep:
                 self._start_carefully(given, kept_of_one, done)
             else:
                 # One instruction: Python handles a signal before it or after it.
-                done[:] = map(self._compiled, given, kept_of_one)
+                done[:] = map(self._program, given, kept_of_one)
         outputs, state, token = done[0]
         self._group.step_started(token)
         self._run_ahead.wait_for_capacity(token)
@@ -141,8 +147,23 @@ class CompiledStep:
             if self._careful is None:
                 effects = self.jaxpr(*given, *kept).effects
                 self._careful = math.inf if effects else _CAREFUL_CALLS
-            done[:] = map(self._compiled, given, kept)
+                if self._executables is not None and not effects:
+                    self._take_compiled(self._executables, given, kept)
+            try:
+                done[:] = map(self._program, given, kept)
+            except (TypeError, ValueError):
+                if self._program is self._compiled:
+                    raise
+                # Before it has begun: a compiled program takes arguments of one form alone.
+                self._program = self._compiled
+                done[:] = map(self._program, given, kept)
             self._careful -= 1
+
+    def _take_compiled(self, executables: Executables, given: tuple[PyTree], kept: tuple[PyTree]) -> None:
+        """Use a program that was compiled before, which JAX starts from Python code."""
+        found = executables.program(self._compiled.lower(*given, *kept), self._mesh)
+        if found is not None:
+            self._program, self._careful = found, math.inf
 
     def _guarded(self, donated: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
         """Run the step and look for NaNs in all that it computed.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
+from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono.estimator._collections import summaries_of
 from unisono.estimator._spec import ModeKeys, metric_of
@@ -41,6 +42,7 @@ class EvaluationTask:
         checkpoint: path of the checkpoint; None for initial values.
         hooks: the user's.
         initialize: gives variables their values where there is no checkpoint; None for their own.
+        executables: programs of earlier trainings and evaluations.
     """
 
     model_fn: ModelFunction
@@ -48,6 +50,7 @@ class EvaluationTask:
     checkpoint: str | None
     hooks: Sequence[SessionRunHook] = ()
     initialize: Initializer | None = None
+    executables: Executables | None = None
 
 
 class DataPass:
@@ -64,7 +67,7 @@ class DataPass:
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, mode, self.variables)
         local = len(task.strategy.mesh.local_replicas)
-        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local))
+        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local), task.executables)
 
     def create(self) -> bool:
         """Make the variables; False without data."""

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from unisono._context import OneReplica, ReplicaEngine
+from unisono._lowering._executables import Executables
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
@@ -120,10 +121,11 @@ class Programs:
 
     Args:
         strategy: on whose replicas.
+        executables: of the Estimator, whose earlier trainings and evaluations had equal programs.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: ReplicatedStrategy, executables: Executables | None = None) -> None:
+        self._strategy, self._executables = strategy, executables
         self._entries: dict[Hashable, _GroupEntry] = {}
 
     def __len__(self) -> int:
@@ -159,7 +161,7 @@ class Programs:
             plan = self._plan(step, call)
             replicated = Replicated(self._strategy, step, call, plan)
             traced = GroupedStep(replicated, slots, is_whole)
-            self._entries[full] = _GroupEntry(traced, plan, self._strategy)
+            self._entries[full] = _GroupEntry(traced, plan, self._strategy, executables=self._executables)
         return self._entries[full]  # type: ignore[return-value]
 
     def _plan(self, step: Step, call: Call) -> StatePlan:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono.estimator.session._input import Row, RowSource
 from unisono.estimator.session._model_step import ModelStep
@@ -47,13 +48,20 @@ class StepRunner:
         strategy: on whose replicas.
         step: of one replica.
         rows: the data.
+        executables: programs of earlier trainings and evaluations.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, step: ModelStep, rows: Iterator[Row]) -> None:
+    def __init__(
+        self,
+        strategy: ReplicatedStrategy,
+        step: ModelStep,
+        rows: Iterator[Row],
+        executables: Executables | None = None,
+    ) -> None:
         # Without a scope nothing else does it.
         install()
         self._strategy, self._step = strategy, step
-        self._programs = Programs(strategy)
+        self._programs = Programs(strategy, executables)
         self._stagers: dict[Hashable, RowStager] = {}
         self._pace = AdaptiveGroupSize()
         self._source = RowSource(rows, strategy.process_group)

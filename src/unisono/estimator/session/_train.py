@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, MissingPackageError
 from unisono._export._packages import require_packages
+from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono.estimator._collections import RecordedSummary, summaries_of
 from unisono.estimator._spec import ModeKeys
@@ -46,6 +47,7 @@ class TrainTask:
         listeners: of the checkpoints.
         checkpoint: path of the checkpoint to go on from; None for initial values.
         initialize: gives variables their values where there is no checkpoint; None for their own.
+        executables: programs of earlier trainings and evaluations.
     """
 
     model_fn: ModelFunction
@@ -56,6 +58,7 @@ class TrainTask:
     listeners: Sequence[CheckpointSaverListener] = ()
     checkpoint: str | None = None
     initialize: Initializer | None = None
+    executables: Executables | None = None
 
 
 class Training:
@@ -71,7 +74,7 @@ class Training:
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
         local = len(task.strategy.mesh.local_replicas)
-        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local))
+        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local), task.executables)
 
     def run(self) -> float | None:
         """Train until the data end or a hook stops; return the last loss."""
