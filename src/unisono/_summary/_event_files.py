@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,15 @@ _PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 #: Makes the names of one process' files different: two may be created within a second.
 _numbers = itertools.count()
+
+
+def writer_of_records(file: BinaryIO) -> RecordWriter:
+    """Return what writes TFRecords into a file, with their lengths and checksums.
+
+    Args:
+        file: open for bytes.
+    """
+    return RecordWriter(file)
 
 
 class EventFile:

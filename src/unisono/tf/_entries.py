@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -85,7 +86,9 @@ class Op:
             named = {self.names.get(key, key): value for key, value in kwargs.items()}
             named = {k: _as_array(v) if k in _TENSORS else v for k, v in named.items()}
             # Lists may be tensors in TensorFlow; JAX asks for arrays.
-            given = [_as_array(a) if i < self.tensors else a for i, a in enumerate(args)]
+            given = [_as_array(a) if i < self.tensors else device_dtype(a) for i, a in enumerate(args)]
+            if "dtype" in named:
+                named["dtype"] = device_dtype(named["dtype"])
             if self.order:
                 named |= dict(zip(self.order, given, strict=False))
                 given = []
@@ -132,6 +135,18 @@ class Missing:
 
 #: What the table says of one name.
 Entry = At | Op | Value | Missing
+
+
+def device_dtype(dtype: Any) -> Any:
+    """Return a dtype as JAX holds it: programs ask for `tf.int64` often, and each time JAX would warn.
+
+    Args:
+        dtype: any; what is no dtype of NumPy is returned as it is.
+
+    >>> device_dtype(np.dtype("int64")), device_dtype(None)
+    (dtype('int32'), None)
+    """
+    return jax.dtypes.canonicalize_dtype(dtype) if isinstance(dtype, np.dtype) else dtype
 
 
 #: The names of arguments of `keras.ops` that are tensors.

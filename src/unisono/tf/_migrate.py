@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
+from unisono.tf._autograph import statements
 from unisono.tf._entries import Missing, Value
 from unisono.tf._module import NameTable
 from unisono.tf._table import TABLE
@@ -41,6 +42,10 @@ METHODS = {
     "predict_classes": "is gone in Keras 3. Write: `predict(x).argmax(-1)`.",
     "predict_proba": "is gone in Keras 3. Write: `predict`.",
     "save_spec": "is gone in Keras 3. Write: `model.input_shape`.",
+    "get_concrete_function": "belongs to graphs. Write: the function's call; for a file, "
+    "`tf.saved_model.save` of a Keras model, or `jax.export`.",
+    "pretty_printed_concrete_signatures": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
+    "as_graph_def": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
     "make_one_shot_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
     "make_initializable_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
 }
@@ -52,6 +57,11 @@ _ROOTS = re.compile(r"(tensorflow|unisono\.tf)(\.|$)")
 _TAPE = (
     "is entered in a step, which runs again to be differentiated, and not in eager code. Write: "
     "`@tf.function` before the function that computes the gradients, or give it to `strategy.run`."
+)
+
+
+_DTYPE = (
+    "fails for Keras' variables, layers and inputs, whose `dtype` is a string in Keras 3. Write: `.dtype`."
 )
 
 
@@ -98,10 +108,14 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
         path = _path_of(node, aliases)
         if path:
             found.update(_of_name(path, node.lineno, table))
+        elif node.attr == "name" and isinstance(node.value, ast.Attribute) and node.value.attr == "dtype":
+            found.add(Finding(node.lineno, ".dtype.name", _DTYPE, False))
         elif node.attr in METHODS:
             found.add(Finding(node.lineno, f".{node.attr}", METHODS[node.attr]))
     for line, is_error in tapes(tree, lambda node: _path_of(node, aliases)):
         found.add(Finding(line, "tf.GradientTape", _TAPE, is_error))
+    for line, name, text, is_error in statements(tree, lambda node: _path_of(node, aliases)):
+        found.add(Finding(line, name, text, is_error))
     return sorted(found)
 
 

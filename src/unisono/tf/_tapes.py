@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Iterator
 
 #: Methods that are called in a step.
-_OF_STEPS = frozenset({"train_step", "test_step", "predict_step", "call", "model_fn"})
+_OF_STEPS = frozenset({"train_step", "test_step", "predict_step", "call"})
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -26,7 +26,15 @@ def tapes(tree: ast.AST, path_of: Callable[[ast.expr], str | None]) -> Iterator[
     enclosing = dict(_with_enclosing(tree, ()))
     functions = [node for node in enclosing if isinstance(node, _Function)]
     known = {function.name for function in functions}
-    in_steps = _named_in_steps(tree, functions, path_of) & known
+    methods = {
+        n for c in enclosing if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, _Function)
+    }
+    in_steps = (_named_in_steps(tree, functions, path_of) & known) | {
+        # A plain function of such a name may be called anywhere.
+        f.name
+        for f in functions
+        if f.name == "model_fn" or (f in methods and f.name in _OF_STEPS)
+    }
     while True:
         inside = [f for f in functions if {g.name for g in (*enclosing[f], f)} & in_steps]
         found = in_steps | {f.name for f in inside}.union(*(_names_in(f) & known for f in inside))
@@ -57,7 +65,7 @@ def _named_in_steps(
     tree: ast.AST, functions: list[_Function], path_of: Callable[[ast.expr], str | None]
 ) -> set[str]:
     """Return functions that are decorated by `tf.function`, or that something else is given."""
-    names = set(_OF_STEPS)
+    names: set[str] = set()
     for function in functions:
         for decorator in function.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else decorator

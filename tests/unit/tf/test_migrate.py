@@ -81,6 +81,8 @@ TAPES = {
     "def loss():\n  with tf.GradientTape() as t:\n    pass\n@tf.function\ndef train():\n  loss()\n": None,
     "@tf.function\ndef f():\n  def train():\n    with tf.GradientTape() as t:\n      pass\n  train()\n": None,
     "class M:\n  def train_step(self, d):\n    with tf.GradientTape() as t:\n      pass\n": None,
+    # A plain function of a step's name.
+    "def train_step():\n  with tf.GradientTape() as t:\n    pass\ntrain_step()\n": (3, True),
     "class T:\n  def one(self):\n    with tf.GradientTape() as t:\n      pass\n"
     "  def go(self):\n    s.run(self.one)\n": None,
 }

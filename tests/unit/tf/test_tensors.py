@@ -85,7 +85,7 @@ def test_contexts():
 
 
 def test_printing(capfd):
-    tf.print("x:", tf.constant([1, 2]))
+    tf.print("x:", tf.constant([1, 2]), tf.Variable(3))
 
     @tf.function
     def traced(x):
@@ -94,7 +94,7 @@ def test_printing(capfd):
 
     traced(tf.constant(3))
     jax.effects_barrier()
-    assert capfd.readouterr().out.splitlines() == ["x: [1 2]", "in {braces} 3"]
+    assert capfd.readouterr().out.splitlines() == ["x: [1 2] 3", "in {braces} 3"]
 
 
 def test_a_gradient_of_its_own():
@@ -124,3 +124,71 @@ def test_random_images():
     piece = tf.image.random_crop(picture[0], [2, 3, 3], seed=4).numpy()
     places = [(i, j) for i in range(3) for j in range(4) if (picture[0, i : i + 2, j : j + 3] == piece).all()]
     assert len(places) == 1
+
+
+def test_64_bits_are_32_without_a_warning():
+    """Warnings are errors here."""
+    x = np.array([1.5, 2.5])
+    for made in (
+        tf.constant(3, tf.int64), tf.constant(x, dtype=tf.int64), tf.cast(x, tf.int64),
+        tf.zeros([2], tf.int64),
+        tf.cast(x, dtype=tf.int64), tf.ones([2], dtype=tf.int64),
+        tf.range(3, dtype=tf.int64), tf.to_int64(x),
+        tf.one_hot([1], 2, dtype=tf.int64), tf.random.uniform([2], 0, 9, tf.int64),
+        tf.Variable(0, dtype=tf.int64).value,
+    ):  # fmt: skip
+        assert made.dtype == "int32"
+    for made in (tf.cast(x, tf.float64), tf.random.normal([2], dtype=tf.float64), tf.to_double(x)):
+        assert made.dtype == "float32"
+    assert tf.Variable(0, dtype=tf.int64, trainable=False).dtype == "int32"
+    with pytest.raises(UnisonoError, match=r"must fit into int32. Received: values from 1099511627776"):
+        tf.constant(2**40, tf.int64)
+    with pytest.raises(UnisonoError, match=r"must fit into int32"):
+        tf.constant(np.array([2**40]))
+
+
+def test_a_variable_takes_lists():
+    v = tf.Variable([5.0, 3.0])
+    assert v.assign_add([2, 3]).tolist() == [7, 6]
+    assert v.assign_sub([7, 6]).tolist() == [0, 0]
+
+
+def test_fit_of_a_model_with_variables_of_its_own():
+    """Keras takes the values away from variables while it trains."""
+
+    class Line(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable(5.0)
+            self.b = tf.Variable(0.0)
+
+        def call(self, x):
+            return self.w * x + self.b
+
+    model = Line()
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+    x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    losses = model.fit(x, 3 * x + 2, epochs=3, batch_size=64, verbose=0).history["loss"]
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_gradients_of_the_unconnected():
+    x, y = tf.Variable(2.0), tf.Variable(3.0)
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            z = x * x
+        return tape.gradient(z, [x, y], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    assert [float(g) for g in gradients()] == [4.0, 0.0]
+
+
+def test_submodules():
+    class Inner(tf.Module):
+        pass
+
+    outer = Inner()
+    outer.inner, outer.rest = Inner(), [tf.keras.layers.Dense(1)]
+    outer.again = outer.inner
+    assert outer.submodules == (outer.inner, outer.rest[0])

@@ -93,7 +93,8 @@ class Variable(keras.Variable, DistributedValues):
         agg: VariableAggregation = _parse(VariableAggregation, aggregation, "aggregation")
         initial = np.asarray(initial_value() if callable(initial_value) else initial_value)
         _check_shape(shape, initial.shape)
-        dtype = str(jnp.dtype(dtype or jax.dtypes.canonicalize_dtype(initial.dtype)))
+        # "int64" is what JAX makes of it, as TensorFlow's programs ask for it often.
+        dtype = str(jax.dtypes.canonicalize_dtype(dtype or initial.dtype))
         context = current()
         strategy = context.strategy if context else None
         _check_declaration(sync, agg, dtype, strategy)
@@ -152,17 +153,17 @@ class Variable(keras.Variable, DistributedValues):
 
     def assign(self, value: ArrayLike) -> ArrayLike:
         """Set the variable; see the class for what a replica's assignment does."""
-        return self._update(value, lambda _, new: new)
+        return self._update(value, _replaced)
 
     def assign_add(self, value: ArrayLike) -> ArrayLike:
         """Add `value`; in a replica, the value aggregated over the replicas is added once."""
         self._forbid_sum("assign_add")
-        return self._update(value, lambda old, delta: old + delta)
+        return self._update(self._array_of(value), lambda old, delta: old + delta)
 
     def assign_sub(self, value: ArrayLike) -> ArrayLike:
         """Subtract `value`; in a replica, the value aggregated over the replicas, once."""
         self._forbid_sum("assign_sub")
-        return self._update(value, lambda old, delta: old - delta)
+        return self._update(self._array_of(value), lambda old, delta: old - delta)
 
     def _update(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> ArrayLike:
         replica = _replica()
@@ -171,7 +172,7 @@ class Variable(keras.Variable, DistributedValues):
         own_copy = merge_rule(self.kind) is Merge.STACK
         # Nothing to aggregate: the copy is this replica's own.
         if own_copy or replica.num_replicas_in_sync == 1:
-            return super().assign(combine(super().value, value))
+            return super().assign(self._combined(combine, value))
         if isinstance(value, IndexedSlices):
             reduced = self._aggregate_rows(value, replica)
         else:
@@ -183,6 +184,14 @@ class Variable(keras.Variable, DistributedValues):
         # Equal on all replicas by now: the end of the step must not merge it again.
         with frame.scope.synced():
             return super().assign(new)
+
+    def _combined(self, combine: Callable[[Any, Any], Any], value: ArrayLike) -> ArrayLike:
+        # Keras' `fit` takes the values away from variables, and assigns them afterwards: none can be read.
+        return value if combine is _replaced else combine(super().value, value)
+
+    def _array_of(self, value: ArrayLike) -> ArrayLike:
+        # TensorFlow takes lists of numbers.
+        return jnp.asarray(value, stored_dtype(self)) if isinstance(value, (list, tuple)) else value
 
     def _checked(self, value: ArrayLike) -> jax.Array:
         """The argument of an aggregated assignment as an array."""
@@ -281,7 +290,7 @@ class Variable(keras.Variable, DistributedValues):
             return self._assign_per_replica(value, combine)
         copies = self._copies()
         if copies is None:
-            return super().assign(combine(super().value, value))
+            return super().assign(self._combined(combine, value))
         if self._sync is VariableSynchronization.ON_READ:
             new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), stored_dtype(self))
             self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
@@ -345,6 +354,11 @@ class Variable(keras.Variable, DistributedValues):
     def _describe(self, name: str, value: ArrayLike) -> str:
         shown = "" if isinstance(value, jax.core.Tracer) else f", numpy={np.asarray(value)}"
         return f"<unisono.Variable {name!r} shape={self.shape} dtype={stored_dtype(self)}{shown}>"
+
+
+def _replaced(_: ArrayLike, new: ArrayLike) -> ArrayLike:
+    """How `assign` combines a variable's value and the new one."""
+    return new
 
 
 def _parse(kind: type[enum.Enum], value: enum.Enum | str, name: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step.variables._seeds import seed_of_step
 
@@ -82,3 +83,85 @@ def per_image_standardization(image: PyTree) -> Any:
 def grayscale_to_rgb(images: PyTree, name: str | None = None) -> Any:
     """Return images of one channel as ones of three equal channels."""
     return jnp.repeat(jnp.asarray(images), 3, axis=-1)
+
+
+def flip_up_down(image: PyTree) -> Any:
+    """Return images with top and bottom exchanged."""
+    return ops.flip(image, axis=-3)
+
+
+def random_flip_up_down(image: PyTree, seed: int | None = None) -> Any:
+    """Return images, each of them turned upside down or not, by chance."""
+    image = jnp.asarray(image)
+    flips = keras.random.uniform(image.shape[:-3], seed=seed_of_step(seed)) < 0.5
+    return jnp.where(flips[..., None, None, None], jnp.flip(image, -3), image)
+
+
+def rot90(image: PyTree, k: int = 1, name: str | None = None) -> Any:
+    """Return images turned to the left by `k` times 90 degrees."""
+    return jnp.rot90(jnp.asarray(image), k, axes=(-3, -2))
+
+
+def transpose(image: PyTree, name: str | None = None) -> Any:
+    """Return images with rows and columns exchanged."""
+    return jnp.swapaxes(jnp.asarray(image), -3, -2)
+
+
+def central_crop(image: PyTree, central_fraction: float) -> Any:
+    """Return the middle of images, as large as a fraction of them says."""
+    image = jnp.asarray(image)
+    height, width = image.shape[-3:-1]
+    top, left = (int((size - size * central_fraction) / 2) for size in (height, width))
+    return image[..., top : height - top, left : width - left, :]
+
+
+def crop_to_bounding_box(
+    image: PyTree, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    """Return a piece of images.
+
+    Raises:
+        InvalidArgumentError: it does not lie in them.
+    """
+    image = jnp.asarray(image)
+    bottom, right = offset_height + target_height, offset_width + target_width
+    if min(offset_height, offset_width) < 0 or bottom > image.shape[-3] or right > image.shape[-2]:
+        raise InvalidArgumentError(
+            f"The piece must lie in the image. Received: rows {offset_height} to {bottom} and columns "
+            f"{offset_width} to {right} of shape {image.shape}."
+        )
+    return image[..., offset_height:bottom, offset_width:right, :]
+
+
+def pad_to_bounding_box(
+    image: PyTree, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    """Return images with zeros around them.
+
+    Raises:
+        InvalidArgumentError: they do not fit into the target.
+    """
+    image = jnp.asarray(image)
+    below, right = (
+        target_height - offset_height - image.shape[-3],
+        target_width - offset_width - image.shape[-2],
+    )
+    if min(offset_height, offset_width, below, right) < 0:
+        raise InvalidArgumentError(
+            f"The image must fit into the target. Received: shape {image.shape} at row {offset_height}, "
+            f"column {offset_width} of {target_height} rows and {target_width} columns."
+        )
+    rest = [(0, 0)] * (image.ndim - 3)
+    return jnp.pad(image, [*rest, (offset_height, below), (offset_width, right), (0, 0)])
+
+
+def resize_with_crop_or_pad(image: PyTree, target_height: int, target_width: int) -> Any:
+    """Return the middle of images, with zeros around it where they are smaller."""
+    image = jnp.asarray(image)
+    height, width = image.shape[-3:-1]
+    have = min(height, target_height), min(width, target_width)
+    cut = crop_to_bounding_box(
+        image, max(height - target_height, 0) // 2, max(width - target_width, 0) // 2, *have
+    )
+    rows, columns = max(target_height - height, 0) // 2, max(target_width - width, 0) // 2
+    return pad_to_bounding_box(cut, rows, columns, target_height, target_width)

@@ -17,6 +17,7 @@ from keras import ops
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step.variables._seeds import seed_of_step
+from unisono.tf._entries import device_dtype
 
 
 def squared_difference(x: PyTree, y: PyTree, name: str | None = None) -> Any:
@@ -58,7 +59,7 @@ def confusion_matrix(
         num_classes = int(jnp.maximum(labels.max(), predictions.max())) + 1
     ones = jnp.ones(labels.shape) if weights is None else jnp.asarray(weights)
     matrix = jnp.zeros((num_classes, num_classes), ones.dtype).at[labels, predictions].add(ones)
-    return matrix.astype(dtype)
+    return matrix.astype(device_dtype(dtype))
 
 
 def concat(values: Sequence[PyTree], axis: int, name: str | None = None) -> Any:
@@ -198,10 +199,12 @@ def one_hot(
     [[0.0, 1.0, 0.0]]
     """
     if on_value is None and off_value is None:
-        return ops.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=dtype or "float32")
+        return ops.one_hot(
+            indices, depth, axis=-1 if axis is None else axis, dtype=device_dtype(dtype) or "float32"
+        )
     hot = ops.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype="bool")
     made = jnp.where(hot, 1 if on_value is None else on_value, 0 if off_value is None else off_value)
-    return made if dtype is None else made.astype(dtype)
+    return made if dtype is None else made.astype(device_dtype(dtype))
 
 
 def shape(input: PyTree, out_type: DTypeLike = "int32", name: str | None = None) -> tuple[int, ...]:
@@ -224,17 +227,17 @@ def arange(
     """
     if limit is None:
         start, limit = 0, start
-    return jnp.arange(start, limit, delta, dtype)
+    return jnp.arange(start, limit, delta, device_dtype(dtype))
 
 
 def zeros(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
     """Return zeros."""
-    return jnp.zeros(shape, dtype)
+    return jnp.zeros(shape, device_dtype(dtype))
 
 
 def ones(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
     """Return ones."""
-    return jnp.ones(shape, dtype)
+    return jnp.ones(shape, device_dtype(dtype))
 
 
 def eye(
@@ -245,7 +248,7 @@ def eye(
     name: str | None = None,
 ) -> Any:
     """Return an identity matrix, or a batch of them."""
-    made = jnp.eye(num_rows, num_columns, dtype=dtype)
+    made = jnp.eye(num_rows, num_columns, dtype=device_dtype(dtype))
     return made if batch_shape is None else jnp.broadcast_to(made, (*batch_shape, *made.shape))
 
 

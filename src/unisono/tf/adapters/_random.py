@@ -12,6 +12,7 @@ import keras
 import numpy.typing as npt
 
 from unisono.step.variables._seeds import seed_of_step, set_step_seed
+from unisono.tf._entries import device_dtype
 
 
 def normal(
@@ -32,7 +33,7 @@ def normal(
         seed: for the same numbers at each call; None for new ones.
         name: is not used.
     """
-    return keras.random.normal(tuple(shape), mean, stddev, dtype, seed_of_step(seed))
+    return keras.random.normal(tuple(shape), mean, stddev, device_dtype(dtype), seed_of_step(seed))
 
 
 def truncated_normal(
@@ -53,7 +54,7 @@ def truncated_normal(
         seed: for the same numbers at each call; None for new ones.
         name: is not used.
     """
-    return keras.random.truncated_normal(tuple(shape), mean, stddev, dtype, seed_of_step(seed))
+    return keras.random.truncated_normal(tuple(shape), mean, stddev, device_dtype(dtype), seed_of_step(seed))
 
 
 def uniform(
@@ -74,7 +75,7 @@ def uniform(
         seed: for the same numbers at each call; None for new ones.
         name: is not used.
     """
-    kind = keras.backend.standardize_dtype(dtype)
+    kind = keras.backend.standardize_dtype(device_dtype(dtype))
     limit = 1 if maxval is None else maxval
     if "int" in kind:
         return keras.random.randint(tuple(shape), minval, limit, kind, seed_of_step(seed))

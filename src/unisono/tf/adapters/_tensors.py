@@ -6,19 +6,23 @@ Tests: tests/unit/tf/test_tensors.py.
 from __future__ import annotations
 
 import contextlib
+import enum
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.typing import DTypeLike
+from keras import ops
 
-from unisono._errors import InvalidTypeError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import resolve_devices
 from unisono._types import PyTree, UserValue
 from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
+from unisono.tf._entries import device_dtype
 
 
 def add_methods() -> None:
@@ -52,6 +56,7 @@ def constant(
 
     Raises:
         InvalidTypeError: the value holds strings.
+        InvalidArgumentError: an integer of it needs 64 bits, and JAX was not told to have them.
 
     >>> constant([1, 2]).dtype, constant(0.5).dtype
     (dtype('int32'), dtype('float32'))
@@ -62,10 +67,50 @@ def constant(
             f"A tensor holds numbers or booleans. Received: {value!r}. Make numbers of strings in the "
             "dataset, by `map` with plain Python."
         )
-    made = jnp.asarray(array, dtype)
+    target = device_dtype(None if dtype is None else np.dtype(dtype))
+    if not isinstance(array, jax.Array):
+        _check_fits(array, target)
+    made = jnp.asarray(array, target)
     if shape is None:
         return made
     return jnp.broadcast_to(made, shape) if made.ndim == 0 else made.reshape(shape)
+
+
+def _check_fits(value: PyTree, dtype: np.dtype | None) -> None:
+    """Raise an error for integers that JAX would cut."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "iu" or given.dtype.itemsize < 8 or not given.size:
+        return
+    target = device_dtype(given.dtype) if dtype is None else dtype
+    if target.kind in "iu" and (given.min() < np.iinfo(target).min or given.max() > np.iinfo(target).max):
+        raise InvalidArgumentError(
+            f"Integers must fit into {target}. Received: values from {given.min()} to {given.max()}. Write "
+            "`jax.config.update('jax_enable_x64', True)` at the program's start for 64 bits, or keep such "
+            "numbers in NumPy's arrays."
+        )
+
+
+def to_double(x: PyTree, name: str | None = None) -> Any:
+    """Return an array as float64, or float32 where JAX has 32 bits."""
+    return ops.cast(x, device_dtype(np.dtype("float64")))
+
+
+def to_int64(x: PyTree, name: str | None = None) -> Any:
+    """Return an array as int64, or int32 where JAX has 32 bits."""
+    return ops.cast(x, device_dtype(np.dtype("int64")))
+
+
+class UnconnectedGradients(enum.Enum):
+    """What `tape.gradient` gives for a source that the target does not depend on."""
+
+    NONE = "none"
+    ZERO = "zero"
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == other if isinstance(other, str) else self is other
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 class TensorSpec(_TensorSpec):
@@ -123,6 +168,27 @@ class Module:
     def trainable_variables(self) -> tuple[Any, ...]:
         """Those that training changes."""
         return tuple(v for v in self.variables if v.trainable)
+
+    @property
+    def submodules(self) -> tuple[Any, ...]:
+        """The modules and layers below this one."""
+        found: dict[int, Any] = {}
+        _collect_modules(vars(self), found)
+        return tuple(found.values())
+
+
+def _collect_modules(value: UserValue, found: dict[int, Any]) -> None:
+    if isinstance(value, (Module, keras.Layer)):
+        if id(value) not in found:
+            found[id(value)] = value
+            below = vars(value) if isinstance(value, Module) else getattr(value, "layers", ())
+            _collect_modules(below, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect_modules(item, found)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect_modules(item, found)
 
 
 def _collect(value: UserValue, found: dict[int, Any], seen: set[int]) -> None:
@@ -233,6 +299,8 @@ def print_values(*inputs: UserValue, sep: str = " ", end: str = "\n", **kwargs: 
         end: is not used inside a function.
         **kwargs: are not used.
     """
+    # The value, and not that of each replica.
+    inputs = tuple(x.value if isinstance(x, keras.Variable) else x for x in inputs)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):
         texts = [x.replace("{", "{{").replace("}", "}}") if isinstance(x, str) else "{}" for x in inputs]
         arrays = [x for x in inputs if not isinstance(x, str)]

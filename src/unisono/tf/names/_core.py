@@ -45,6 +45,7 @@ TENSORS: dict[str, Entry] = {
     "VariableAggregation": At("unisono.VariableAggregation"),
     "VariableSynchronization": At("unisono.VariableSynchronization"),
     "IndexedSlices": At("unisono.IndexedSlices"),
+    "UnconnectedGradients": own("_tensors.UnconnectedGradients"),
     "GradientTape": At("unisono.GradientTape"),
     "Module": own("_tensors.Module"),
     "function": At("unisono.function"),
@@ -71,6 +72,9 @@ TENSORS: dict[str, Entry] = {
     "numpy_function": Missing(
         "has no counterpart here", "plain Python in `Dataset.map`, or `jax.pure_callback`"
     ),
+    "TensorArray": Missing("has no counterpart", "a list, or `jax.lax.scan` for a loop over time steps"),
+    "init_scope": Missing("belongs to graphs", "what is to happen once before the function"),
+    "types": Missing("has no counterpart", "JAX's rules: a function is traced once for each shape and dtype"),
     "newaxis": Value(None, "None"),
     "no_gradient": At("keras.ops.stop_gradient"),
     "stop_gradient": Op("keras.ops.stop_gradient", {"input": "variable"}),

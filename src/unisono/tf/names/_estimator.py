@@ -81,6 +81,7 @@ ESTIMATOR: dict[str, Entry] = {
         f"estimator.inputs.{name}": At(f"unisono.estimator.inputs.{name}")
         for name in ("numpy_input_fn", "pandas_input_fn")
     },
+    "estimator.tpu": Missing("is gone", "`tf.distribute.TPUStrategy` as `RunConfig(train_distribute=…)`"),
     **{f"layers.{name}": At(f"unisono.estimator.layers.{name}") for name in _LAYERS},
     **{f"losses.{name}": At(f"unisono.estimator.losses.{name}") for name in _LOSSES},
     "losses.Reduction": own("_estimator.LossReduction"),

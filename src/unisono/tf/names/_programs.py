@@ -12,6 +12,14 @@ _FILES = [
     "stat", "walk",
 ]  # fmt: skip
 
+_VARIABLE = Missing(
+    "gives sparse or ragged tensors, which are not there",
+    "`tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`, and `Dataset.padded_batch`",
+)
+_TENSOR_BYTES = Missing(
+    "has no counterpart", "`array.tobytes()` into a bytes feature, and `tf.io.decode_raw` to read it"
+)
+
 DATA: dict[str, Entry] = {
     **{
         f"data.{name}": At(f"unisono.data.{name}")
@@ -45,7 +53,11 @@ DATA: dict[str, Entry] = {
     "errors.OpError": At("unisono.UnisonoError"),
     "autograph.experimental.set_loop_options": own("_tensors.no_op"),
     "autograph.experimental.do_not_convert": own("_tensors.same"),
+    "autograph.experimental.Feature": Missing("belongs to AutoGraph", "`tf.cond` and `tf.while_loop`"),
+    "autograph.to_code": Missing("belongs to AutoGraph", "`jax.make_jaxpr(f)(*args)`"),
+    "autograph.to_graph": Missing("belongs to AutoGraph", "`tf.cond` and `tf.while_loop`"),
     "autograph.set_verbosity": own("_tensors.no_op"),
+    "autograph.trace": own("_tensors.no_op"),
 }  # fmt: skip
 
 SAVING: dict[str, Entry] = {
@@ -73,7 +85,14 @@ SAVING: dict[str, Entry] = {
     "summary.create_file_writer": At("unisono.summary.create_file_writer"),
     **{f"summary.{name}": At(f"unisono.summary.{name}") for name in ("create_noop_writer", "record_if")},
     "summary.should_record_summaries": Missing("has no counterpart", "`unisono.summary.record_if`"),
-    "summary.trace_on": Missing("belongs to graphs", "`keras.callbacks.TensorBoard(profile_batch=…)`"),
+    **dict.fromkeys(
+        ("summary.trace_on", "summary.trace_export", "summary.trace_off", "summary.graph"),
+        Missing("belongs to graphs", "`keras.callbacks.TensorBoard(profile_batch=…)`"),
+    ),
+    "profiler.experimental.start": At("jax.profiler.start_trace"),
+    "profiler.experimental.stop": At("jax.profiler.stop_trace"),
+    "profiler.experimental.Profile": At("jax.profiler.trace"),
+    "profiler.experimental.server.start": At("jax.profiler.start_server"),
     "summary.experimental.set_step": At("unisono.summary.set_step"),
     "summary.experimental.get_step": At("unisono.summary.get_step"),
     **{f"io.gfile.{name}": own(f"_files.{name}") for name in _FILES},
@@ -81,6 +100,41 @@ SAVING: dict[str, Entry] = {
     "gfile.GFile": own("_files.GFile"),
     "io.read_file": own("_files.read_file"),
     "io.write_file": own("_files.write_file"),
+    **{
+        f"{module}{name}": own(f"_records.{name}")
+        for module in ("", "io.")
+        for name in (
+            "FixedLenFeature",
+            "FixedLenSequenceFeature",
+            "decode_raw",
+            "parse_example",
+            "parse_single_example",
+        )
+    },
+    **{
+        f"train.{name}": own(f"_records.{name}")
+        for name in (
+            "BytesList",
+            "Example",
+            "Feature",
+            "FeatureList",
+            "FeatureLists",
+            "Features",
+            "FloatList",
+            "Int64List",
+            "SequenceExample",
+        )
+    },
+    "io.TFRecordWriter": own("_records.TFRecordWriter"),
+    "python_io.TFRecordWriter": own("_records.TFRecordWriter"),
+    **dict.fromkeys(("io.VarLenFeature", "VarLenFeature", "io.SparseFeature", "io.RaggedFeature"), _VARIABLE),
+    **dict.fromkeys(("io.serialize_tensor", "io.parse_tensor"), _TENSOR_BYTES),
+    "io.parse_single_sequence_example": Missing(
+        "has no counterpart", "`tf.train.SequenceExample.FromString(record)` in `Dataset.map`"
+    ),
+    "io.TFRecordOptions": Missing("belongs to compressed files", "uncompressed TFRecord files"),
+    "io.decode_csv": Missing("has no counterpart", "`csv.reader` or pandas in `Dataset.from_generator`"),
+    "io.match_filenames_once": Missing("belongs to graphs", "`tf.io.gfile.glob`"),
     "io.decode_image": own("_files.decode_image"),
     "io.decode_jpeg": own("_files.decode_image"),
     "io.decode_png": own("_files.decode_image"),
@@ -140,6 +194,55 @@ RANDOM: dict[str, Entry] = {
     "image.per_image_standardization": own("_images.per_image_standardization"),
     "image.grayscale_to_rgb": own("_images.grayscale_to_rgb"),
     "image.rgb_to_grayscale": Op("keras.ops.image.rgb_to_grayscale"),
+    **{
+        f"image.{name}": own(f"_images.{name}")
+        for name in (
+            "central_crop",
+            "crop_to_bounding_box",
+            "flip_up_down",
+            "pad_to_bounding_box",
+            "random_flip_up_down",
+            "resize_with_crop_or_pad",
+            "rot90",
+            "transpose",
+        )
+    },
+    "image.resize_image_with_crop_or_pad": own("_images.resize_with_crop_or_pad"),
+    "image.resize_images": own("_images.resize", note='"bicubic" has another kernel in Keras'),
+    **{
+        f"image.{name}": own(f"_colors.{name}")
+        for name in (
+            "adjust_brightness",
+            "adjust_contrast",
+            "adjust_gamma",
+            "adjust_hue",
+            "adjust_saturation",
+            "hsv_to_rgb",
+            "random_brightness",
+            "random_contrast",
+            "random_hue",
+            "random_saturation",
+            "rgb_to_hsv",
+        )
+    },
+    **{
+        f"image.stateless_{name}": Missing("has no counterpart", f"`tf.image.{name}(image, …, seed=…)`")
+        for name in (
+            "random_brightness",
+            "random_contrast",
+            "random_crop",
+            "random_flip_left_right",
+            "random_flip_up_down",
+            "random_hue",
+            "random_saturation",
+        )
+    },
+    **{f"image.{name}": own("_files.decode_image") for name in ("decode_image", "decode_jpeg", "decode_png")},
+    "image.encode_jpeg": Missing("has no counterpart", "`PIL.Image.fromarray(array).save(file, format=…)`"),
+    "image.encode_png": Missing("has no counterpart", "`PIL.Image.fromarray(array).save(file, format=…)`"),
+    "image.resize_with_pad": Missing(
+        "has no counterpart", "`keras.ops.image.resize(…, pad_to_aspect_ratio=True)`"
+    ),
 }
 
 KERAS: dict[str, Entry] = {
@@ -163,6 +266,8 @@ KERAS: dict[str, Entry] = {
     "keras.callbacks.TensorBoard": At("unisono.callbacks.TensorBoard"),
     "keras.callbacks.ModelCheckpoint": own("_keras.ModelCheckpoint"),
     "keras.losses.Reduction": own("_keras.Reduction"),
+    "keras.utils.SidecarEvaluator": At("unisono.SidecarEvaluator"),
+    "keras.experimental.SidecarEvaluator": At("unisono.SidecarEvaluator"),
     "keras.utils.experimental.DatasetCreator": At("unisono.data.DatasetCreator"),
     "keras.layers.experimental.SyncBatchNormalization": own("_keras.SyncBatchNormalization"),
     "keras.layers.experimental.preprocessing.Rescaling": At("keras.layers.Rescaling"),

@@ -1,0 +1,89 @@
+"""Finds statements that a program's functions cannot have here: Python's control flow over tensors, strings.
+
+TensorFlow rewrites `if`, `while` and `for` in a `tf.function`; JAX traces them as they are.
+
+Tests: tests/unit/tf/test_autograph.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+#: Returns the name below `tf` of an expression, or None.
+PathOf = Callable[[ast.expr], str | None]
+
+_FLOW = {
+    ast.If: ("if", "`tf.where`, or `tf.cond(test, function, function)`"),
+    ast.IfExp: ("if", "`tf.where`, or `tf.cond(test, function, function)`"),
+    ast.While: ("while", "`tf.while_loop`"),
+}
+
+#: What is no tensor: it is known while a function is traced.
+_STATIC = ("executing_eagerly", "inside_function", "is_tensor", "distribute.", "config.", "io.gfile.", "rank")
+
+
+def statements(tree: ast.AST, path_of: PathOf) -> Iterator[tuple[int, str, str, bool]]:
+    """Yield the line, name and text of each such statement, and whether it surely fails.
+
+    Args:
+        tree: the program.
+        path_of: returns the name below `tf` of an expression, or None.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and path_of(node.func) in ("constant", "convert_to_tensor"):
+            if node.args and _is_text(node.args[0]):
+                text = (
+                    "of strings has no counterpart. Write: plain Python's strings, or numbers made of them."
+                )
+                yield node.lineno, "tf.constant", text, True
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_traced(node, path_of):
+            yield from _flow_of(node, path_of)
+
+
+def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return bool(node.elts) and _is_text(node.elts[0])
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+    )
+
+
+def _is_traced(function: ast.FunctionDef | ast.AsyncFunctionDef, path_of: PathOf) -> bool:
+    called = (d.func if isinstance(d, ast.Call) else d for d in function.decorator_list)
+    return any(path_of(decorator) == "function" for decorator in called)
+
+
+def _flow_of(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, path_of: PathOf
+) -> Iterator[tuple[int, str, str, bool]]:
+    given = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+    for node in ast.walk(function):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)) and _has_tensor(node.test, path_of):
+            word, write = _FLOW[type(node)]
+            text = f"over a tensor is Python's in a function, which traces it. Write: {write}."
+            yield node.test.lineno, word, text, True
+        elif isinstance(node, ast.For) and _has_range_of(node.iter, given, path_of):
+            text = (
+                "runs while the function is traced, so its limits are Python's numbers. Write: "
+                "`tf.while_loop` where a limit is a tensor."
+            )
+            yield node.lineno, "for … in tf.range", text, False
+
+
+def _has_tensor(test: ast.expr, path_of: PathOf) -> bool:
+    """Return whether a test is of what an operation returns."""
+    return any(
+        (path := path_of(node.func)) is not None and not path.startswith(_STATIC)
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call)
+    )
+
+
+def _has_range_of(values: ast.expr, given: set[str], path_of: PathOf) -> bool:
+    """Return whether a loop goes over a range whose limits are arguments of the function."""
+    return (
+        isinstance(values, ast.Call)
+        and path_of(values.func) == "range"
+        and any(isinstance(n, ast.Name) and n.id in given for a in values.args for n in ast.walk(a))
+    )
