@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from unisono._context import default_strategy
-from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
 from unisono._lowering._executables import Executables
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
@@ -31,6 +31,8 @@ from unisono.estimator.session._input import data_of
 from unisono.estimator.session._model_step import ModelFunction, argument_names
 from unisono.estimator.session._saving import global_step_in, newest_checkpoint
 from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
+from unisono.estimator.session._worker_input import WorkerInput
+from unisono.strategies._parameter_server import ParameterServerStrategy
 
 # Registers the default strategy.
 from unisono.strategies import _one_device  # noqa: F401  isort: skip
@@ -150,12 +152,14 @@ class Estimator:
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
         self._seed()
-        elements = data_of(input_fn, strategy, self._arguments(ModeKeys.TRAIN))
+        arguments = self._arguments(ModeKeys.TRAIN)
+        is_pushed = isinstance(strategy, ParameterServerStrategy) and strategy.has_cluster
+        data = WorkerInput(input_fn, arguments) if is_pushed else data_of(input_fn, strategy, arguments)
         task = TrainTask(
             self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
             path, initializer_of(self._warm_start), self._executables,
         )  # fmt: skip
-        Training(task, elements).run()
+        Training(task, data).run()
         return self
 
     # --- evaluation and predictions --------------------------------------------------------------
@@ -222,7 +226,7 @@ class Estimator:
         hooks: Sequence[Any],
         what: str,
     ) -> EvaluationTask:
-        replicated = _replicated(strategy)
+        replicated = _evaluating(strategy)
         if path is None:
             found = newest_checkpoint(self.model_dir, replicated.process_group)
         else:
@@ -436,9 +440,11 @@ def _replicated(strategy: Strategy | None) -> ReplicatedStrategy:
         return default_strategy()
     if strategy.replicated is None:
         raise strategy.unsupported("train_distribute")
-    if strategy.replicated.state_layout.pushes:
-        raise UnsupportedError(
-            "An Estimator trains on replicas that hold the variables. Received: a ParameterServerStrategy "
-            "with a cluster. Write a Keras model and `fit`, or `MultiWorkerMirroredStrategy` without `ps`."
-        )
     return strategy.replicated
+
+
+def _evaluating(strategy: Strategy | None) -> ReplicatedStrategy:
+    """Return the strategy whose replicas evaluate; the chief alone where variables live on servers."""
+    if isinstance(strategy, ParameterServerStrategy) and strategy.has_cluster:
+        return default_strategy()
+    return _replicated(strategy)

@@ -286,6 +286,32 @@ def has_rate_variable(optimizer: keras.Optimizer | None) -> bool:
     return isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
 
 
+def rate_function(optimizer: keras.Optimizer) -> Callable[[], Any] | None:
+    """Return the program's function that gives a learning rate. `Optimizer._learning_rate`, 3.0.
+
+    Args:
+        optimizer: any; None for one with a number or a schedule.
+    """
+    rate = getattr(optimizer, "_learning_rate", None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return rate if callable(rate) and not is_schedule else None
+
+
+@contextlib.contextmanager
+def rate_by(optimizer: keras.Optimizer, rate: Callable[[], Any]) -> Iterator[None]:
+    """Let an optimizer take its learning rate from another function in a block.
+
+    Args:
+        optimizer: one with a `rate_function`.
+        rate: returns it.
+    """
+    before, vars(optimizer)["_learning_rate"] = vars(optimizer)["_learning_rate"], rate
+    try:
+        yield
+    finally:
+        vars(optimizer)["_learning_rate"] = before
+
+
 def clips_as_keras(optimizer: keras.Optimizer) -> bool:
     """Return whether an optimizer clips gradients by Keras' own method. `Optimizer._clip_gradients`, 3.0."""
     return type(optimizer)._clip_gradients is keras.Optimizer._clip_gradients

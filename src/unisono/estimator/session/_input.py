@@ -9,7 +9,7 @@ import collections
 import itertools
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -94,6 +94,22 @@ def data_of(input_fn: Callable[..., Any], strategy: Strategy, given: dict[str, A
     """
     group = strategy.process_group
     context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)
+    return elements_of(input_fn, context, given)
+
+
+def elements_of(
+    input_fn: Callable[..., Any], context: InputContext, given: Mapping[str, Any]
+) -> Iterator[PyTree]:
+    """Yield the elements of an input_fn: pairs of features and labels.
+
+    Args:
+        input_fn: the user's.
+        context: says which part is asked for.
+        given: further arguments by name, which the input_fn gets if it has them.
+
+    Raises:
+        InvalidArgumentError: it returns nothing that holds data.
+    """
     every = {**given, "input_context": context}
     known = argument_names(input_fn)
     result = input_fn(**{name: value for name, value in every.items() if name in known})

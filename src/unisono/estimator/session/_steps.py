@@ -71,6 +71,11 @@ class StepRunner:
         """How many programs were compiled."""
         return len(self._programs)
 
+    @contextlib.contextmanager
+    def around_training(self) -> Iterator[None]:
+        """Surround all steps of a training."""
+        yield
+
     def create_variables(self) -> bool:
         """Trace the step with the first elements, so that its variables are made; False without data."""
         row = self._source.peek()

@@ -24,8 +24,11 @@ from unisono.estimator.hooks._runner import HookRunner
 from unisono.estimator.hooks._summaries import SummarySaverHook
 from unisono.estimator.session._input import rows_of
 from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
+from unisono.estimator.session._pushed_steps import PushedStepRunner
 from unisono.estimator.session._saving import Initializer, Saver, restore
 from unisono.estimator.session._steps import StepRunner
+from unisono.estimator.session._worker_input import WorkerInput
+from unisono.strategies._parameter_server import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from unisono.estimator._run_config import RunConfig
@@ -66,18 +69,22 @@ class Training:
 
     Args:
         task: what it needs.
-        elements: pairs of features and labels.
+        data: pairs of features and labels; or what makes them on the workers of a cluster with parameter
+            servers.
     """
 
-    def __init__(self, task: TrainTask, elements: Iterator[PyTree]) -> None:
+    def __init__(self, task: TrainTask, data: Iterator[PyTree] | WorkerInput) -> None:
         self._task = task
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
-        local = len(task.strategy.mesh.local_replicas)
-        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local), task.executables)
+        self.runner = _runner(task, self.step, data)
 
     def run(self) -> float | None:
         """Train until the data end or a hook stops; return the last loss."""
+        with self.runner.around_training():
+            return self._run()
+
+    def _run(self) -> float | None:
         scope = self._task.strategy.scope
         with scope():
             has_data = self.runner.create_variables()
@@ -182,6 +189,19 @@ class Training:
     def _summaries(self) -> list[RecordedSummary]:
         loss = RecordedSummary("scalar", "loss", "loss")
         return [loss, *(s for s in summaries_of(self.step.call) if s.tag != "loss")]
+
+
+def _runner(
+    task: TrainTask, step: ModelStep, data: Iterator[PyTree] | WorkerInput
+) -> StepRunner | PushedStepRunner:
+    """Return what runs the steps."""
+    strategy = task.strategy
+    if not isinstance(data, WorkerInput):
+        rows = rows_of(data, len(strategy.mesh.local_replicas))
+        return StepRunner(strategy, step, rows, task.executables)
+    if not isinstance(strategy, ParameterServerStrategy):
+        raise TypeError(f"{strategy!r} has no workers that make data")
+    return PushedStepRunner(strategy, step, data)
 
 
 def can_write_summaries(config: RunConfig) -> bool:

@@ -36,6 +36,16 @@ def current_store() -> VariablesByPath | None:
     return _STORE.get()
 
 
+@contextlib.contextmanager
+def without_store() -> Iterator[None]:
+    """Let what a block makes be no variable of the running code."""
+    token = _STORE.set(None)
+    try:
+        yield
+    finally:
+        _STORE.reset(token)
+
+
 class _StoreRun:
     """What one run of the code has made so far."""
 

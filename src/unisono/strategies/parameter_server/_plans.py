@@ -24,6 +24,7 @@ from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TableP
 from unisono.step._keras_internals import trained_variables
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.training.pushed._jaxprs import exported
+from unisono.training.pushed._preparation import extras_of
 from unisono.training.pushed._server_update import Piece, ServerUpdate
 from unisono.training.pushed._worker_program import WorkerProgram
 from unisono.training.tables._lookups import TableLookups
@@ -157,7 +158,8 @@ class PlanMaker:
         """Yield what is pushed of the tables that an optimizer trains, and what the server is told of it."""
         groups = [] if program.lookups is None else list(program.lookups.groups)
         variables = [*trained_variables(optimizer), *optimizer.variables]
-        extras = [name for o, name in program.extras if o is optimizer]
+        trained = trained_variables(optimizer)
+        extras, first = extras_of(optimizer), len(variables) + len(trained)
         for of, variable in program.gradients:
             placed = self._placed[variable]
             if of is not optimizer or not placed.is_table:
@@ -166,7 +168,9 @@ class PlanMaker:
             if update is None:
                 raise _not_by_rows(optimizer, variable)
             group = next((i for i, g in enumerate(groups) if any(v is variable for v in g.tables)), -1)
-            flags = [outputs.extras[id(optimizer), name] for name in extras[: len(update.flags)]]
+            flags = [
+                outputs.extras[id(optimizer), name] for name in (extras[i - first] for i in update.flags)
+            ]
             digest = self._client.add_program(server, update.blob)
             for part in placed.division.on(server):
                 begin, end = part.rows or (0, variable.shape[0])

@@ -4,6 +4,9 @@ Keras' optimizers unscale and clip gradients as the first part of an update. Tha
 (`global_clipnorm`, the check for infinities of `LossScaleOptimizer`), and no server has all of them: the
 worker does it. The update on a server is Keras' own without that part.
 
+A learning rate that a function gives, such as one that falls with the step's own count, is computed by the
+worker, too, and goes to every server.
+
 An optimizer that accumulates gradients clips their sum, which the servers hold: its gradients are pushed as
 they are. So are those of an optimizer with its own `apply`, of which it is not known what it does first.
 
@@ -13,11 +16,13 @@ Tests: tests/virtual/training/pushed/test_server_update.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._keras_internals import (
@@ -26,6 +31,8 @@ from unisono.step._keras_internals import (
     clip_gradients,
     clipped_by,
     finite_by,
+    rate_by,
+    rate_function,
     trained_variables,
 )
 from unisono.step._layout import Gradients
@@ -40,7 +47,32 @@ def extras_of(optimizer: keras.Optimizer) -> tuple[str, ...]:
     Args:
         optimizer: any.
     """
-    return (FINITE,) if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else ()
+    finite = (FINITE,) if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else ()
+    return (*finite, *_rates(optimizer))
+
+
+def extra_spec(name: str) -> jax.ShapeDtypeStruct:
+    """Return shape and type of what a push carries to every server.
+
+    Args:
+        name: one of `extras_of`.
+    """
+    dtype = np.bool_ if name == FINITE else jax.dtypes.canonicalize_dtype(np.float64)
+    return jax.ShapeDtypeStruct((), dtype)
+
+
+def _rates(optimizer: keras.Optimizer) -> dict[str, keras.Optimizer]:
+    """Return the optimizers whose learning rate a function gives, by the name of the rate.
+
+    It may be computed by the step, as from the number of steps: no server can do that.
+    """
+    parts = [part for part, _ in _parts(_inner(optimizer))]
+    return {f"rate {i}": part for i, part in enumerate(parts) if rate_function(part) is not None}
+
+
+def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaled else optimizer
 
 
 def prepare_gradients(
@@ -53,8 +85,12 @@ def prepare_gradients(
         grads: one for each variable that it trains; None for one without.
         values: of the optimizer's variables, with which the loss was scaled.
     """
+    rates = {
+        name: keras.ops.cast(part.learning_rate, extra_spec(name).dtype)
+        for name, part in _rates(optimizer).items()
+    }
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return _clipped(optimizer, list(grads)), {}
+        return _clipped(optimizer, list(grads)), rates
     finite = are_finite(optimizer, [g for g in grads if g is not None])
     held = {id(v): value for v, value in zip(optimizer.variables, values, strict=True)}
     # With the scale of this very step: another worker's push may have changed the servers' meanwhile.
@@ -63,7 +99,7 @@ def prepare_gradients(
         g if g is None or v.overwrite_with_gradient else keras.ops.divide(g, scale)
         for g, v in zip(grads, trained_variables(optimizer), strict=True)
     ]
-    return _clipped(optimizer.inner_optimizer, unscaled), {FINITE: finite}
+    return _clipped(optimizer.inner_optimizer, unscaled), {FINITE: finite, **rates}
 
 
 def _clipped(optimizer: keras.Optimizer, grads: list[jax.Array | None]) -> list[jax.Array | None]:
@@ -108,6 +144,8 @@ def of_prepared_gradients(
         extras: likewise.
     """
     with contextlib.ExitStack() as stack:
+        for name, part in _rates(optimizer).items():
+            stack.enter_context(rate_by(part, functools.partial(extras.__getitem__, name)))
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             stack.enter_context(finite_by(optimizer, lambda _: lambda _: extras[FINITE]))
             optimizer = optimizer.inner_optimizer

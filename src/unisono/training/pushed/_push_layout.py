@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -30,6 +29,7 @@ from unisono._mesh import ReplicaMesh
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
+from unisono.step.variables._variable_store import without_store
 from unisono.training.pushed._preparation import extras_of, prepare_gradients
 
 #: The first values of variables with more bytes are made on servers.
@@ -77,6 +77,10 @@ class GradientNotes:
         return [*trained_variables(self.optimizer), *self.optimizer.variables]
 
 
+def _updated_ids(optimizer: keras.Optimizer) -> tuple[int, ...]:
+    return tuple(map(id, (*trained_variables(optimizer), *optimizer.variables)))
+
+
 def _note(name: str) -> keras.Variable:
     # A function as initial value: Keras takes no other inside a trace.
     return keras.Variable(jnp.zeros, shape=(), trainable=False, name=name)
@@ -122,7 +126,8 @@ class PushLayout(StateLayout):
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         super().__init__(mesh)
-        self._notes: weakref.WeakKeyDictionary[keras.Optimizer, GradientNotes] = weakref.WeakKeyDictionary()
+        #: By the `id`s of all that an optimizer changes.
+        self._notes: dict[tuple[int, ...], GradientNotes] = {}
 
     def makes_later(self, nbytes: int) -> bool:
         """Return whether a variable is so large that servers make its first value."""
@@ -140,13 +145,17 @@ class PushLayout(StateLayout):
     def notes_of(self, optimizer: keras.Optimizer) -> GradientNotes:
         """Return where the gradients of an optimizer are noted, the same at each call.
 
+        Optimizers around the same variables are one: a model_fn makes another object in each run.
+
         Args:
             optimizer: built.
         """
-        notes = self._notes.get(optimizer)
+        key = _updated_ids(optimizer)
+        notes = self._notes.get(key)
         # Keras allows to build an optimizer again, for other variables.
-        if notes is None or len(notes.gradients) != len(trained_variables(optimizer)):
-            notes = self._notes[optimizer] = GradientNotes.of(optimizer)
+        if notes is None or _updated_ids(notes.optimizer) != key:
+            with without_store():
+                notes = self._notes[key] = GradientNotes.of(optimizer)
         return notes
 
     def update(

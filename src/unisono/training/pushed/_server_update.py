@@ -29,7 +29,7 @@ from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
-from unisono.training.pushed._preparation import extras_of, of_prepared_gradients
+from unisono.training.pushed._preparation import extra_spec, extras_of, of_prepared_gradients
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
 from unisono.training.tables._row_values import NotByRowsError
@@ -412,7 +412,7 @@ class _FullUpdate:
         specs = [
             *map(_spec, variables),
             *(_spec(trained[i]) for i in gradients),
-            *(jax.ShapeDtypeStruct((), jnp.bool_) for _ in extras),
+            *map(extra_spec, extras),
         ]
         first_extra = len(variables) + len(gradients)
 

@@ -1,0 +1,303 @@
+"""Training steps of a `model_fn` on the workers of a cluster with parameter servers.
+
+Each step runs once, on whichever worker is free, with the next element of that worker's own data. Workers
+push gradients, and the servers count the step. The chief schedules as many steps as hooks allow, and waits
+for them: between two groups nothing runs.
+
+Tests: tests/virtual/estimator/test_parameter_servers.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._context import Context, OneReplica, ReplicaContext, current, entered
+from unisono._errors import UnsupportedError
+from unisono._types import PyTree
+from unisono.data._sharding import InputContext
+from unisono.estimator.session._model_step import ModelStep
+from unisono.estimator.session._programs import Programs
+from unisono.estimator.session._worker_input import END, WorkerInput
+from unisono.ps.scheduling._workers import BatchFunction, RunResult
+from unisono.ps.worker._batch_spec import rebuild
+from unisono.ps.worker._step_worker import as_worker
+from unisono.step._call_signature import Result
+from unisono.step._program import current_frame
+from unisono.training._bind import install
+from unisono.training.pushed._function_step import FunctionProgram, FunctionSteps, traced_worker_index
+from unisono.training.pushed._worker_program import RandomStream
+
+if TYPE_CHECKING:
+    from unisono.strategies._parameter_server import ParameterServerStrategy
+
+_LOG = logging.getLogger("unisono")
+
+_NUMBERS = itertools.count()
+
+#: How many steps wait or run at most, for each worker: as many as hide the way to the chief and back.
+_SCHEDULED = 8
+
+#: The same once a worker has no more data: what it is sent is answered at once, without a step.
+_SCHEDULED_AT_END = 2
+
+#: Seconds for which data may be missing of workers that are away, while all others have none left.
+_AWAY_FOR = 30.0
+
+#: Seconds between two questions meanwhile.
+_PAUSE = 0.1
+
+
+class PushedStepRunner:
+    """Runs the training steps of a model_fn on workers; `StepRunner`'s methods.
+
+    Args:
+        strategy: with a cluster.
+        step: of one replica.
+        data: makes each worker's elements.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy, step: ModelStep, data: WorkerInput) -> None:
+        # Without a scope nothing else does it.
+        install()
+        self._strategy, self._job, self._step, self._data = strategy, strategy.job, step, data
+        self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
+        number = next(_NUMBERS)
+        self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"
+        self._pickled = data.pickled()
+        #: By the names of what a step returns.
+        self._functions: dict[frozenset[str], _StepFunction] = {}
+        #: The workers that had no more data when they were asked last.
+        self._ended: set[int] = set()
+        self._has_begun = self._is_over = False
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were made."""
+        return self._steps.num_programs
+
+    @contextlib.contextmanager
+    def around_training(self) -> Iterator[None]:
+        """Surround all steps: where they are left by an error, nothing waits for them; data are dropped."""
+        try:
+            with self._job.around_call():
+                yield
+        finally:
+            if self._has_begun:
+                self._job.pool.forget(self._iterator)
+                self._job.pool.forget(self._dataset)
+
+    def create_variables(self) -> bool:
+        """Trace the step with an element, so that its variables are made; False without data."""
+        for worker in range(self._job.num_workers):
+            with as_worker(worker):
+                elements = iter(self._data(InputContext(self._job.num_workers, worker, 1)))
+                element = next(elements)
+            if element is not END:
+                like = jax.tree.map(lambda leaf: leaf[None], element)
+                Programs(self._strategy).create_variables(self._step.create, like, is_whole=False)
+                return True
+        return False
+
+    def run(self, most: int, names: Iterable[str]) -> tuple[int, Mapping[str, Any]]:
+        """Run some steps, and wait for them; fewer at the end of all workers' data.
+
+        Args:
+            most: how many.
+            names: of the values that are needed of the last step, besides numbers.
+
+        Returns:
+            How many have run, and the values by name of one that was scheduled last.
+        """
+        self._begin()
+        extra = frozenset(names) - self._step.scalars
+        # Arrays are sent by a program of their own, of the last step alone.
+        done, values = self._run_group(most - bool(extra), self._step.scalars)
+        if extra and not self._is_over:
+            alone, found = self._run_group(1, self._step.scalars | extra)
+            done, values = done + alone, found or values
+        return done, values
+
+    @contextlib.contextmanager
+    def shared_errors(self) -> Iterator[None]:
+        """Surround what runs between steps, on the chief alone."""
+        yield
+
+    def stop(self) -> None:
+        """Do nothing: between two groups no step runs."""
+
+    def _begin(self) -> None:
+        """Let the workers make their data, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._job.pool.make_dataset(self._dataset, self._pickled)
+            self._job.pool.iterate(self._iterator, self._dataset)
+
+    def _run_group(self, most: int, names: frozenset[str]) -> tuple[int, Mapping[str, Any]]:
+        if names not in self._functions:
+            self._functions[names] = _StepFunction(self._strategy, self._steps, self._step.returning(names))
+        function = self._functions[names]
+        running: collections.deque[Future[RunResult]] = collections.deque()
+        values: Mapping[str, Any] = {}
+        first_end: NoData | None = None
+        done, last_step = 0, time.monotonic()
+        # After an answer without a step none is scheduled in its place until there is one with a step: a
+        # worker without data would be asked again and again.
+        may_add = True
+        while done < most and not self._is_over:
+            if may_add or not running:
+                room = _SCHEDULED_AT_END if self._ended else _SCHEDULED
+                while len(running) < min(room * self._job.num_workers, most - done):
+                    running.append(function.schedule(self._iterator))
+            result = function.result(running.popleft())
+            if isinstance(result, NoData):
+                self._ended.add(result.worker)
+                first_end, may_add = first_end or result, False
+                if not running:
+                    self._look_for_data(last_step)
+            else:
+                done, values, last_step = done + 1, result, time.monotonic()
+                first_end, may_add = None, True
+        if self._is_over and first_end is not None:
+            function.put_back(first_end)
+        return done, values
+
+    def _look_for_data(self, last_step: float) -> None:
+        """Find out whether any worker may have data; wait a moment for one that is away."""
+        count = self._job.num_workers
+        if len(self._ended) == count:
+            self._is_over = True
+        elif (away := self._job.pool.away) and time.monotonic() - last_step > _AWAY_FOR:
+            self._is_over = True
+            _LOG.warning(
+                "Training ends without the remaining data of %s, which has been away for %g s.",
+                ", ".join(away), _AWAY_FOR,
+            )  # fmt: skip
+        elif away:
+            time.sleep(_PAUSE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoData:
+    """What a worker without data answers.
+
+    Args:
+        worker: its number.
+        states: of random generators, which no step has used.
+    """
+
+    worker: int
+    states: list[Any]
+
+
+class _StepFunction:
+    """The step with some results, as a function that takes an element of the worker which runs it.
+
+    Args:
+        strategy: with a cluster.
+        steps: makes programs.
+        step: of one replica.
+    """
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, steps: FunctionSteps, step: Callable[[PyTree], Any]
+    ) -> None:
+        self._strategy, self._job, self._steps, self._step = strategy, strategy.job, steps, step
+        self._function = BatchFunction(f"step of Estimator {next(_NUMBERS)}", (0,))
+        #: By the name of a plan.
+        self._results: dict[str, Result] = {}
+        self._streams: tuple[RandomStream, ...] | None = None
+        self._job.trace_with(self._function, self._trace)
+
+    def schedule(self, iterator: str) -> Future[RunResult]:
+        """Schedule a step; return its result, later.
+
+        Args:
+            iterator: the workers' name of the data.
+        """
+        return self._job.run_function(self._function, [iterator], ())
+
+    def put_back(self, end: NoData) -> None:
+        """Let random generators go on with the states that a worker without data was sent.
+
+        Args:
+            end: the first answer after the last step.
+        """
+        for stream, state in zip(self._streams or (), end.states, strict=True):
+            stream.variable.assign(state)
+
+    def result(self, future: Future[RunResult]) -> Mapping[str, Any] | NoData:
+        """Wait for a step; return its values by name, or that its worker has no data.
+
+        Args:
+            future: what `schedule` returned.
+        """
+        try:
+            done = self._job.pool.queue.result(future)
+        except Exception:
+            # Raises the first error of a step, once, when none runs any more.
+            self._job.pool.queue.join()
+            raise
+        found = self._results[done.plan].rebuild(done.arrays)
+        return found if isinstance(found, dict) else NoData(int(np.asarray(found[0])), list(found[1]))
+
+    def _trace(self, form: str) -> None:
+        """Make the program for elements of a form."""
+        (element,) = rebuild(form, lambda dtype, shape: jax.ShapeDtypeStruct(shape, dtype))
+        found = self._at_end() if element == END else self._steps.program(self._one, (element,))
+        program = found.step
+        if self._streams is None:
+            self._streams = program.streams
+            self._function.states = lambda: self._job.streams.take(program.streams)
+        if [id(s.variable) for s in self._streams] != [id(s.variable) for s in program.streams]:
+            raise UnsupportedError(
+                "A model_fn must use the same random generators for elements of every form. Received: others "
+                f"for {form}."
+            )
+        pairs = [(v, None) for v in found.variables]
+        self._job.placed.place(pairs, program.optimizers, program.tables)
+        self._results[self._job.use(program, (self._function, form))] = program.result
+
+    def _one(self, element: PyTree) -> dict[str, jax.Array]:
+        """Run the step; traced."""
+        with self._as_replica():
+            values: dict[str, jax.Array] = self._step(element).value
+            return values
+
+    @contextlib.contextmanager
+    def _as_replica(self) -> Iterator[None]:
+        """Let the code of a block run as one replica of one."""
+        context, frame = current() or Context(self._strategy), current_frame()
+        if frame is None:
+            raise RuntimeError("A step of a worker runs within a program.")
+        own = ReplicaContext(self._strategy, OneReplica())
+        with entered(dataclasses.replace(context, replica=own)), frame.scope.synced():
+            yield
+
+    def _at_end(self) -> FunctionProgram:
+        """Return the program of a worker without data: it returns its number, and changes nothing.
+
+        It takes, and returns, the states of random generators which each step is sent.
+        """
+        variables = [s.variable for s in self._streams or ()]
+
+        def ended() -> tuple[Any, ...]:
+            states = [variable.value for variable in variables]
+            with self._as_replica():
+                for variable, state in zip(variables, states, strict=True):
+                    # Any number: how far a generator advances, the step says.
+                    variable.assign(state + jnp.ones_like(state))
+            return traced_worker_index(), states
+
+        return self._steps.program(ended)
