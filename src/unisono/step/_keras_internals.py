@@ -281,35 +281,9 @@ def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
-def has_rate_variable(optimizer: keras.Optimizer | None) -> bool:
-    """Return whether the learning rate is a variable, and not a schedule. `Optimizer._learning_rate`, 3.0."""
-    return isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
-
-
-def rate_function(optimizer: keras.Optimizer) -> Callable[[], Any] | None:
-    """Return the program's function that gives a learning rate. `Optimizer._learning_rate`, 3.0.
-
-    Args:
-        optimizer: any; None for one with a number or a schedule.
-    """
-    rate = getattr(optimizer, "_learning_rate", None)
-    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return rate if callable(rate) and not is_schedule else None
-
-
-@contextlib.contextmanager
-def rate_by(optimizer: keras.Optimizer, rate: Callable[[], Any]) -> Iterator[None]:
-    """Let an optimizer take its learning rate from another function in a block.
-
-    Args:
-        optimizer: one with a `rate_function`.
-        rate: returns it.
-    """
-    before, vars(optimizer)["_learning_rate"] = vars(optimizer)["_learning_rate"], rate
-    try:
-        yield
-    finally:
-        vars(optimizer)["_learning_rate"] = before
+def held_rate(optimizer: keras.Optimizer | None) -> Any:
+    """Return the variable, schedule or function of the learning rate. `Optimizer._learning_rate`, 3.0."""
+    return getattr(optimizer, "_learning_rate", None)
 
 
 def clips_as_keras(optimizer: keras.Optimizer) -> bool:

@@ -107,10 +107,10 @@ def test_optimizers(model):
     assert internals.trained_variables(model.optimizer) == []
     model.optimizer.build(model.trainable_variables)
     assert [v.name for v in internals.trained_variables(model.optimizer)] == ["kernel", "bias"]
-    assert internals.has_rate_variable(model.optimizer)
+    assert isinstance(internals.held_rate(model.optimizer), keras.Variable)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    assert not internals.has_rate_variable(keras.optimizers.SGD(schedule))
-    assert not internals.has_rate_variable(None)
+    assert internals.held_rate(keras.optimizers.SGD(schedule)) is schedule
+    assert internals.held_rate(None) is None
 
 
 def test_the_state_in_keras_loop(model):

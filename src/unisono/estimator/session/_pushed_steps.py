@@ -35,7 +35,6 @@ from unisono.ps.worker._batch_spec import rebuild
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._call_signature import Result
 from unisono.step._program import current_frame
-from unisono.training._bind import install
 from unisono.training.pushed._function_step import FunctionProgram, FunctionSteps, traced_worker_index
 from unisono.training.pushed._worker_program import RandomStream
 
@@ -69,15 +68,13 @@ class PushedStepRunner:
     """
 
     def __init__(self, strategy: ParameterServerStrategy, step: ModelStep, data: WorkerInput) -> None:
-        # Without a scope nothing else does it.
-        install()
         self._strategy, self._job, self._step, self._data = strategy, strategy.job, step, data
         self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
         number = next(_NUMBERS)
         self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"
         self._pickled = data.pickled()
         #: By the names of what a step returns.
-        self._functions: dict[frozenset[str], _StepFunction] = {}
+        self._functions: dict[frozenset[str], _ScheduledStep] = {}
         #: The workers that had no more data when they were asked last.
         self._ended: set[int] = set()
         self._has_begun = self._is_over = False
@@ -146,7 +143,7 @@ class PushedStepRunner:
 
     def _run_group(self, most: int, names: frozenset[str]) -> tuple[int, Mapping[str, Any]]:
         if names not in self._functions:
-            self._functions[names] = _StepFunction(self._strategy, self._steps, self._step.returning(names))
+            self._functions[names] = _ScheduledStep(self._strategy, self._steps, self._step.returning(names))
         function = self._functions[names]
         running: collections.deque[Future[RunResult]] = collections.deque()
         values: Mapping[str, Any] = {}
@@ -201,7 +198,7 @@ class NoData:
     states: list[Any]
 
 
-class _StepFunction:
+class _ScheduledStep:
     """The step with some results, as a function that takes an element of the worker which runs it.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import keras
 
 from unisono._types import Json, Logs
-from unisono.step._keras_internals import has_rate_variable, restored_epoch, set_restored_epoch
+from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
 from unisono.training._fit_extension import overrides
 from unisono.training.stateful._form import optimizers_of
 
@@ -149,7 +149,7 @@ class SharedDecisions(keras.callbacks.Callback):
     def _share(self, own: dict[str, Json]) -> None:
         """Take over the chief's decision and learning rate."""
         optimizer = self.model.optimizer
-        is_variable = has_rate_variable(optimizer)
+        is_variable = isinstance(held_rate(optimizer), keras.Variable)
         if is_variable:
             own["rate"] = float(optimizer.learning_rate)
         chiefs = json.loads(self._broadcast(json.dumps(own).encode()))

@@ -16,7 +16,6 @@ Tests: tests/virtual/training/pushed/test_server_update.py.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,15 +23,14 @@ import jax
 import keras
 import numpy as np
 
-from unisono._types import PyTree
+from unisono._types import PyTree, UserValue
 from unisono.step._keras_internals import (
     applies_as_keras,
     are_finite,
     clip_gradients,
     clipped_by,
     finite_by,
-    rate_by,
-    rate_function,
+    held_rate,
     trained_variables,
 )
 from unisono.step._layout import Gradients
@@ -67,7 +65,7 @@ def _rates(optimizer: keras.Optimizer) -> dict[str, keras.Optimizer]:
     It may be computed by the step, as from the number of steps: no server can do that.
     """
     parts = [part for part, _ in _parts(_inner(optimizer))]
-    return {f"rate {i}": part for i, part in enumerate(parts) if rate_function(part) is not None}
+    return {f"rate {i}": part for i, part in enumerate(parts) if _is_function(held_rate(part))}
 
 
 def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -145,7 +143,7 @@ def of_prepared_gradients(
     """
     with contextlib.ExitStack() as stack:
         for name, part in _rates(optimizer).items():
-            stack.enter_context(rate_by(part, functools.partial(extras.__getitem__, name)))
+            stack.enter_context(_at_rate(part, extras[name]))
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             stack.enter_context(finite_by(optimizer, lambda _: lambda _: extras[FINITE]))
             optimizer = optimizer.inner_optimizer
@@ -159,6 +157,20 @@ def of_prepared_gradients(
 
 def _as_they_are(grads: PyTree) -> PyTree:
     return grads
+
+
+def _is_function(rate: UserValue) -> bool:
+    return callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+
+@contextlib.contextmanager
+def _at_rate(optimizer: keras.Optimizer, rate: jax.Array) -> Iterator[None]:
+    """Let an optimizer, whose learning rate a function gives, take another one."""
+    before, optimizer.learning_rate = held_rate(optimizer), lambda: rate
+    try:
+        yield
+    finally:
+        optimizer.learning_rate = before
 
 
 @contextlib.contextmanager
