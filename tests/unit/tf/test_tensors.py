@@ -1,6 +1,7 @@
 """Tensors, contexts, random numbers and images with TensorFlow's names."""
 
 import jax
+import keras
 import numpy as np
 import pytest
 
@@ -192,3 +193,46 @@ def test_submodules():
     outer.inner, outer.rest = Inner(), [tf.keras.layers.Dense(1)]
     outer.again = outer.inner
     assert outer.submodules == (outer.inner, outer.rest[0])
+
+
+def test_a_module_in_a_checkpoint(tmp_path):
+    class Pair(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable(1.0)
+            self.rest = [tf.Variable(2.0)]
+            self.factor = 3
+
+    def nest():
+        outer = Pair()
+        outer.inner = Pair()
+        return outer
+
+    saved, restored = nest(), nest()
+    for number, v in enumerate(saved.variables):
+        v.assign(10.0 + number)
+    path = tf.train.Checkpoint(model=saved).save(str(tmp_path / "ckpt"))
+    tf.train.Checkpoint(model=restored).restore(path).assert_consumed()
+    assert [float(v.value) for v in restored.variables] == [10.0, 11.0, 12.0, 13.0]
+
+
+def test_names_cost_a_compiled_loop_no_trace_and_no_synchronization():
+    def steps(reduce_sum, cast, reduce_mean, variable):
+        traces = []
+
+        @tf.function
+        def step(x):
+            traces.append(1)
+            variable.assign_add(cast(reduce_sum(x), variable.dtype))
+            return reduce_mean(x)
+
+        for number in range(5):
+            with jax.transfer_guard_device_to_host("disallow"):
+                step(jax.numpy.full((2, 3), number, "float32"))
+        assert int(variable.numpy()) == 6 * 10
+        return len(traces), step.num_programs
+
+    plain = steps(jax.numpy.sum, keras.ops.cast, jax.numpy.mean, keras.Variable(0, dtype="int32"))
+    total = tf.Variable(0, dtype=tf.int64)
+    assert steps(tf.reduce_sum, tf.cast, tf.reduce_mean, total) == plain
+    assert plain[1] == 1

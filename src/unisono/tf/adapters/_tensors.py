@@ -21,6 +21,8 @@ from keras import ops
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import resolve_devices
 from unisono._types import PyTree, UserValue
+from unisono.checkpoint._contents import holds_objects
+from unisono.checkpoint._tracking import Holder
 from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
 from unisono.tf._entries import device_dtype
 
@@ -146,7 +148,7 @@ def shape_of(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None
     return None if dims is None else tuple(dims)
 
 
-class Module:
+class Module(Holder):
     """An object whose variables can be listed.
 
     Args:
@@ -154,6 +156,7 @@ class Module:
     """
 
     def __init__(self, name: str | None = None) -> None:
+        super().__init__()
         # As TensorFlow does: `MyModule` becomes `my_module`.
         self.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
@@ -168,6 +171,13 @@ class Module:
     def trainable_variables(self) -> tuple[Any, ...]:
         """Those that training changes."""
         return tuple(v for v in self.variables if v.trainable)
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What a checkpoint saves and restores, by the names of the attributes."""
+        kinds = (keras.Variable, keras.Layer, keras.Optimizer, keras.metrics.Metric, Holder)
+        held = {name: value for name, value in vars(self).items() if name not in ("_objects", "_on_growth")}
+        return {name: v for name, v in held.items() if isinstance(v, kinds) or holds_objects(v)}
 
     @property
     def submodules(self) -> tuple[Any, ...]:

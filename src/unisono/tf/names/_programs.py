@@ -266,6 +266,8 @@ KERAS: dict[str, Entry] = {
     "keras.callbacks.TensorBoard": At("unisono.callbacks.TensorBoard"),
     "keras.callbacks.ModelCheckpoint": own("_keras.ModelCheckpoint"),
     "keras.losses.Reduction": own("_keras.Reduction"),
+    "keras.utils.image_dataset_from_directory": own("_directories.image_dataset_from_directory"),
+    "keras.preprocessing.image_dataset_from_directory": own("_directories.image_dataset_from_directory"),
     "keras.utils.SidecarEvaluator": At("unisono.SidecarEvaluator"),
     "keras.experimental.SidecarEvaluator": At("unisono.SidecarEvaluator"),
     "keras.utils.experimental.DatasetCreator": At("unisono.data.DatasetCreator"),

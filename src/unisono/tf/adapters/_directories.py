@@ -1,0 +1,57 @@
+"""Images in directories as a data set, read by Keras with Grain instead of TensorFlow.
+
+Tests: tests/unit/tf/test_directories.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono.data._dataset import Dataset
+from unisono.data._pipeline._structure import TensorSpec
+
+
+def image_dataset_from_directory(*args: Any, **kwargs: Any) -> Any:
+    """Return a data set of the images below a directory, with `class_names` and `file_paths`.
+
+    Args:
+        *args: of `keras.utils.image_dataset_from_directory`.
+        **kwargs: likewise.
+
+    Returns:
+        A data set; with `subset="both"` a list of two.
+    """
+    read = keras.utils.image_dataset_from_directory
+    given = inspect.signature(read).bind(*args, **kwargs)
+    given.apply_defaults()
+    batch_size, shuffle = given.arguments["batch_size"], given.arguments["shuffle"]
+    given.arguments.update(format="grain", batch_size=None)
+    made = read(*given.args, **given.kwargs)
+    buffer = 8 * batch_size if batch_size else 1024
+    if isinstance(made, list):
+        train, validation = made
+        return [_dataset(train, shuffle, buffer, batch_size), _dataset(validation, False, buffer, batch_size)]
+    return _dataset(made, shuffle, buffer, batch_size)
+
+
+def _dataset(images: Any, shuffle: bool, buffer: int, batch_size: int | None) -> Any:
+    def elements() -> Iterator[Any]:
+        for element in images:
+            yield jax.tree.map(np.asarray, element)
+
+    first = next(elements())
+    spec = jax.tree.map(lambda leaf: TensorSpec(leaf.shape, leaf.dtype), first)
+    made: Any = Dataset.from_generator(elements, output_signature=spec)
+    if shuffle:
+        # Another order in each epoch.
+        made = made.shuffle(buffer)
+    if batch_size is not None:
+        made = made.batch(batch_size)
+    made.class_names, made.file_paths = images.class_names, images.file_paths
+    return made
