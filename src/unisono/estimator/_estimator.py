@@ -7,6 +7,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_evalu
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
@@ -29,6 +30,7 @@ from unisono.estimator.hooks._stopping import StopAtStepHook
 from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
 from unisono.estimator.session._input import data_of
 from unisono.estimator.session._model_step import ModelFunction, argument_names
+from unisono.estimator.session._progress import shown_progress
 from unisono.estimator.session._saving import global_step_in, newest_checkpoint
 from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
 from unisono.estimator.session._worker_input import WorkerInput
@@ -159,7 +161,8 @@ class Estimator:
             self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
             path, initializer_of(self._warm_start), self._executables,
         )  # fmt: skip
-        Training(task, data).run()
+        with shown_progress() if strategy.is_chief else contextlib.nullcontext():
+            Training(task, data).run()
         return self
 
     # --- evaluation and predictions --------------------------------------------------------------
