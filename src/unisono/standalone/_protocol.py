@@ -20,7 +20,7 @@ STATUS  nothing                                             numbers
 `job` is a random text that the client chooses. All requests may arrive twice: a process has a key, and
 starts once. Each request of a job renews its lease.
 
-Tests: tests/unit/standalone/test_protocol.py.
+Tests: tests/unit/standalone/test_standalone_protocol.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What programs of TensorFlow 1 begin with: `tf.app`, `tf.logging`, `tf.compat.as_str`.
 
-Tests: tests/unit/tf/test_programs.py.
+Tests: tests/unit/tf/test_tf_programs.py.
 """
 
 from __future__ import annotations
