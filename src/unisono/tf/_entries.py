@@ -81,8 +81,8 @@ class Op:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # TensorFlow names the operations of a graph, which JAX does not have.
-            kwargs.pop("name", None)
+            # TensorFlow names the operations of a graph; here hooks of an Estimator ask for them.
+            name = kwargs.pop("name", None)
             named = {self.names.get(key, key): value for key, value in kwargs.items()}
             named = {k: _as_array(v) if k in _TENSORS else v for k, v in named.items()}
             # Lists may be tensors in TensorFlow; JAX asks for arrays.
@@ -92,9 +92,20 @@ class Op:
             if self.order:
                 named |= dict(zip(self.order, given, strict=False))
                 given = []
-            return function(*given, **{**self.defaults, **named})
+            return _named(function(*given, **{**self.defaults, **named}), name)
 
         return call
+
+
+def _named(value: Any, name: str | None) -> Any:
+    """Return a value; in a model_fn, expose an array under its name."""
+    # A scalar would be returned by each step, also one of the body of a loop, which cannot be.
+    if name is not None and getattr(value, "ndim", 0):
+        from unisono.estimator._train_op import current_call, expose
+
+        if current_call() is not None:
+            expose(name, value)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

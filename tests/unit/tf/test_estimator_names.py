@@ -115,3 +115,12 @@ def test_optimizers_of_tensorflow_1_train_models_of_keras():
         models.append(model)
     for own, other in zip(*(m.get_weights() for m in models), strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6)
+
+
+def test_an_operation_with_a_name_is_exposed_to_hooks():
+    call = ModelCall("train", None, None)
+    with entered_call(call):
+        value = tf.nn.softmax(np.ones((2, 3), "f4"), name="softmax_tensor")
+        tf.reduce_sum(value, name="sum")
+    assert call.exposed["softmax_tensor"] is value
+    assert set(call.exposed) == {"softmax_tensor"}
