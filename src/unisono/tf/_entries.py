@@ -100,7 +100,7 @@ class Op:
 def _named(value: Any, name: str | None) -> Any:
     """Return a value; in a model_fn, expose an array under its name."""
     # A scalar would be returned by each step, also one of the body of a loop, which cannot be.
-    if name is not None and getattr(value, "ndim", 0):
+    if name is not None and hasattr(value, "ndim") and value.ndim:
         from unisono.estimator._train_op import current_call, expose
 
         if current_call() is not None:
