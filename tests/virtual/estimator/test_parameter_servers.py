@@ -34,6 +34,8 @@ from unisono.estimator import (
     train,
     train_and_evaluate,
 )
+from unisono.estimator._train_op import minimize
+from unisono.strategies.parameter_server import _placed
 
 SCE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -194,3 +196,25 @@ def test_data_must_hold_an_element_and_be_sent(tmp_path):
         lock = threading.Lock()
         with pytest.raises(unisono.InvalidTypeError, match="inside of the input_fn"):
             trained(strategy, decaying, lambda: (lock, data(X, Y, 10)())[1])
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_rate_of_the_step_reaches_updates_by_rows(monkeypatch, scales):
+    monkeypatch.setattr(_placed, "SMALL_TABLE_BYTES", 0)
+    monkeypatch.setattr(_placed, "TABLE_BYTES", 0)
+
+    def optimizer():
+        plain = keras.optimizers.SGD(lambda: 0.05)
+        return keras.optimizers.LossScaleOptimizer(plain) if scales else plain
+
+    def model_fn(features, labels, mode):
+        rows = keras.layers.Embedding(50, 4)(features)
+        loss = keras.losses.MeanSquaredError()(labels, keras.ops.sum(rows, (1, 2)))
+        return EstimatorSpec(mode, loss=loss, train_op=minimize(optimizer(), loss))
+
+    words = np.random.default_rng(1).integers(0, 50, (40, 3))
+    one = trained(None, model_fn, data(words, Y[:40, 0], 10))
+    with local_strategy(workers=1, servers=2) as strategy:
+        ours = trained(strategy, model_fn, data(words, Y[:40, 0], 10))
+        assert any(placed.is_table for placed in strategy.job.placed._placed.values())
+    assert_equal(ours, one)
