@@ -6,6 +6,7 @@ Tests: tests/cluster/test_launch_function.py.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +17,11 @@ from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._run_files import read_error
 from unisono.launcher._supervisor import Outcome
 
+_LOG = logging.getLogger("unisono")
+
 
 def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a function and its arguments as bytes.
+    """Return a function, its arguments and the level of this process' messages as bytes.
 
     Raises:
         InvalidArgumentError: when they cannot be pickled.
@@ -26,7 +29,7 @@ def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     import cloudpickle
 
     try:
-        return bytes(cloudpickle.dumps((fn, args)))
+        return bytes(cloudpickle.dumps((fn, args, _LOG.getEffectiveLevel())))
     except Exception as error:
         raise InvalidArgumentError(
             "`fn` and `args` must be picklable, so that they can be sent to another process. "

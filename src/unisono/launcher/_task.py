@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import logging
 import os
 import runpy
 import signal
@@ -309,10 +310,31 @@ def exit_code(error: SystemExit) -> int:
 def _call(target: Path, result: Path) -> None:
     import cloudpickle
 
-    function, args = cloudpickle.loads(target.read_bytes())
-    aside = result.with_suffix(".part")
-    aside.write_bytes(cloudpickle.dumps(function(*args)))
-    aside.replace(result)
+    function, args, level = cloudpickle.loads(target.read_bytes())
+    if level != logging.WARNING:
+        # What its caller wants to see of the library, such as an Estimator's losses.
+        logging.basicConfig()
+        logging.getLogger("unisono").setLevel(level)
+    own = os.getpid()
+    data = _pickled_value(function(*args))
+    # A process that the function has forked returns from it, too.
+    if os.getpid() == own:
+        aside = result.with_suffix(".part")
+        aside.write_bytes(data)
+        aside.replace(result)
+
+
+def _pickled_value(value: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise TypeError(
+            "The function must return a value that can be pickled, so that it can be sent to its caller. "
+            f"Received: {type(value).__name__}, which raised {type(error).__name__}: {error}. "
+            "Return numbers, arrays and texts, such as `history.history` or `model.get_weights()`."
+        ) from error
 
 
 def without_own_frames(seen: TracebackType | None) -> TracebackType | None:

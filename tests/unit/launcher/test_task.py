@@ -1,7 +1,8 @@
-"""The process of one task, by itself."""
 
 import json
+import logging
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from unisono.launcher import _task
+from unisono.launcher._function_call import pickle_call
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -69,3 +71,42 @@ def test_a_priority_is_set_as_soon_as_the_kernel_allows_it(monkeypatch):
     monkeypatch.setattr(_task.time, "sleep", lambda seconds: None)
     _task._set_group_priority(0)
     assert stop_requests == [(str(AUTOGROUP), "0\n")] * 3
+
+
+def test_a_call_shows_the_messages_that_its_caller_shows(tmp_path):
+    def level():
+        return logging.getLogger("unisono").level
+
+    log = logging.getLogger("unisono")
+    before = log.level
+    found = []
+    try:
+        for callers in (logging.INFO, logging.WARNING):
+            log.setLevel(callers)
+            (tmp_path / "call").write_bytes(pickle_call(level, ()))
+            log.setLevel(logging.ERROR)
+            _task._call(tmp_path / "call", tmp_path / "result")
+            found.append(pickle.loads((tmp_path / "result").read_bytes()))
+    finally:
+        log.setLevel(before)
+    # A program's own level stays where the caller has chosen none.
+    assert found == [logging.INFO, logging.ERROR]
+
+
+def test_a_forked_process_of_a_call_writes_no_result(tmp_path):
+    script = f"""
+import os, pathlib, cloudpickle
+from unisono.launcher import _task
+from unisono.launcher._function_call import pickle_call
+def forks():
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "parent" if child else "child"
+root = pathlib.Path({str(tmp_path)!r})
+(root / "call").write_bytes(cloudpickle.dumps((forks, (), 30)))
+_task._call(root / "call", root / f"result-{{os.getpid()}}")
+print([b"parent" in path.read_bytes() for path in root.glob("result*")])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[True]", done.stdout
