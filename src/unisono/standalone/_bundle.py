@@ -102,12 +102,13 @@ def given_files(paths: Sequence[Path]) -> dict[str, bytes]:
     """
     found: dict[str, bytes] = {}
     for path in paths:
-        every = [p for p in sorted(path.rglob("*")) if p.is_file()] if path.is_dir() else [path]
-        if path.is_absolute() or ".." in path.parts or not path.exists():
+        is_readable = path.is_dir() or path.is_file()  # not a pipe, which would wait for a writer
+        if path.is_absolute() or ".." in path.parts or not is_readable:
             raise InvalidArgumentError(
                 "A file that travels with a job must be below the current directory. "
                 f"Received: {str(path)!r}. Write a relative name, such as `--files data/vocabulary.txt`."
             )
+        every = [p for p in sorted(path.rglob("*")) if p.is_file()] if path.is_dir() else [path]
         found |= {f"{FOLDER}/{each.as_posix()}": each.read_bytes() for each in every}
     return _checked(found)
 

@@ -38,9 +38,9 @@ def main(address: str, port: int | None, key_file: Path | None, directory: Path 
             raise InvalidArgumentError(f"`--port` must be below 65536. Received: {port}.")
         has_key = bool(environ.get(VARIABLE) or environ.get(FILE_VARIABLE))
         address = with_port("0.0.0.0" if has_key else "127.0.0.1", port)
-    elif not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
+    elif not _is_address(address):
         raise InvalidArgumentError(
-            f"`--address` must be HOST:PORT. Received: {address!r}. Write `--address localhost:2222`."
+            f"`--address` must be HOST:PORT, the port below 65536. Received: {address!r}. Write `--address localhost:2222`."
         )
     server = StandardServer(address, directory, spares)
     with stop_signals() as requests:
@@ -52,6 +52,11 @@ def main(address: str, port: int | None, key_file: Path | None, directory: Path 
         finally:
             server.stop()
     return 0 if requests[0] == signal.SIGTERM else 128 + requests[0]
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
 
 
 def _access(environ: Mapping[str, str]) -> str:

@@ -62,7 +62,8 @@ def test_files_by_name(tmp_path, monkeypatch):
     (tmp_path / "data" / "words.txt").write_text("a b")
     monkeypatch.chdir(tmp_path)
     assert given_files([_bundle.Path("data")]) == {"program/data/words.txt": b"a b"}
-    for bad in ("absent", "../up", str(tmp_path / "data")):
+    os.mkfifo("pipe")
+    for bad in ("absent", "../up", str(tmp_path / "data"), "pipe"):
         with pytest.raises(unisono.InvalidArgumentError, match="below the current directory"):
             given_files([_bundle.Path(bad)])
 
