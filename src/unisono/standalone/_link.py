@@ -105,6 +105,8 @@ class ServerLink:
         self._numbers = RequestNumbers()
         self._processes: dict[str, RemoteProcess] = {}
         self._facts: ServerFacts | None = None
+        #: How often the server was taken without the job's processes: they are lost each time after the first.
+        self._beginnings = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
@@ -150,6 +152,7 @@ class ServerLink:
         )
         if told["fresh"]:
             self._facts = facts
+            self._beginnings += 1
             try:
                 self._prepare(self)
             except BaseException:
@@ -243,10 +246,11 @@ class ServerLink:
                 self._closing.wait(_RETRY_SECONDS)
                 self._find(_RETRY_SECONDS)
                 continue
+            before = self._facts.instance, self._beginnings
             try:
                 self._copy_news()
             except (PeerLostError, RequestRefusedError) as error:
-                self._look_for_server(self._facts.instance, error)
+                self._look_for_server(*before, error)
             except Exception as error:
                 # Such as a full disk: without this thread the launch would wait for ever.
                 _LOG.exception("What the server %s sent could not be kept.", self.address)
@@ -295,16 +299,20 @@ class ServerLink:
                 file.write(answer.arrays[0].tobytes())
         aside.replace(process.copies.result)
 
-    def _look_for_server(self, instance: str, error: ClusterError) -> None:
+    def _look_for_server(self, instance: str, beginnings: int, error: ClusterError) -> None:
         """Find the server again after an error; else its processes are lost."""
         lost_at = time.time()
         if self._closing.is_set():
             return
-        was_refused = isinstance(error, RequestRefusedError)
-        found = not was_refused and self._find(_FIND_SECONDS)
-        if not found or self._facts is None or self._facts.instance != instance:
-            is_restarted = was_refused or found
-            self._lose("it was started again" if is_restarted else "it does not answer", lost_at, found)
+        if isinstance(error, RequestRefusedError):
+            self._lose("it was started again, or has received nothing from this client for too long", lost_at)
+        elif not self._find(_FIND_SECONDS) or self._facts is None:
+            self._lose("it does not answer", lost_at)
+        elif self._facts.instance != instance:
+            self._lose("it was started again", lost_at, is_live=True)
+        elif self._beginnings != beginnings:
+            # It still runs, and has ended the job meanwhile: this process was stopped, or the network was.
+            self._lose("it has received nothing from this client for too long", lost_at, is_live=True)
 
     def _lose(self, why: str, at: float, is_live: bool = False) -> None:
         if not is_live:

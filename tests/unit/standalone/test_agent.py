@@ -257,6 +257,11 @@ class Linked:
         self.agent = Agent("a:1", self.machine, self.endpoint.reply)
         self.endpoint.start()
 
+    def connect_again(self):
+        self.endpoint = self.network.endpoint("a:1", self.agent.handle)
+        self.agent._reply = self.endpoint.reply
+        self.endpoint.start()
+
     def process(self):
         copies = LocalCopies(*(self.root / name for name in ("log", "error", "progress", "result")))
         process = RemoteProcess("k", Task("worker", 0), self.link, copies, lambda: None)
@@ -306,14 +311,23 @@ def test_a_server_that_was_started_again_has_lost_its_processes(linked):
 
 def test_a_lost_connection_to_the_same_server_loses_nothing(linked):
     process = linked.process()
-    agent = linked.agent
     linked.endpoint.close()
-    linked.endpoint = linked.network.endpoint("a:1", agent.handle)
-    agent._reply = linked.endpoint.reply
-    linked.endpoint.start()
+    linked.connect_again()
     linked.machine.processes[0].end(5)
     linked.until(lambda: process.poll() is not None)
     assert (process.poll(), process.loss) == (5, "")
+
+
+def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_processes(linked):
+    """The server is the same one, and takes the client again: the training must not seem to run."""
+    process = linked.process()
+    linked.endpoint.close()
+    linked.agent._forget_job(for_good=False)
+    linked.connect_again()
+    linked.until(lambda: process.poll() is not None)
+    assert process.loss == "lost its server a:1: it has received nothing from this client for too long"
+    linked.until(lambda: linked.link.is_live)
+    assert len(linked.prepared) == 2
 
 
 def test_an_error_of_the_server_has_its_kind(linked):
