@@ -105,7 +105,7 @@ class ServerLink:
         self._numbers = RequestNumbers()
         self._processes: dict[str, RemoteProcess] = {}
         self._facts: ServerFacts | None = None
-        #: How often the server was taken without the job's processes: they are lost each time after the first.
+        #: How often the server was taken without the job's processes: after the first time, these are lost.
         self._beginnings = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)

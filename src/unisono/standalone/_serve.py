@@ -40,7 +40,8 @@ def main(address: str, port: int | None, key_file: Path | None, directory: Path 
         address = with_port("0.0.0.0" if has_key else "127.0.0.1", port)
     elif not _is_address(address):
         raise InvalidArgumentError(
-            f"`--address` must be HOST:PORT, the port below 65536. Received: {address!r}. Write `--address localhost:2222`."
+            f"`--address` must be HOST:PORT, the port below 65536. Received: {address!r}. "
+            "Write `--address localhost:2222`."
         )
     server = StandardServer(address, directory, spares)
     with stop_signals() as requests:
