@@ -97,6 +97,8 @@ class TaskGroup:
         self._starter = starter
         #: The tasks that have failed and are started again, and when; in seconds of the monotonic clock.
         self._restarts: dict[Task, float] = {}
+        #: The tasks that were started again.
+        self._restarted: set[Task] = set()
         for task in plan.tasks:
             self._start(task, starter)
 
@@ -125,6 +127,7 @@ class TaskGroup:
                 continue
             if now >= at:
                 del self._restarts[task]
+                self._restarted.add(task)
                 self._failures.pop(task, None)
                 self._codes.pop(task, None)
                 self._raised.discard(task)
@@ -175,12 +178,17 @@ class TaskGroup:
             if code is not None and task not in self._codes:
                 self._note_end(task, process, code)
         states = tuple(
-            decide.TaskState(t)
-            if t in self._restarts and self._ending is None
-            else decide.TaskState(t, self._codes.get(t), self._failures.get(t), t in self._raised)
-            for t in self.plan.tasks
+            self._state_of(t, waits=t in self._restarts and self._ending is None) for t in self.plan.tasks
         )
         return decide.Generation(states, self._ending, signals, resize)
+
+    def _state_of(self, task: Task, *, waits: bool) -> decide.TaskState:
+        restarted = task in self._restarted or waits
+        if waits:
+            return decide.TaskState(task, restarted=restarted)
+        return decide.TaskState(
+            task, self._codes.get(task), self._failures.get(task), task in self._raised, restarted
+        )
 
     def _note_error(self, task: Task, process: TaskProcess) -> None:
         """Count a task as failed from the time of its exception: it may take long to end after that."""

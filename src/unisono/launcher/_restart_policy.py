@@ -75,12 +75,14 @@ class TaskState:
         code: its exit code as a shell sees it, None while it runs.
         failure: how it failed; None for failures after the launcher had asked it to end.
         raised: whether its program has raised an exception; the process may still run.
+        restarted: whether it was started again alone, while the others went on.
     """
 
     task: Task
     code: int | None = None
     failure: Failure | None = None
     raised: bool = False
+    restarted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,18 +215,23 @@ def _ending_now(state: Generation, options: LaunchOptions, now: float) -> Ending
 
 
 def _is_done(tasks: tuple[TaskState, ...]) -> bool:
-    waited = {*_training_jobs(tasks), "evaluator"}
-    return all(t.code is not None for t in tasks if t.task.type in waited)
+    evaluators = [t for t in tasks if t.task.type == "evaluator"]
+    return all(t.code is not None for t in (*_training_tasks(tasks), *evaluators))
 
 
-def _training_jobs(tasks: tuple[TaskState, ...]) -> set[str]:
-    """Return the jobs whose end is the end of training.
+def _training_tasks(tasks: tuple[TaskState, ...]) -> list[TaskState]:
+    """Return the tasks whose end is the end of training.
 
-    With parameter servers and a chief that is the chief's: servers, and the workers that it sends functions
-    to, run until they are stopped. Otherwise it is the end of the chief and all workers.
+    With parameter servers and a chief that is the chief: servers, and the workers that it sends functions
+    to, run until they are stopped. Otherwise it is the chief and all workers, but for a worker that was
+    started again beside worker 0, the chief of such a cluster: where it starts after the end, it would wait
+    for a chief.
     """
-    jobs = {t.task.type for t in tasks}
-    return {"chief"} if {"ps", "chief"} <= jobs else {"chief", "worker"}
+    chiefs = [t for t in tasks if t.task.type == "chief"]
+    if chiefs and any(t.task.type == "ps" for t in tasks):
+        return chiefs
+    workers = [t for t in tasks if t.task.type == "worker" and (t.task.index == 0 or not t.restarted)]
+    return [*chiefs, *workers]
 
 
 def waits_for_evaluator(state: Generation) -> bool:
@@ -237,8 +244,7 @@ def waits_for_evaluator(state: Generation) -> bool:
 
 
 def _trained(tasks: tuple[TaskState, ...]) -> bool:
-    jobs = _training_jobs(tasks)
-    return all(t.code == 0 and t.failure is None for t in tasks if t.task.type in jobs)
+    return all(t.code == 0 and t.failure is None for t in _training_tasks(tasks))
 
 
 def _all_ended(state: Generation) -> bool:

@@ -37,11 +37,14 @@ OPTIONS = LaunchOptions(workers=2, grace=10.0)
 NOW = 100.0
 
 
-def state(*codes, jobs=None, failures=(), raised=(), **more):
+def state(*codes, jobs=None, failures=(), raised=(), restarted=(), **more):
     tasks = jobs or [Task("worker", i) for i in range(len(codes))]
     failed = {f.task: f for f in failures}
     return Generation(
-        tuple(TaskState(t, c, failed.get(t), t.index in raised) for t, c in zip(tasks, codes, strict=True)),
+        tuple(
+            TaskState(t, c, failed.get(t), t.index in raised, t in restarted)
+            for t, c in zip(tasks, codes, strict=True)
+        ),
         **more,
     )
 
@@ -51,6 +54,7 @@ def failure(index, at, code=1, detail="failed"):
 
 
 PS = [Task("chief", 0), Task("worker", 0), Task("ps", 0)]
+NO_CHIEF = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
 ENDING = Ending(FailureReason.FAILED, since=100.0, kill_at=103.0)
 
 
@@ -64,6 +68,8 @@ ENDING = Ending(FailureReason.FAILED, since=100.0, kill_at=103.0)
         (state(RESTART_WANTED, None), FailureReason.WANTED, 110.0),
         (state(None, None, resize=True), FailureReason.RESIZE, 110.0),
         (state(0, None, None, jobs=PS), FailureReason.DONE, 110.0),
+        # A worker that was started again may come after the end of worker 0, the chief here.
+        (state(0, None, None, jobs=NO_CHIEF, restarted=[Task("worker", 1)]), FailureReason.DONE, 110.0),
     ],
 )
 def test_why_a_generation_is_ended(seen, reason, kill_at):
@@ -79,7 +85,8 @@ def test_why_a_generation_is_ended(seen, reason, kill_at):
         state(0, None),
         state(None, 0, None, jobs=PS),
         # Without a chief the workers are waited for, and the servers are not.
-        state(0, None, None, jobs=[Task("worker", 0), Task("worker", 1), Task("ps", 0)]),
+        state(0, None, None, jobs=NO_CHIEF),
+        state(None, 0, None, jobs=NO_CHIEF, restarted=[Task("worker", 0)]),
         state(None, 137, ending=ENDING),
     ],
 )
