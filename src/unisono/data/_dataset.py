@@ -79,7 +79,7 @@ class Dataset(FurtherTransforms, DataSet):
         Returns:
             A data set.
 
-        >>> list(Dataset.from_tensors([1.0, 2.0]))
+        >>> list(Dataset.from_tensors([1.0, 2.0]).as_numpy_iterator())
         [array([1., 2.], dtype=float32)]
         """
         element = _structure.as_element(tensors)
@@ -98,7 +98,7 @@ class Dataset(FurtherTransforms, DataSet):
         Raises:
             InvalidArgumentError: First dimensions differ, or one is missing.
 
-        >>> list(Dataset.from_tensor_slices({"x": [1, 2]}))
+        >>> list(Dataset.from_tensor_slices({"x": [1, 2]}).as_numpy_iterator())
         [{'x': np.int32(1)}, {'x': np.int32(2)}]
         """
         # Read-only, because elements are views of the user's arrays.
@@ -118,7 +118,7 @@ class Dataset(FurtherTransforms, DataSet):
         Returns:
             A data set.
 
-        >>> list(Dataset.from_source([(1, "a"), (2, "b")]))
+        >>> list(Dataset.from_source([(1, "a"), (2, "b")]).as_numpy_iterator())
         [(np.int32(1), b'a'), (np.int32(2), b'b')]
         """
         return Dataset(Source(lambda: source))
@@ -149,7 +149,8 @@ class Dataset(FurtherTransforms, DataSet):
             InvalidArgumentError: While iterating, when it yields another shape.
 
         >>> from unisono.data import TensorSpec
-        >>> list(Dataset.from_generator(lambda: iter([1, 2]), output_signature=TensorSpec((), "int64")))
+        >>> made = Dataset.from_generator(lambda: iter([1, 2]), output_signature=TensorSpec((), "int64"))
+        >>> list(made.as_numpy_iterator())
         [np.int64(1), np.int64(2)]
         """
         make = _functions.checked(generator, "from_generator")
@@ -332,7 +333,8 @@ class Dataset(FurtherTransforms, DataSet):
             A data set.
 
         >>> letters = [Dataset.from_tensors(x).repeat() for x in ("a", "b")]
-        >>> list(Dataset.choose_from_datasets(letters, Dataset.from_tensor_slices([0, 1, 1])))
+        >>> chosen = Dataset.choose_from_datasets(letters, Dataset.from_tensor_slices([0, 1, 1]))
+        >>> list(chosen.as_numpy_iterator())
         [b'a', b'b', b'b']
         """
         nodes = [node_of(dataset, "choose_from_datasets") for dataset in datasets]

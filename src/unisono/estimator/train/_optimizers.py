@@ -27,8 +27,8 @@ class Optimizer:
     Args:
         optimizer: the Keras optimizer that makes the updates.
 
-    >>> Optimizer(keras.optimizers.SGD(0.1)).get_name()
-    'sgd'
+    >>> Optimizer(keras.optimizers.SGD(0.1, name="steps")).get_name()
+    'steps'
     """
 
     def __init__(self, optimizer: keras.Optimizer) -> None:

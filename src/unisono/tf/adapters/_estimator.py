@@ -39,9 +39,9 @@ def _of_either(v1: Callable[..., Any], v2: Callable[..., Any]) -> Callable[..., 
         return (v1 if is_v1 else v2)(*args, **kwargs)
 
     called.__name__ = v1.__name__
-    called.__doc__ = (
-        f"{v1.__doc__}\n\n    With `y_true` and `y_pred`, or outside of a model_fn, it is Keras'."
-    )
+    # Its example calls the other function of that name.
+    text = (v1.__doc__ or "").partition("    >>>")[0].rstrip()
+    called.__doc__ = f"{text}\n\n    With `y_true` and `y_pred`, or outside of a model_fn, it is Keras'."
     return called
 
 
