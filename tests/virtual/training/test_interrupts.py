@@ -258,7 +258,7 @@ def test_an_interrupt_while_jax_starts_a_program_for_the_first_time_is_put_off()
             trace = program._compiled.trace
             __call__ = staticmethod(started_step(program._compiled))
 
-        program._compiled = Watched()
+        program._compiled = program._program = Watched()
         return program
 
     programs.compile = compile_and_watch
