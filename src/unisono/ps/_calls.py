@@ -202,6 +202,11 @@ class PendingCalls:
         """Bytes of the requests that have no answer yet."""
         return self._bytes
 
+    @property
+    def first_deadline(self) -> float:
+        """No request is late before this time of the monotonic clock; infinity without any."""
+        return self._first_deadline
+
     def add(self, frame: Frame, size: int, timeout: float | None, may_wait: bool = True) -> Future[Frame]:
         """Note a request; wait while too many bytes are in flight.
 

@@ -203,6 +203,15 @@ def test_a_timeout_names_task_and_address(cluster):
     assert isinstance(peer.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
 
 
+def test_a_timeout_wakes_a_thread_that_sleeps_without_one(cluster):
+    endpoint = cluster.endpoint(lambda client, request: Frame(Op.OK, request.request) if request.meta else None)
+    peer = cluster.peer(endpoint.address)
+    # Without a deadline: afterwards the thread of the peers sleeps for a minute.
+    peer.send(Frame(Op.PULL, 1, meta={"answer": 1})).result(LONG)
+    time.sleep(0.1)
+    assert isinstance(peer.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
+
+
 def test_a_request_waits_until_its_task_has_started(cluster):
     address = f"127.0.0.1:{_local.free_port()}"
     peer = cluster.peer(address)

@@ -206,6 +206,7 @@ class _Link:
             self._unsent.append((request, parts))
             if self._lane is not None:
                 self._flush_lane(self._lane)
+                self._thread.wake_by(self._pending.first_deadline)
                 return
         self._thread.mailbox.put(self._flush)
 

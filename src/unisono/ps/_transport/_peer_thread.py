@@ -46,6 +46,8 @@ class PeerThread(threading.Thread):
         #: By socket, or by its number in the kernel.
         self._actions: dict[ZmqSocket | int, Callable[[], None]] = {}
         self._is_stopping = False
+        #: Until when the thread sleeps at most; infinity while it finds that out.
+        self._wakes_at = math.inf
         self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
 
     def watch(self, made: ZmqSocket | int, action: Callable[[], None], events: int = zmq.POLLIN) -> None:
@@ -57,6 +59,16 @@ class PeerThread(threading.Thread):
         """Undo `watch`."""
         del self._actions[made]
         self._poller.unregister(made)
+
+    def wake_by(self, moment: float) -> None:
+        """Let the thread look at its links when that time comes; from any thread.
+
+        Args:
+            moment: in seconds of the monotonic clock.
+        """
+        # Rarely true: a deadline lies behind those of earlier requests. So a request costs no wake-up.
+        if moment < self._wakes_at:
+            self.mailbox.put(_nothing)
 
     def stop(self) -> None:
         """End the thread."""
@@ -76,11 +88,13 @@ class PeerThread(threading.Thread):
         self.context.term()
 
     def _turn(self) -> None:
+        # First: a deadline that is set while the links are asked wakes the thread again.
+        self._wakes_at = math.inf
         now = time.monotonic()
-        # A link that is closed in its turn changes the set.
+        # A link that is closed in its turn changes the set. A minute: `poll` takes no infinity.
         wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
-        # A minute: `poll` takes no infinity.
-        found = dict(self._poller.poll(math.ceil(1000 * min(60.0, max(0.0, wake - now)))))
+        self._wakes_at = min(wake, now + 60.0)
+        found = dict(self._poller.poll(math.ceil(1000 * max(0.0, self._wakes_at - now))))
         for ready in found:
             # A socket may have been closed by the action of another one.
             action = self._actions.get(ready)
@@ -88,6 +102,10 @@ class PeerThread(threading.Thread):
                 action()
         if self.mailbox.descriptor in found:
             self.mailbox.run()
+
+
+def _nothing() -> None:
+    pass
 
 
 _GUARD = threading.Lock()
