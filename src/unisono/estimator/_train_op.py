@@ -67,8 +67,6 @@ class ModelCall:
         tape: a persistent tape that is entered; None where nothing can be differentiated.
         store: the variables, by path: `global_step`, `variables`, `trainable_variables`.
         exposed: arrays by name, which hooks may ask for: what `expose` was given.
-        summaries: `(kind, tag, values)`, in the order in which model_fn made them: what `add_summary` was
-            given.
         extras: what other modules keep for this run, by their own names.
     """
 
@@ -76,7 +74,6 @@ class ModelCall:
     tape: GradientTape | None
     store: Any
     exposed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    summaries: list[tuple[str, str, dict[str, Any]]] = dataclasses.field(default_factory=list)
     extras: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -137,17 +134,6 @@ def expose(name: str, value: ArrayLike) -> ArrayLike:
         unique = f"{name}_{number}"
     exposed[unique] = value
     return value
-
-
-def add_summary(kind: str, tag: str, **values: UserValue) -> None:
-    """Let the loop write a summary every `save_summary_steps` steps.
-
-    Args:
-        kind: a function of `unisono.summary`, such as `"scalar"`.
-        tag: the name.
-        values: the function's arguments after the name, by name, arrays among them.
-    """
-    require_call(f"summary.{kind}").summaries.append((kind, tag, values))
 
 
 def get_global_step() -> keras.Variable:

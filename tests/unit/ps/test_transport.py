@@ -204,7 +204,10 @@ def test_a_timeout_names_task_and_address(cluster):
 
 
 def test_a_timeout_wakes_a_thread_that_sleeps_without_one(cluster):
-    endpoint = cluster.endpoint(lambda client, request: Frame(Op.OK, request.request) if request.meta else None)
+    def answer(client, request):
+        return Frame(Op.OK, request.request) if request.meta else None
+
+    endpoint = cluster.endpoint(answer)
     peer = cluster.peer(endpoint.address)
     # Without a deadline: afterwards the thread of the peers sleeps for a minute.
     peer.send(Frame(Op.PULL, 1, meta={"answer": 1})).result(LONG)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import keras
@@ -15,6 +15,12 @@ import keras
 from unisono._types import PyTree
 from unisono.estimator._collections import current_collections
 from unisono.estimator.layers._scopes import found_or_made
+
+#: A number, or one for each axis.
+Sizes: TypeAlias = "int | tuple[int, ...] | list[int]"
+
+#: What Keras' layers take: a name, a function, an object or None.
+KerasArgument: TypeAlias = Any
 
 #: Arguments that are None in TensorFlow 1, for what Keras names.
 _DEFAULTS = {

@@ -6,18 +6,15 @@ Tests: tests/unit/estimator/test_layers.py.
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import keras
 
 from unisono._errors import UnsupportedError
 from unisono._types import PyTree, UserValue
-from unisono.estimator.layers._base import GraphLayer, as_function
+from unisono.estimator.layers._base import GraphLayer, KerasArgument, as_function
 from unisono.estimator.layers._scopes import found_or_made
-
-#: What Keras' layers take: a name, a function, an object or None.
-KerasArgument: TypeAlias = Any
 
 
 class Dense(GraphLayer, keras.layers.Dense):

@@ -5,17 +5,32 @@ Tests: tests/unit/estimator/test_layers.py.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import keras
 
-from unisono.estimator.layers._base import GraphLayer, as_function
-
-#: A number, or one for each axis.
-Sizes: TypeAlias = "int | tuple[int, ...] | list[int]"
+from unisono.estimator.layers._base import GraphLayer, Sizes, as_function
 
 
-class MaxPooling1D(GraphLayer, keras.layers.MaxPooling1D):
+class _Pooling(GraphLayer):
+    """What the layers have in common: the arguments that TensorFlow 1 requires."""
+
+    def __init__(
+        self,
+        pool_size: Sizes,
+        strides: Sizes,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            pool_size=pool_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            name=name,
+        )
+
+
+class MaxPooling1D(_Pooling, keras.layers.MaxPooling1D):
     """The largest value of each window over one axis.
 
     Args:
@@ -29,24 +44,8 @@ class MaxPooling1D(GraphLayer, keras.layers.MaxPooling1D):
     (2, 4, 3)
     """
 
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
-
-class MaxPooling2D(GraphLayer, keras.layers.MaxPooling2D):
+class MaxPooling2D(_Pooling, keras.layers.MaxPooling2D):
     """The largest value of each window over two axes.
 
     Args:
@@ -60,24 +59,8 @@ class MaxPooling2D(GraphLayer, keras.layers.MaxPooling2D):
     (2, 4, 4, 3)
     """
 
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
-
-class MaxPooling3D(GraphLayer, keras.layers.MaxPooling3D):
+class MaxPooling3D(_Pooling, keras.layers.MaxPooling3D):
     """The largest value of each window over three axes.
 
     Args:
@@ -91,24 +74,8 @@ class MaxPooling3D(GraphLayer, keras.layers.MaxPooling3D):
     (2, 4, 4, 4, 3)
     """
 
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
-
-class AveragePooling1D(GraphLayer, keras.layers.AveragePooling1D):
+class AveragePooling1D(_Pooling, keras.layers.AveragePooling1D):
     """The mean of each window over one axis.
 
     Args:
@@ -122,24 +89,8 @@ class AveragePooling1D(GraphLayer, keras.layers.AveragePooling1D):
     (2, 4, 3)
     """
 
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
-
-class AveragePooling2D(GraphLayer, keras.layers.AveragePooling2D):
+class AveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
     """The mean of each window over two axes.
 
     Args:
@@ -153,24 +104,8 @@ class AveragePooling2D(GraphLayer, keras.layers.AveragePooling2D):
     (2, 4, 4, 3)
     """
 
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
-
-class AveragePooling3D(GraphLayer, keras.layers.AveragePooling3D):
+class AveragePooling3D(_Pooling, keras.layers.AveragePooling3D):
     """The mean of each window over three axes.
 
     Args:
@@ -183,22 +118,6 @@ class AveragePooling3D(GraphLayer, keras.layers.AveragePooling3D):
     >>> AveragePooling3D(2, 2)(keras.ops.ones((2, 8, 8, 8, 3))).shape
     (2, 4, 4, 4, 3)
     """
-
-    def __init__(
-        self,
-        pool_size: Sizes,
-        strides: Sizes,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            pool_size=pool_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            name=name,
-        )
 
 
 max_pooling1d = as_function(MaxPooling1D, "max_pooling1d")
