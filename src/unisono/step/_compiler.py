@@ -71,7 +71,7 @@ class Entry:
         self._steps = 0
         shapes = ", ".join(str(tuple(slot.variable.shape)) for slot in plan.slots)
         self._kind = f"run with variables {shapes}" if shapes else "run"
-        self._strategy = strategy
+        self.strategy = strategy
         self._results: list[Result] = []
         # By slot: what the variable holds between steps, and the array on all devices that stands for it.
         self._held: list[Any] = [_NOTHING] * len(plan.slots)
@@ -109,33 +109,39 @@ class Entry:
             # The same array as after the last step: nothing was assigned, and it is on all devices already.
             if (value := read(slot.variable)) is not held:
                 self._place(i, slot, value)
-        values = self._strategy.state_layout.fetch(self._arrays)
+        values = self.strategy.state_layout.fetch(self._arrays)
         written = [values[i] for i, _ in self._written]
-        return written, ([values[i] for i in self._read], self._place_arrays(call))
+        return written, ([values[i] for i in self._read], self.place_arrays(call))
 
     def __call__(self, call: Call) -> PyTree:
         done: list[Any] = []
         try:
             if self._is_shared:
-                self._strategy.process_group.note_step(self._kind, (call.arrays,))
+                self.note(call)
                 self._begin_alike()
             outputs, new = self.step(*self.arguments(call), done)
             self._store_all(new)
             done.clear()
             if self._is_shared:
                 self._steps += 1
-                self._strategy.process_group.check_state(
-                    self._strategy.mesh, self, self._steps, self._compared
-                )
+                self.strategy.process_group.check_state(self.strategy.mesh, self, self._steps, self._compared)
         except (RuntimeError, ValueError) as error:
-            explained = self._strategy.process_group.explain(error)
+            explained = self.strategy.process_group.explain(error)
             if explained is None:
                 raise
             raise explained from error
         finally:
             if done:  # an interrupt came after the step had started
                 self._store_all(done[0][1])
-        return self._results[-1].rebuild(self._strategy.mesh.local_each(outputs))
+        return self._results[-1].rebuild(self.strategy.mesh.local_each(outputs))
+
+    def note(self, call: Call) -> None:
+        """Note that a step of all processes begins.
+
+        Args:
+            call: its arguments.
+        """
+        self.strategy.process_group.note_step(self._kind, (call.arrays,))
 
     def _compared(self) -> tuple[list[str], list[Any]]:
         """Names and arrays of what all workers must hold alike after a step."""
@@ -144,7 +150,7 @@ class Entry:
 
     def _store_all(self, new: list[Any]) -> None:
         """Store the new state in the variables."""
-        for (i, slot), value in zip(self._written, self._strategy.state_layout.rest(new), strict=True):
+        for (i, slot), value in zip(self._written, self.strategy.state_layout.rest(new), strict=True):
             if self._elsewhere and i in self._elsewhere:
                 self._elsewhere[i].assigned(value)
                 continue
@@ -160,7 +166,7 @@ class Entry:
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Of what lies in parts each worker has its own, and parameter servers have one value for all.
         new = [s for s in new if not isinstance(_stored(s), HeldValue)]
-        values = self._strategy.process_group.broadcast_arrays([_stored(s) for s in new])
+        values = self.strategy.process_group.broadcast_arrays([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
             _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
@@ -181,8 +187,13 @@ class Entry:
             _store(slot, held)
         self._arrays[number] = array
 
-    def _place_arrays(self, call: Call) -> list[Any]:
-        mesh = self._strategy.mesh
+    def place_arrays(self, call: Call) -> list[Any]:
+        """Return the arrays of a call on their devices.
+
+        Args:
+            call: its arguments.
+        """
+        mesh = self.strategy.mesh
         return [
             x
             if split and getattr(x, "sharding", None) == mesh.sharded

@@ -20,7 +20,6 @@ from unisono._context import Context
 from unisono._reads import NOT_IN_A_STEP
 from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
-from unisono.data._batches import check_values
 from unisono.step._call_signature import Call
 from unisono.step._compiler import Entry, StepCompiler
 from unisono.step._explain import explaining
@@ -30,9 +29,12 @@ from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
 from unisono.training.stateful._form import STEPS, as_tensorflow
+from unisono.training.stateful._repeated_step import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
+from unisono.training.stateful._step_groups import GroupResult, StepGroups
 from unisono.training.trainer._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.trainer._host_timing import HostTimer
+from unisono.training.trainer._lookahead import StepLookahead
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -59,11 +61,23 @@ class StatefulFunction:
         self._is_prepared = False
         #: Where the host's time goes.
         self.timer = HostTimer()
+        self._groups = StepGroups(model, strategy, task, self)
+        self._repeating: dict[tuple[Entry, int], RepeatedEntry] = {}
+        self._used: set[Entry] = set()
+
+    @property
+    def lookahead(self) -> StepLookahead | None:
+        """What runs ahead of Keras' loop, during a call in which no callback sees single batches."""
+        return self._groups.ahead
+
+    @lookahead.setter
+    def lookahead(self, value: StepLookahead | None) -> None:
+        self._groups.look_ahead(value)
 
     @property
     def num_programs(self) -> int:
-        """How many programs were compiled."""
-        return self._compiler.num_programs
+        """How many programs have run."""
+        return len(self._used) + sum(entry.is_used for entry in self._repeating.values())
 
     def prepare(self, batch: PyTree) -> None:
         """Create what the step creates, layers' weights, optimizers' slots and metrics, without computing it.
@@ -103,36 +117,70 @@ class StatefulFunction:
         """
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
-        self.timer.begin()
-        try:
-            results = [self._run(batch) for batch in self._taken(iterator)]
-        finally:
-            self.timer.end()
+        ahead = self._groups.ahead
+        result = None if ahead is None else ahead.next_logs()
+        if result is None:
+            self.timer.begin()
+            try:
+                result = self._hand_out(self._groups.run(iterator))
+            finally:
+                self.timer.end()
+        # The variables hold the newest state: what Keras has carried is of no use.
+        mark_synced(self._model, True)
+        return result, state
+
+    def _hand_out(self, results: list[GroupResult]) -> PyTree:
+        """Return what Keras gets for a call, and queue what it asks for in the next ones."""
         if not results:
             self._strategy.process_group.note_step(self._task.name.lower(), [])
             raise StopIteration
-        # The variables hold the newest state: what Keras has carried is of no use.
-        mark_synced(self._model, True)
-        if self._task is TrainerTask.PREDICT and len(results) > 1:
-            return jax.tree.map(_concatenated, *results), state
-        return results[-1], state
+        ahead, last = self._groups.ahead, results[-1]
+        is_predict = self._task is TrainerTask.PREDICT
+        if ahead is not None and last.is_stacked:
+            queue = ahead.queue_predictions if is_predict else ahead.queue_logs
+            return queue(last.value, last.count)
+        if is_predict and (len(results) > 1 or last.is_stacked):
+            return jax.tree.map(_concatenated, *[r.rows() for r in results])
+        return last.newest()
 
-    def _taken(self, iterator: Iterator[PyTree]) -> Iterator[PyTree]:
-        for _ in range(self._model.steps_per_execution):
-            self.timer.wait()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            self.timer.add([batch])
-            check_values(batch)
-            yield as_tensorflow(self._model, self._task, batch)
+    def run_one(self, batch: PyTree) -> PyTree:
+        """Run the step of a batch alone.
 
-    def _run(self, batch: PyTree) -> PyTree:
+        Args:
+            batch: as Keras' loop gives it.
+        """
+        batch = as_tensorflow(self._model, self._task, batch)
         if self._model.run_eagerly or not self._model.jit_compile:
             return _run_eagerly(self._step, batch)
         fn, call = self._call_of(batch)
-        return self._entry(fn, call)(call).value
+        entry = self._entry(fn, call)
+        self._used.add(entry)
+        return entry(call).value
+
+    def repeated(self, batch: PyTree, slots: int) -> RepeatedEntry:
+        """Return the program for several batches like this one.
+
+        Args:
+            batch: as Keras' loop gives it.
+            slots: how many batches there is room for.
+        """
+        fn, call = self._call_of(as_tensorflow(self._model, self._task, batch))
+        one = self._entry(fn, call)
+        found = self._repeating.get((one, slots))
+        if found is None:
+            found = self._repeating[one, slots] = RepeatedEntry(one, fn, call, slots)
+        return found
+
+    def divides(self, batch: PyTree) -> bool:
+        """Return whether several batches like this one may be placed together.
+
+        Args:
+            batch: as Keras' loop gives it.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            # Such a step may get arrays that have not the same number of rows.
+            return len({np.shape(x)[:1] for x in jax.tree.leaves(batch)}) == 1
+        return self._policy.mode(rows_in(batch)) is Mode.SPLIT
 
     def _call_of(self, batch: PyTree) -> tuple[Callable[[PyTree], PyTree], Call]:
         """Return what each replica calls with a batch, and the arguments."""
@@ -184,8 +232,8 @@ def _in_rows(array: ArrayLike, replicas: int) -> PerReplica:
     return PerReplica.from_stacked(np.reshape(array, (replicas, -1, *np.shape(array)[1:])))
 
 
-def _concatenated(*parts: ArrayLike) -> np.ndarray:
-    return np.concatenate([np.asarray(part) for part in parts])
+def _concatenated(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)
 
 
 def _run_eagerly(step: StatefulStep, batch: PyTree) -> PyTree:
