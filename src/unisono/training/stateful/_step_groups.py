@@ -55,7 +55,7 @@ class GroupResult:
         return jax.tree.map(lambda x: np.asarray(x)[: self.count].reshape(-1, *x.shape[2:]), self.value)
 
 
-class StepRunner(Protocol):
+class RunsSteps(Protocol):
     """What a `StepGroups` runs steps with."""
 
     timer: HostTimer
@@ -81,7 +81,7 @@ class StepGroups:
     """
 
     def __init__(
-        self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask, runner: StepRunner
+        self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask, runner: RunsSteps
     ) -> None:
         self._model, self._strategy, self._task, self._runner = model, strategy, task, runner
         self._group_size = AdaptiveGroupSize(is_agreed=strategy.process_group.size > 1)
