@@ -26,7 +26,7 @@ from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.training.pushed._jaxprs import exported
 from unisono.training.pushed._preparation import extras_of
 from unisono.training.pushed._server_update import Piece, ServerUpdate
-from unisono.training.pushed._worker_program import WorkerProgram
+from unisono.training.pushed._worker_program import UpdateCall, WorkerProgram
 from unisono.training.tables._lookups import TableLookups
 
 #: What an undivided array counts as: one part.
@@ -37,8 +37,8 @@ _WHOLE = (VariablePart(0),)
 class _Outputs:
     """The numbers of a program's outputs, by what they are; of divided variables one for each part."""
 
-    gradients: dict[tuple[int, int, VariablePart], int]
-    extras: dict[tuple[int, str], int]
+    gradients: dict[tuple[UpdateCall, int, VariablePart], int]
+    extras: dict[tuple[UpdateCall, str], int]
     adds: dict[tuple[int, VariablePart], int]
     assigns: dict[tuple[int, VariablePart], int]
     results: tuple[int, ...]
@@ -54,8 +54,8 @@ class _Outputs:
             return dict.fromkeys(division.parts, next(numbers))
 
         return cls(
-            {(id(o), id(v), p): n for o, v in program.gradients for p, n in of_parts(v).items()},
-            {(id(o), name): next(numbers) for o, name in program.extras},
+            {(u, id(v), p): n for u, v in program.gradients for p, n in of_parts(v).items()},
+            {(u, name): next(numbers) for u, name in program.extras},
             {(id(v), p): n for v in program.adds for p, n in of_parts(v).items()},
             {(id(v), p): n for v in program.assigns for p, n in of_parts(v).items()},
             tuple(numbers),
@@ -124,19 +124,15 @@ class PlanMaker:
 
     def _push(self, server: int, program: WorkerProgram, outputs: _Outputs) -> PushPlan:
         sent: list[int] = []
-        rows = [
-            push
-            for optimizer in program.optimizers
-            for push in self._rows(server, optimizer, program, outputs)
-        ]
+        rows = [push for call in program.updates for push in self._rows(server, call, program, outputs)]
         # Before all others, which change what all variables share: the count of iterations.
         updates: list[dict[str, Any]] = [meta for _, meta in rows]
-        for optimizer in program.optimizers:
-            digest, update = self._update(server, optimizer, program.has_gradient(optimizer))
+        for call in program.updates:
+            digest, update = self._update(server, call.optimizer, program.has_gradient(call))
             if not update.writes:
                 continue
-            sent += [outputs.gradients[id(optimizer), *piece.key] for piece in update.gradients]
-            sent += [outputs.extras[id(optimizer), name] for name in update.extras]
+            sent += [outputs.gradients[call, *piece.key] for piece in update.gradients]
+            sent += [outputs.extras[call, name] for name in update.extras]
             ids = [self._placed[piece.variable].numbers[piece.part] for piece in _touched(update)]
             count = len(update.gradients) + len(update.extras)
             updates.append(
@@ -153,28 +149,27 @@ class PlanMaker:
         return PushPlan(server, tuple(sent), meta, tuple(push for push, _ in rows))
 
     def _rows(
-        self, server: int, optimizer: keras.Optimizer, program: WorkerProgram, outputs: _Outputs
+        self, server: int, call: UpdateCall, program: WorkerProgram, outputs: _Outputs
     ) -> Iterator[tuple[RowPush, dict[str, Any]]]:
         """Yield what is pushed of the tables that an optimizer trains, and what the server is told of it."""
+        optimizer = call.optimizer
         groups = [] if program.lookups is None else list(program.lookups.groups)
         variables = [*trained_variables(optimizer), *optimizer.variables]
         trained = trained_variables(optimizer)
         extras, first = extras_of(optimizer), len(variables) + len(trained)
         for of, variable in program.gradients:
             placed = self._placed[variable]
-            if of is not optimizer or not placed.is_table:
+            if of != call or not placed.is_table:
                 continue
             update = self._placed.row_update(optimizer, variable)
-            if update is None:
-                raise _not_by_rows(optimizer, variable)
+            if update is None or call.call:
+                raise _not_by_rows(optimizer, variable, call.call > 0)
             group = next((i for i, g in enumerate(groups) if any(v is variable for v in g.tables)), -1)
-            flags = [
-                outputs.extras[id(optimizer), name] for name in (extras[i - first] for i in update.flags)
-            ]
+            flags = [outputs.extras[call, name] for name in (extras[i - first] for i in update.flags)]
             digest = self._client.add_program(server, update.blob)
             for part in placed.division.on(server):
                 begin, end = part.rows or (0, variable.shape[0])
-                sent = (outputs.gradients[id(optimizer), id(variable), part], *flags)
+                sent = (outputs.gradients[call, id(variable), part], *flags)
                 ids = [self._number(variables[i], part) for i in update.values]
                 yield (
                     RowPush(group, begin, end, sent),
@@ -273,7 +268,13 @@ def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, in
     )
 
 
-def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable) -> UnsupportedError:
+def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable, is_again: bool) -> UnsupportedError:
+    if is_again:
+        return UnsupportedError(
+            "A table that an earlier step has used by rows may be updated once in a step. Received: several "
+            f"updates by {optimizer.name!r} in one step, which train {variable.path!r}. Run that step first, "
+            "so that the table is used as a whole, or schedule a function for each update."
+        )
     return UnsupportedError(
         "A table on parameter servers must be trained by an optimizer that updates each row by this row's "
         f"gradient. Received: {type(optimizer).__name__} ({optimizer.name!r}) for {variable.path!r}, which "

@@ -7,7 +7,9 @@ variable.
 
 What code reads of weights and slots after the update is on no worker. In a first trace these values are
 arguments of their own, which the finished program does not need in most cases. Where it does, the step is
-traced again, and the worker computes the update for itself, too.
+traced again, and the worker computes the update for itself, too. So it does where an optimizer is called
+several times in a step, as for the critic of a WGAN: each call has notes of its own, and the servers update
+as often, in one push.
 
 Tests: tests/virtual/training/pushed/test_worker_step.py.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
@@ -42,6 +44,7 @@ class GradientNotes:
 
     Args:
         optimizer: built.
+        call: which of the optimizer's updates in a step it is.
         gradients: one for each variable that it trains. They hold no value and have no shape of their own.
         extras: what goes to every server, by name.
         before: of a tuple: the values that the update was given, of weights and slots.
@@ -49,22 +52,25 @@ class GradientNotes:
     """
 
     optimizer: keras.Optimizer
+    call: int
     gradients: tuple[keras.Variable, ...]
     extras: Mapping[str, keras.Variable]
     before: keras.Variable
     after: keras.Variable
 
     @classmethod
-    def of(cls, optimizer: keras.Optimizer) -> GradientNotes:
+    def of(cls, optimizer: keras.Optimizer, call: int) -> GradientNotes:
         """Make the variables.
 
         Args:
             optimizer: built.
+            call: which of its updates in a step it is.
         """
         trained = trained_variables(optimizer)
         extras = {name: _note(f"{optimizer.name}_{name}") for name in extras_of(optimizer)}
         before, after = (_note(f"{optimizer.name}_{when}") for when in ("before", "after"))
-        return cls(optimizer, tuple(_note(f"{v.name}_gradient") for v in trained), extras, before, after)
+        gradients = tuple(_note(f"{v.name}_gradient") for v in trained)
+        return cls(optimizer, call, gradients, extras, before, after)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -93,7 +99,7 @@ class PushTrace:
     Args:
         after: by `id` of a variable, what stands for its value after the update; a variable that is not in
             it keeps the value that it has. None to compute these values.
-        notes: of the optimizers whose update was called, in this order.
+        notes: of the updates of optimizers, in this order.
     """
 
     after: Mapping[int, jax.Array] | None = dataclasses.field(default_factory=dict)
@@ -126,8 +132,8 @@ class PushLayout(StateLayout):
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         super().__init__(mesh)
-        #: By the `id`s of all that an optimizer changes.
-        self._notes: dict[tuple[int, ...], GradientNotes] = {}
+        #: By the `id`s of all that an optimizer changes: of its first update in a step, its second, ...
+        self._notes: dict[tuple[int, ...], list[GradientNotes]] = {}
 
     def makes_later(self, nbytes: int) -> bool:
         """Return whether a variable is so large that servers make its first value."""
@@ -142,21 +148,24 @@ class PushLayout(StateLayout):
         """Return whether `update` notes gradients."""
         return self.pushes
 
-    def notes_of(self, optimizer: keras.Optimizer) -> GradientNotes:
-        """Return where the gradients of an optimizer are noted, the same at each call.
+    def notes_of(self, optimizer: keras.Optimizer, call: int = 0) -> GradientNotes:
+        """Return where the gradients of an optimizer are noted, the same in each trace.
 
         Optimizers around the same variables are one: a model_fn makes another object in each run.
 
         Args:
             optimizer: built.
+            call: which of its updates in a step it is.
         """
         key = _updated_ids(optimizer)
-        notes = self._notes.get(key)
+        notes = self._notes.setdefault(key, [])
         # Keras allows to build an optimizer again, for other variables.
-        if notes is None or _updated_ids(notes.optimizer) != key:
-            with without_store():
-                notes = self._notes[key] = GradientNotes.of(optimizer)
-        return notes
+        if notes and _updated_ids(notes[0].optimizer) != key:
+            notes.clear()
+        with without_store():
+            while len(notes) <= call:
+                notes.append(GradientNotes.of(notes[0].optimizer if notes else optimizer, len(notes)))
+        return notes[call]
 
     def update(
         self,
@@ -166,24 +175,15 @@ class PushLayout(StateLayout):
         aggregate: Callable[[GradientReducer | None], Gradients],
         apply: PureUpdate,
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Note gradients, prepared for the servers; see `StateLayout.update`.
-
-        Raises:
-            UnsupportedError: for a second update by the same optimizer in one program.
-        """
+        """Note gradients, prepared for the servers; see `StateLayout.update`."""
         trace, frame = _TRACE.get(), current_frame()
         grads, trained = list(aggregate(None)), trained_variables(optimizer)
         # Of wrong numbers Keras has its own errors.
         fits = len(grads) == len(weights) == len(trained) and len(values) == len(optimizer.variables)
         if trace is None or frame is None or not fits:
             return apply(list(values), grads, list(weights))
-        notes = self.notes_of(optimizer)
-        if any(frame.scope.is_written(v) for v in notes.variables):
-            raise UnsupportedError(
-                "A step on a parameter-server cluster may call an optimizer once: its gradients go to the "
-                f"servers when the step is done. Received: a second update by {optimizer.name!r}. Schedule "
-                "a function for each update, or add up the gradients and apply them once."
-            )
+        calls = (self.notes_of(optimizer, call) for call in itertools.count())
+        notes = next(notes for notes in calls if not frame.scope.is_written(notes.before))
         given, extras = prepare_gradients(optimizer, grads, values)
         # As an optimizer's update does first.
         given = [

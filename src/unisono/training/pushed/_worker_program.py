@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -67,6 +67,18 @@ class RandomStream:
         return advanced
 
 
+class UpdateCall(NamedTuple):
+    """One of the updates of an optimizer in a step.
+
+    Args:
+        optimizer: built.
+        call: 0 for the first update in the step.
+    """
+
+    optimizer: keras.Optimizer
+    call: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class WorkerProgram:
     """A step as bytes, with what it takes and gives, in this order.
@@ -79,8 +91,8 @@ class WorkerProgram:
         reads: variables whose values the worker pulls.
         streams: random generators, whose states come with the call.
         arrays: the numbers of the call's arrays that the program takes: a step may ignore some.
-        gradients: pairs of an optimizer and a variable that it trains.
-        extras: pairs of an optimizer and a name; these arrays go to all servers of its variables.
+        gradients: for each an update of an optimizer, and a variable that it trains.
+        extras: for each an update and a name; these arrays go to all servers of the optimizer's variables.
         adds: variables to whose values something is added.
         assigns: variables that are overwritten.
         result: puts the result together, of the arrays that the worker sends back.
@@ -94,8 +106,8 @@ class WorkerProgram:
     reads: tuple[keras.Variable, ...]
     streams: tuple[RandomStream, ...]
     arrays: tuple[int, ...]
-    gradients: tuple[tuple[keras.Optimizer, keras.Variable], ...]
-    extras: tuple[tuple[keras.Optimizer, str], ...]
+    gradients: tuple[tuple[UpdateCall, keras.Variable], ...]
+    extras: tuple[tuple[UpdateCall, str], ...]
     adds: tuple[keras.Variable, ...]
     assigns: tuple[keras.Variable, ...]
     result: Result
@@ -116,16 +128,21 @@ class WorkerProgram:
     @property
     def optimizers(self) -> tuple[keras.Optimizer, ...]:
         """The optimizers that update after a run, each once."""
-        return tuple({id(o): o for o, _ in self.gradients}.values())
+        return tuple({id(u.optimizer): u.optimizer for u, _ in self.gradients}.values())
 
-    def has_gradient(self, optimizer: keras.Optimizer) -> tuple[bool, ...]:
+    @property
+    def updates(self) -> tuple[UpdateCall, ...]:
+        """The updates after a run: those of one optimizer in the order in which the step calls it."""
+        return tuple(dict.fromkeys(u for u, _ in self.gradients))
+
+    def has_gradient(self, update: UpdateCall) -> tuple[bool, ...]:
         """Return, for each variable that an optimizer trains, whether the program pushes a gradient.
 
         Args:
-            optimizer: one of `optimizers`.
+            update: one of `updates`.
         """
-        given = {id(v) for o, v in self.gradients if o is optimizer}
-        return tuple(id(v) in given for v in trained_variables(optimizer))
+        given = {id(v) for u, v in self.gradients if u == update}
+        return tuple(id(v) in given for v in trained_variables(update.optimizer))
 
     def split(self, outputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any], list[Any]]:
         """Return what a run gave as gradients, extras, additions, overwrites and arrays of the result.
@@ -175,7 +192,7 @@ def make_program(
     trace = _StepTrace(body, variables, notes, arrays)
     closed = trace.closed()
     if others := [called for called in trace.called if called not in notes]:
-        # A `train_step` with several optimizers.
+        # A `train_step` with several updates.
         notes = [*notes, *others]
         trace = _StepTrace(body, variables, notes, arrays)
         closed = trace.closed()
@@ -209,7 +226,8 @@ class _StepTrace:
         self._body, self.variables, self.notes = body, list(variables), list(notes)
         self._computes_updates = computes_updates
         #: The variables for whose values after an update there are stand-ins.
-        self.replaced = [] if computes_updates else [v for n in notes for v in n.updated]
+        updated = {} if computes_updates else {id(v): v for n in notes for v in n.updated}
+        self.replaced = list(updated.values())
         self.specs = [*map(_spec, self.variables), *map(_spec, self.replaced), *arrays]
         #: By `id` of a variable that the trace has written: the number of its result.
         self.written: dict[int, int] = {}
@@ -282,13 +300,13 @@ class _Programmed:
                 self._sort(number, variable, masks[number])
         noted = trace.noted
         self.gradients = [
-            (noted[id(note)][0], notes.optimizer, variable)
+            (noted[id(note)][0], UpdateCall(notes.optimizer, notes.call), variable)
             for notes in trace.notes
             for note, variable in zip(notes.gradients, trained_variables(notes.optimizer), strict=True)
             if id(note) in noted
         ]
         self.extras = [
-            (noted[id(note)][0], notes.optimizer, name)
+            (noted[id(note)][0], UpdateCall(notes.optimizer, notes.call), name)
             for notes in trace.notes
             for name, note in notes.extras.items()
             if id(note) in noted
@@ -305,8 +323,10 @@ class _Programmed:
             after = self._trace.noted.get(id(notes.after))
             for i, (number, variable) in enumerate(zip(before, notes.updated, strict=False)):
                 own = self._argument.get(id(variable))
-                # The servers' update begins with the values that they hold.
-                if own is None or not is_argument(self._closed, number, own):
+                # The servers' update begins with the values that they hold, or have just computed.
+                first = None if own is None else inputs[own]
+                begins_with = found.get(id(variable), first) if notes.call else first
+                if begins_with is None or outputs[number] is not begins_with:
                     raise _beside_update(variable)
                 found[id(variable)] = replaced[id(variable)] if after is None else outputs[after[i]]
         return found
@@ -383,8 +403,8 @@ class _Programmed:
             tuple(self._trace.variables[i] for i in given),
             tuple(streams),
             tuple(i - self._first_array for i in arrays),
-            tuple((optimizer, variable) for _, optimizer, variable in self.gradients),
-            tuple((optimizer, name) for _, optimizer, name in self.extras),
+            tuple((update, variable) for _, update, variable in self.gradients),
+            tuple((update, name) for _, update, name in self.extras),
             tuple(variable for _, variable in self.adds),
             tuple(variable for _, variable in self.assigns),
             self._trace.result,
@@ -397,11 +417,13 @@ class _Programmed:
         closed, used = self._needed
         every = self._trace.variables
         variables = {at: every[i] for at, i in enumerate(used) if i < len(every)}
-        trained = {id(v): optimizer for _, optimizer, v in self.gradients}
+        trained = {id(v): update.optimizer for _, update, v in self.gradients}
+        # After an update all rows may have changed.
+        again = {id(v) for _, update, v in self.gradients if update.call}
         candidates = {
             at: v
             for at, v in variables.items()
-            if not kind_of(v).is_seed and v.shape and tables(v, trained.get(id(v)))
+            if not kind_of(v).is_seed and v.shape and id(v) not in again and tables(v, trained.get(id(v)))
         }
         place = self._place_of_output
         return RowStep.of(closed, candidates, {place[n]: v for n, _, v in self.gradients})

@@ -93,11 +93,12 @@ class DictCluster:
 
     def push(self, program, outputs):
         gradients, extras, adds, assigns, results = program.split(outputs)
-        pushed = {(id(o), id(v)): g for (o, v), g in zip(program.gradients, gradients, strict=True)} | {
-            (id(o), n): x for (o, n), x in zip(program.extras, extras, strict=True)
+        pushed = {(u, id(v)): g for (u, v), g in zip(program.gradients, gradients, strict=True)} | {
+            (u, n): x for (u, n), x in zip(program.extras, extras, strict=True)
         }
-        for optimizer in program.optimizers:
-            self.update(optimizer, program.has_gradient(optimizer), pushed)
+        for call in program.updates:
+            own = {name: array for (update, name), array in pushed.items() if update == call}
+            self.update(call.optimizer, program.has_gradient(call), own)
         for variable, delta in zip(program.adds, adds, strict=True):
             self.write(variable, self.read(variable) + delta)
         for variable, value in zip(program.assigns, assigns, strict=True):
@@ -105,7 +106,7 @@ class DictCluster:
         return program.result.rebuild(results)
 
     def update(self, optimizer, present, pushed):
-        """Let all servers update by pushed arrays, which are named by optimizer and variable, or name."""
+        """Let all servers update by pushed arrays, which are named by the `id` of a variable, or name."""
         for number in range(len(self.servers)):
             self._update(number, optimizer, present, pushed)
 
@@ -113,8 +114,8 @@ class DictCluster:
         update = self.update_program(number, optimizer, present)
         own = self.servers[number]
         given = [own[piece.key] for piece in update.reads]
-        given += [p.part.of(pushed[id(optimizer), id(p.variable)]) for p in update.gradients]
-        given += [pushed[id(optimizer), name] for name in update.extras]
+        given += [p.part.of(pushed[id(p.variable)]) for p in update.gradients]
+        given += [pushed[name] for name in update.extras]
         for piece, value in zip(update.writes, loaded(update.blob)(*given), strict=True):
             own[piece.key] = np.asarray(value)
 

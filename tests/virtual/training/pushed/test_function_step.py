@@ -155,10 +155,48 @@ def test_two_optimizers_of_one_step_outside_of_run():
         return loss
 
     made = FunctionSteps(strategy).program(fn)
-    assert [o for o, _ in made.step.gradients] == [one, two]
+    assert [u.optimizer for u, _ in made.step.gradients] == [one, two]
     cluster = DictCluster([a, b], [one, two], 2)
     assert float(run(cluster, made, [])) == 7
     np.testing.assert_allclose([cluster.read(a), cluster.read(b)], [0.8, 0.5], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_may_update_several_times_in_one_step(scaled):
+    strategy = DictStrategy()
+
+    def made():
+        a, b = unisono.Variable([1.0, -2.0], name="a"), unisono.Variable(2.0, name="b")
+        inner = keras.optimizers.Adam(0.1, global_clipnorm=1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, 8.0, dynamic_growth_steps=2)
+        return a, b, optimizer if scaled else inner
+
+    def step(a, b, optimizer, x):
+        for number in range(3):
+            with unisono.GradientTape() as tape:
+                loss = keras.ops.sum(a.value**2) * x + (number - 1) * b.value**3
+                given = optimizer.scale_loss(loss) if scaled else loss
+            # The last one of a alone.
+            variables = [a, b][: 3 - number]
+            optimizer.apply_gradients(zip(tape.gradient(given, variables), variables, strict=True))
+        return loss + keras.ops.sum(a.value)
+
+    with strategy.scope():
+        a, b, optimizer = made()
+        optimizer.build([a, b])
+    program = FunctionSteps(strategy).program(lambda x: step(a, b, optimizer, x), [np.float32(1)])
+    assert [u.call for u in program.step.updates] == [0, 1, 2]
+    cluster = DictCluster([a, b], [optimizer], 2)
+    with unisono.OneDeviceStrategy("cpu:0").scope():
+        alone = made()
+        alone[2].build(list(alone[:2]))
+        expected = unisono.function(lambda x: step(*alone, x))
+    for x in (1.0, 0.5, np.inf if scaled else 0.25, 2.0):
+        found = float(run(cluster, program, [np.float32(x)]))
+        np.testing.assert_allclose(found, float(expected(np.float32(x))), **CLOSE)
+    for variable, twin in zip([a, b, *optimizer.variables], [*alone[:2], *alone[2].variables], strict=True):
+        np.testing.assert_allclose(cluster.read(variable), twin.value, **CLOSE, err_msg=twin.path)
 
 
 def test_what_an_update_leaves_can_be_read_after_it():
@@ -194,7 +232,6 @@ def faults():
     data = unisono.data.Dataset.range(3)
     iterator = WorkerIterator(0, jax.ShapeDtypeStruct((), np.dtype("float32")))
     return strategy, {
-        "call an optimizer once": lambda: (apply(), apply()),
         "by that update alone": lambda: (apply(), a.assign(a + 1)),
         "take its batches with `next`": lambda: sum(data),
         "outside of a step": lambda: strategy.run(lambda: next(iterator)),

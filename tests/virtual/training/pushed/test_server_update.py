@@ -57,8 +57,8 @@ def push(cluster, optimizer, grads):
     values = [cluster.read(v) for v in optimizer.variables]
     given, extras = prepare_gradients(optimizer, list(map(jax.numpy.asarray, grads)), values)
     trained = cluster.updates[id(optimizer)].trained
-    pushed = {(id(optimizer), id(v)): g for v, g in zip(trained, given, strict=True) if g is not None}
-    pushed |= {(id(optimizer), n): x for n, x in extras.items()}
+    pushed = {id(v): g for v, g in zip(trained, given, strict=True) if g is not None}
+    pushed |= extras
     present = tuple(g is not None for g in given)
     cluster.update(optimizer, present, pushed)
 
@@ -138,7 +138,7 @@ def test_variables_without_a_gradient_are_skipped_with_keras_warning():
         )
     given, _ = prepare_gradients(optimizer, grads, [v.value for v in optimizer.variables])
     assert [g is None for g in given] == [False, True, False]
-    pushed = {(id(optimizer), id(v)): g for v, g in zip(variables, given, strict=True) if g is not None}
+    pushed = {id(v): g for v, g in zip(variables, given, strict=True) if g is not None}
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         cluster.update(optimizer, (True, False, True), pushed)
     for variable, value in zip([*variables, *optimizer.variables], [*expected, *values], strict=True):

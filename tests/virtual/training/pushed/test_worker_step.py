@@ -43,10 +43,15 @@ def frozen():
 
 
 class Adversaries(keras.Model):
-    """Two parts with an optimizer each; the second one's loss is of what the first has become."""
+    """Two parts with an optimizer each; the second one's loss is of what the first has become.
 
-    def __init__(self):
+    Args:
+        rounds: how often the second one is updated in a step.
+    """
+
+    def __init__(self, rounds=1):
         super().__init__()
+        self.rounds = rounds
         self.first, self.second = L.Dense(3), L.Dense(3)
         self.second_optimizer = K.Adam(0.02)
         for layer in (self.first, self.second):
@@ -78,8 +83,9 @@ class Adversaries(keras.Model):
 
         loss, grads = jax.value_and_grad(loss_of)(trainable, second)
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, grads, trainable)
-        grads = jax.grad(loss_of, argnums=1)(trainable, second)
-        second, slots = self.second_optimizer.stateless_apply(slots, [-g for g in grads], second)
+        for _ in range(self.rounds):
+            grads = jax.grad(loss_of, argnums=1)(trainable, second)
+            second, slots = self.second_optimizer.stateless_apply(slots, [-g for g in grads], second)
         named[id(self.target)] = 0.9 * named[id(self.target)] + 0.1 * trainable[0]
         new = [*second, *slots]
         variables = [*self.second.variables, *self.second_optimizer.variables]
@@ -128,6 +134,7 @@ MODELS = {
     "frozen": (frozen, 3),
     "custom": (lambda: (Custom(), K.Adafactor(0.05)), 2),
     "adversaries": (lambda: (Adversaries(), K.Adam(0.01, clipnorm=0.1)), 2),
+    "critic": (lambda: (Adversaries(rounds=3), K.Adam(0.01, clipnorm=0.1)), 2),
 }
 
 
@@ -308,7 +315,8 @@ class Broken(Custom):
             new = [jnp.clip(w, -1, 1) for w in new]
         if self.fault == "discards":
             new = trainable
-        if self.fault == "twice":
+        if self.fault == "clips between":
+            new = [jnp.clip(w, -1, 1) for w in new]
             new, optimizer = self.optimizer.stateless_apply(optimizer, grads, new)
         if self.fault == "prints":
             jax.debug.print("{}", trainable[0])
@@ -319,7 +327,7 @@ FAULTS = {
     "decays": r"by that update alone.*/kernel",
     "clips": r"by that update alone.*/kernel",
     "discards": r"by that update alone.*/kernel",
-    "twice": "call an optimizer once",
+    "clips between": r"by that update alone.*/kernel",
     "draws": "same number of random values",
     "prints": "must not call Python",
 }
@@ -360,7 +368,7 @@ def test_a_process_without_keras_runs_the_programs(tmp_path):
     batch = batches()[0]
     program = WorkerStep(model, strategy, TrainerTask.TRAIN).program(batch)
     cluster = cluster_of(model, 2)
-    update = cluster.update_program(0, model.optimizer, program.has_gradient(model.optimizer))
+    update = cluster.update_program(0, model.optimizer, program.has_gradient(program.updates[0]))
     given = [*map(cluster.read, program.reads), *(cluster.read(s.variable) for s in program.streams)]
     of_update = [np.full(spec.shape, 0.5, spec.dtype) for spec in update.specs]
     path = tmp_path / "jobs"

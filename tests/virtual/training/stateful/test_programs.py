@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.ps_cluster import local_strategy
 from tests.virtual.training.stateful._models import L, rows, weights_of
 from unisono import tf
 
@@ -133,6 +134,12 @@ def test_wgan_gp(two):
         weights, slots, logs = step(weights, slots, batch)
     close(history, {name: [x] for name, x in logs.items()})
     close(weights_of(model), [*weights[0], *weights[1]])
+    # Each update of the discriminator counts on its server, though a step pushes once.
+    with local_strategy(workers=2, servers=2, max_staleness=0) as strategy:
+        on_servers = made(wgan, strategy)
+        on_servers.fit(list(data), batch_size=8, shuffle=False, verbose=0)
+        close(weights_of(on_servers), [*weights[0], *weights[1]])
+        assert [int(o.iterations.value) for o in (on_servers.d_optimizer, on_servers.g_optimizer)] == [4, 2]
 
 
 # --- VAE -----------------------------------------------------------------------------------------------
