@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from unisono.ps._ops import Op
 from unisono.ps._transport import _lane, _local
 from unisono.ps._transport import _shared_memory as shared
 from unisono.ps._transport._endpoint import Endpoint
-from unisono.ps._transport._lane import Lane, LaneError
+from unisono.ps._transport._lane import Lane, LaneError, NoFilesError
 from unisono.ps._transport._peer import Peer
 
 LIMIT = 1 << 24
@@ -193,7 +194,13 @@ def test_a_receiver_that_can_open_no_files_says_so(raw):
                 taken.append(os.dup(0))
         rights = array.array("i", files)
         other.sendmsg([prefix(is_new=1, slot=0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        with pytest.raises(LaneError, match="ulimit -n"):
+        with pytest.raises(NoFilesError, match="ulimit -n"):
+            received(lane)
+        # One is left: for the file, and none to map it.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 2, limits[1]))
+        rights = array.array("i", files[:1])
+        other.sendmsg([prefix(is_new=1, slot=0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        with pytest.raises(NoFilesError, match="ulimit -n"):
             received(lane)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -323,7 +330,7 @@ def test_an_endpoint_goes_on_whatever_direct_connections_send():
     assert not Path(path).exists()
 
 
-def test_requests_fail_and_are_sent_again_when_the_direct_connection_ends():
+def test_requests_fail_and_are_sent_again_when_the_direct_connection_ends(caplog):
     endpoint = Endpoint("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {"by": client.connection.decode()}))
     endpoint.start()
     peer = Peer(Task("ps", 0), endpoint.address)
@@ -338,6 +345,13 @@ def test_requests_fail_and_are_sent_again_when_the_direct_connection_ends():
         while peer._link._lane is lane_before:
             time.sleep(0.01)
         assert peer.call(Frame(Op.PULL, 3), LONG).meta["by"] == "lane 2"
+        assert not caplog.records
+        # The client reads that the connection was lost: why, the endpoint says.
+        (lane,) = endpoint._lanes._lanes.values()
+        lane.receive = Mock(side_effect=NoFilesError)
+        with pytest.raises(PeerLostError, match="Look into the log of ps:0"):
+            peer.call(Frame(Op.PULL, 4), LONG)
+        assert "may not open more files, see `ulimit -n`" in caplog.text
     finally:
         peer.close()
         endpoint.close()

@@ -17,7 +17,7 @@ import zmq
 from unisono.ps._calls import ClientId
 from unisono.ps._frames import Part
 from unisono.ps._transport import _shared_memory as shared
-from unisono.ps._transport._lane import Lane, LaneError, LaneListener
+from unisono.ps._transport._lane import Lane, LaneError, LaneListener, NoFilesError
 from unisono.ps._transport._sockets import Mailbox
 
 _LOG = logging.getLogger("unisono")
@@ -89,7 +89,9 @@ class EndpointLanes:
                 for message in lane.receive():
                     yield client, message
             except LaneError as error:
-                _LOG.debug("The connection of %s has ended: %s.", client, error)
+                # Clients read that the connection was lost, and to look here.
+                level = logging.WARNING if isinstance(error, NoFilesError) else logging.DEBUG
+                _LOG.log(level, "The connection of %s has ended: %s.", client, error)
                 self._drop(descriptor)
         if self._listener.descriptor in ready or self.is_paused:
             self._accept()

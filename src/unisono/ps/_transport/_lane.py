@@ -18,6 +18,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -46,6 +47,13 @@ _BESIDE = (2 + 8 * (MAX_RANK + 1)) * MAX_ARRAYS + (1 << 21)
 
 class LaneError(Exception):
     """The connection has ended, or the other end has sent what is no message."""
+
+
+class NoFilesError(LaneError):
+    """This process could not take the file of a segment: the connection ends here, not at the other end."""
+
+    def __init__(self) -> None:
+        super().__init__("this process may not open more files, see `ulimit -n`")
 
 
 class Lane:
@@ -160,7 +168,7 @@ class Lane:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
         if flags & socket.MSG_CTRUNC:
-            raise LaneError("this process may not open more files, see `ulimit -n`")
+            raise NoFilesError
         if not data:
             raise LaneError("the connection was lost")
         if len(self._descriptors) > shared.SLOTS:
@@ -198,6 +206,8 @@ class Lane:
         try:
             self._incoming.adopt(slot, descriptor)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise NoFilesError from error
             raise LaneError(str(error)) from error
         finally:
             os.close(descriptor)

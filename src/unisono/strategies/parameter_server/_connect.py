@@ -9,6 +9,7 @@ from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._calls import RequestPeer
 from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._open_files import allow_open_files
 from unisono.ps._transport._keys import ClusterKeys, read_keys
 from unisono.ps._transport._peer import Peer
 from unisono.strategies.parameter_server._job import Cluster
@@ -25,6 +26,7 @@ def connect(roles: Roles) -> Cluster:
     Raises:
         ClusterError: when a task is on another machine and there is no key.
     """
+    allow_open_files()
     keys = read_keys(process_environ(), roles.task, roles.spec)
     servers = peers_of(roles.servers, roles, keys)
     if not roles.computes:

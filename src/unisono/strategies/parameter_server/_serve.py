@@ -22,6 +22,7 @@ from unisono.ps._client import ServerClient
 from unisono.ps._durable import LOG_BYTES, DurableStore
 from unisono.ps._frames import Frame
 from unisono.ps._loopback import LoopbackNetwork
+from unisono.ps._open_files import allow_open_files
 from unisono.ps._programs import ExportedProgram
 from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
@@ -123,6 +124,7 @@ def service_of(roles: Roles) -> Service:
         ClusterError: when the task cannot listen at its address.
     """
     _LOG.info("%s serves at %s", roles.task, roles.addresses[roles.task])
+    allow_open_files()
     service = _VariableService(roles) if roles.task not in roles.workers else _worker_service(roles)
     # A program that never joins: Python must not end while one of the service's threads is in JAX.
     atexit.register(service.close)
