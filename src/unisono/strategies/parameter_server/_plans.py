@@ -25,8 +25,9 @@ from unisono.step._keras_internals import trained_variables
 from unisono.strategies.parameter_server._placed import PlacedVariables
 from unisono.training.pushed._jaxprs import exported
 from unisono.training.pushed._preparation import extras_of
+from unisono.training.pushed._push_layout import UpdateCall
 from unisono.training.pushed._server_update import Piece, ServerUpdate
-from unisono.training.pushed._worker_program import UpdateCall, WorkerProgram
+from unisono.training.pushed._worker_program import WorkerProgram
 from unisono.training.tables._lookups import TableLookups
 
 #: What an undivided array counts as: one part.

@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,18 @@ from unisono.training.pushed._preparation import extras_of, prepare_gradients
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20
+
+
+class UpdateCall(NamedTuple):
+    """One of the updates of an optimizer in a step.
+
+    Args:
+        optimizer: built.
+        call: 0 for the first update in the step.
+    """
+
+    optimizer: keras.Optimizer
+    call: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +88,11 @@ class GradientNotes:
     def variables(self) -> list[keras.Variable]:
         """All of them."""
         return [*self.gradients, *self.extras.values(), self.before, self.after]
+
+    @property
+    def update(self) -> UpdateCall:
+        """The update whose gradients these are."""
+        return UpdateCall(self.optimizer, self.call)
 
     @property
     def updated(self) -> list[keras.Variable]:

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -32,7 +32,7 @@ from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
-from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, pushing
+from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written: an
@@ -65,18 +65,6 @@ class RandomStream:
         """Return the state for the run after the one that was given `state`."""
         advanced: np.ndarray = np.add(state, self.increment)
         return advanced
-
-
-class UpdateCall(NamedTuple):
-    """One of the updates of an optimizer in a step.
-
-    Args:
-        optimizer: built.
-        call: 0 for the first update in the step.
-    """
-
-    optimizer: keras.Optimizer
-    call: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -300,13 +288,13 @@ class _Programmed:
                 self._sort(number, variable, masks[number])
         noted = trace.noted
         self.gradients = [
-            (noted[id(note)][0], UpdateCall(notes.optimizer, notes.call), variable)
+            (noted[id(note)][0], notes.update, variable)
             for notes in trace.notes
             for note, variable in zip(notes.gradients, trained_variables(notes.optimizer), strict=True)
             if id(note) in noted
         ]
         self.extras = [
-            (noted[id(note)][0], UpdateCall(notes.optimizer, notes.call), name)
+            (noted[id(note)][0], notes.update, name)
             for notes in trace.notes
             for name, note in notes.extras.items()
             if id(note) in noted
