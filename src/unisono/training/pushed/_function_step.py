@@ -29,14 +29,13 @@ from unisono.step._functional import discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
-from unisono.training.pushed._push_layout import PushTrace, pushing
+from unisono.training.pushed._push_layout import PushTrace, push_layout_of, pushing
 from unisono.training.pushed._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,
     make_program,
     no_table,
-    push_layout_of,
 )
 
 if TYPE_CHECKING:

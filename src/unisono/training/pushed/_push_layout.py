@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
@@ -223,3 +224,21 @@ class PushLayout(StateLayout):
         if notes not in trace.notes:
             trace.notes.append(notes)
         return new, kept
+
+
+def push_layout_of(strategy: Any) -> PushLayout:
+    """Return the layout of a strategy whose variables lie on servers.
+
+    Args:
+        strategy: a `ReplicatedStrategy` of one device.
+
+    Raises:
+        UnsupportedError: for another strategy.
+    """
+    layout = strategy.state_layout
+    if not isinstance(layout, PushLayout) or strategy.num_replicas_in_sync != 1:
+        raise UnsupportedError(
+            "Programs for workers need a strategy of one replica whose variables lie on servers. "
+            f"Received: {strategy!r}."
+        )
+    return layout

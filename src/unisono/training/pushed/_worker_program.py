@@ -32,7 +32,7 @@ from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
-from unisono.training.pushed._push_layout import GradientNotes, PushLayout, PushTrace, UpdateCall, pushing
+from unisono.training.pushed._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written: an
@@ -486,21 +486,3 @@ def array_specs(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
         jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
         for x in jax.tree.leaves(tree)
     ]
-
-
-def push_layout_of(strategy: Any) -> PushLayout:
-    """Return the layout of a strategy whose variables lie on servers.
-
-    Args:
-        strategy: a `ReplicatedStrategy` of one device.
-
-    Raises:
-        UnsupportedError: for another strategy.
-    """
-    layout = strategy.state_layout
-    if not isinstance(layout, PushLayout) or strategy.num_replicas_in_sync != 1:
-        raise UnsupportedError(
-            "Programs for workers need a strategy of one replica whose variables lie on servers. "
-            f"Received: {strategy!r}."
-        )
-    return layout

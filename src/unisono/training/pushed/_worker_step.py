@@ -16,13 +16,13 @@ from unisono._reads import NOT_IN_A_STEP
 from unisono._types import PyTree
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
+from unisono.training.pushed._push_layout import push_layout_of
 from unisono.training.pushed._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,
     make_program,
     no_table,
-    push_layout_of,
 )
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 
