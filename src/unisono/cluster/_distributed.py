@@ -9,7 +9,6 @@ Tests: tests/cluster/test_rendezvous.py.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import sys
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._jax_process_group import JaxProcessGroup
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
+from unisono.cluster._program_digest import program_digest
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer, own_ip
@@ -152,7 +152,7 @@ def _indices(spec: Any, job: str) -> list[int]:
 def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:
     """What must be equal on all processes."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    program = hashlib.sha256(Path(main).read_bytes()).hexdigest()[:16] if main else "interactive"
+    program = program_digest(Path(main)) if main else "interactive"
     spec = resolver.cluster_spec().as_dict()
     collective = {job: tasks for job, tasks in spec.items() if job in ("chief", "worker")}
     return {

@@ -22,6 +22,7 @@ from unisono.estimator._run_config import RunConfig, TaskType
 from unisono.estimator._train_spec import EvalSpec, TrainSpec
 from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
 from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.estimator.session._progress import shown_progress
 from unisono.standalone._client import run_on_cluster
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
@@ -72,7 +73,8 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     if config.remote_cluster is not None:
         return _on_servers(estimator, train_spec, eval_spec)
     if config.task_type == TaskType.EVALUATOR:
-        return _Evaluations(estimator, train_spec, eval_spec).until_finished()
+        with shown_progress():
+            return _Evaluations(estimator, train_spec, eval_spec).until_finished()
     cluster = config.cluster_spec
     if cluster and sum(cluster.num_tasks(job) for job in cluster.jobs) > 1:
         _train_in_cluster(estimator, train_spec)

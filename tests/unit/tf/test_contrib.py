@@ -36,7 +36,8 @@ def test_strategies_without_a_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     there = len(contrib.CollectiveAllReduceStrategy().extended.worker_devices)
     assert contrib.CollectiveAllReduceStrategy(num_gpus_per_worker=there).num_replicas_in_sync == there
-    with pytest.raises(unisono.InvalidArgumentError, match="num_gpus_per_worker=77"):
+    # It may be the client of servers.
+    with pytest.warns(UserWarning, match="num_gpus_per_worker=77"):
         contrib.CollectiveAllReduceStrategy(num_gpus_per_workers=77)
     local = contrib.ParameterServerStrategy(num_gpus_per_worker=2)
     assert isinstance(local, unisono.experimental.CentralStorageStrategy)

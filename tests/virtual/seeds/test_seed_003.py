@@ -1,62 +1,44 @@
-"""The page on `MirroredStrategy`: variables, and the loop over a distributed dataset."""
+"""The page on `MirroredStrategy`: variables, and the loop over a distributed dataset.
 
+The cluster of its last lines is in tests/cluster/test_seed_programs.py.
+"""
+
+import re
+
+import jax
 import pytest
 
+import unisono
+from tests.virtual.seeds import documents
 from tests.virtual.seeds.programs import run
 
-PROGRAM = """
-import tensorflow as tf
-
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-  outside = tf.Variable(1.)
-
-x = []
-@tf.function  # Wrap the function with tf.function.
-def create_variable():
-  if not x:
-    x.append(tf.Variable(1.))
-  return x[0]
-with strategy.scope():
-  _ = create_variable()
-  created = x[0]
-
-EPOCHS = 2
-dataset = tf.data.Dataset.range(7).batch(4)
-my_strategy = tf.distribute.MirroredStrategy()
-with my_strategy.scope():
-  def distribute_train_epoch(dataset):
-    def replica_fn(input):
-      result = tf.reduce_sum(input)
-      return result
-
-    total_result = 0
-    for x in dataset:
-      per_replica_result = my_strategy.run(replica_fn, args=(x,))
-      total_result += my_strategy.reduce(tf.distribute.ReduceOp.SUM,
-                                         per_replica_result, axis=None)
-    return total_result
-
-  results = []
-  dist_dataset = my_strategy.experimental_distribute_dataset(dataset)
-  for _ in range(EPOCHS):
-    results.append(distribute_train_epoch(dist_dataset))
-resolver = my_strategy.cluster_resolver
-"""
+#: There are no GPUs here.
+CPUS = {"GPU:": "CPU:"}
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        return run(PROGRAM, patch, tmp_path_factory.mktemp("seed"))
+        program = documents.MIRRORED_VARIABLE + documents.MIRRORED_LOOP
+        return run(program, patch, tmp_path_factory.mktemp("seed"), CPUS)
 
 
-def test_variables_are_on_both_devices(names):
-    for name in ("outside", "created"):
-        assert "0: <" in repr(names[name])
-        assert "1: <" in repr(names[name])
+@pytest.mark.parametrize("name", ["variable", "created"])
+def test_a_variable_is_shown_as_on_the_page(names, name):
+    assert re.fullmatch(documents.SHOWN_VARIABLE, repr(names[name]))
+
+
+def test_a_function_that_runs_again_gives_the_same_variable(names):
+    with names["strategy"].scope():
+        assert float(names["create_variable"]()) == 1.0
+    assert names["x"] == [names["created"]]
 
 
 def test_the_loop_counts_every_example_in_each_epoch(names):
+    assert names["my_strategy"].num_replicas_in_sync == jax.local_device_count()
     assert [result.numpy() for result in names["results"]] == [21, 21]
-    assert names["resolver"] is None
+
+
+def test_the_arguments_and_the_resolver(names):
+    assert isinstance(names["with_ops"].cross_device_ops, unisono.HierarchicalCopyAllReduce)
+    assert names["my_strategy"].cluster_resolver is None

@@ -5,6 +5,7 @@ Tests: tests/unit/tf/test_contrib.py.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,17 +67,21 @@ def collective_all_reduce(
         num_gpus_per_workers: the same, as some texts spell it.
 
     Raises:
-        InvalidArgumentError: a worker has another number of devices.
+        InvalidArgumentError: a worker of a cluster has another number of devices. Without a cluster it is a
+            warning: this may be the client of servers that have them.
     """
     wanted = num_gpus_per_workers or num_gpus_per_worker
     strategy = MultiWorkerMirroredStrategy()
     there = strategy.num_replicas_in_sync // strategy.num_workers
     if wanted and there != wanted:
-        raise InvalidArgumentError(
+        text = (
             f"A worker uses all of its devices. Received: num_gpus_per_worker={wanted}, with {there} on this "
             "worker. Set CUDA_VISIBLE_DEVICES, or try the program with virtual CPU devices: "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
         )
+        if strategy.num_workers > 1:
+            raise InvalidArgumentError(text)
+        warnings.warn(text + " Servers of a remote cluster use all of theirs.", stacklevel=2)
     return strategy
 
 
