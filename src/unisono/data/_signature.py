@@ -114,8 +114,9 @@ def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
         return {key: conform(value[key], spec, (*path, key)) for key, spec in signature.items()}
     if signature is None:
         return None
-    # NumPy would make an array of a tuple, and hide that the structure differs.
-    _check(not isinstance(value, (tuple, Mapping)), value, signature, path)
+    # NumPy would make an array of a tuple, and hide that the structure differs: the shape must say so.
+    is_array = not isinstance(value, tuple) or _is_row(value, signature.shape)
+    _check(is_array and not isinstance(value, Mapping), value, signature, path)
     is_text = signature.dtype.kind in "OUS"
     # Strings are encoded first: NumPy would keep Python's `str` in an array of objects.
     leaf = as_element(value, path) if is_text else np.asarray(value, signature.dtype)[()]
@@ -126,6 +127,12 @@ def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
             "Write None in the signature for a dimension that varies."
         )
     return leaf
+
+
+def _is_row(value: tuple[UserValue, ...], promised: Sequence[int | None] | None) -> bool:
+    """Return whether a tuple of numbers is an array of one dimension, as its signature says."""
+    numbers = all(isinstance(item, (int, float, np.number)) for item in value)
+    return numbers and promised is not None and _fits((len(value),), promised)
 
 
 def _fits(shape: Sequence[int], promised: Sequence[int | None] | None) -> bool:

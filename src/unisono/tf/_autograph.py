@@ -30,6 +30,7 @@ def statements(tree: ast.AST, path_of: PathOf) -> Iterator[tuple[int, str, str, 
         tree: the program.
         path_of: returns the name below `tf` of an expression, or None.
     """
+    given = _given_to_function(tree, path_of)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and path_of(node.func) in ("constant", "convert_to_tensor"):
             if node.args and _is_text(node.args[0]):
@@ -37,8 +38,16 @@ def statements(tree: ast.AST, path_of: PathOf) -> Iterator[tuple[int, str, str, 
                     "of strings has no counterpart. Write: plain Python's strings, or numbers made of them."
                 )
                 yield node.lineno, "tf.constant", text, True
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_traced(node, path_of):
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (
+            node.name in given or _is_traced(node, path_of)
+        ):
             yield from _flow_of(node, path_of)
+
+
+def _given_to_function(tree: ast.AST, path_of: PathOf) -> set[str]:
+    """Return the names of functions that `tf.function` is called with."""
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and path_of(n.func) == "function")
+    return {n.id for call in calls for n in call.args[:1] if isinstance(n, ast.Name)}
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -15,6 +15,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.tf._autograph import statements
 from unisono.tf._entries import Missing, Value
 from unisono.tf._module import NameTable
+from unisono.tf._objects import objects
 from unisono.tf._table import TABLE
 from unisono.tf._tapes import tapes
 
@@ -46,6 +47,12 @@ METHODS = {
     "`tf.saved_model.save` of a Keras model, or `jax.export`.",
     "pretty_printed_concrete_signatures": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
     "as_graph_def": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
+    "structured_outputs": "belongs to graphs. Write: the call, whose result has the shapes.",
+    "structured_input_signature": "belongs to graphs. Write: `input_signature=` of `tf.function`.",
+    "set_shape": "is not there: shapes are known. Write: nothing, or `tf.reshape`.",
+    "get_scaled_loss": "is gone in Keras 3. Write: `optimizer.scale_loss(loss)`.",
+    "get_unscaled_gradients": "is gone in Keras 3: `apply_gradients` unscales. Write: the gradients.",
+    "to_yaml": "is gone in Keras 3. Write: `to_json`.",
     "make_one_shot_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
     "make_initializable_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
 }
@@ -60,9 +67,7 @@ _TAPE = (
 )
 
 
-_DTYPE = (
-    "fails for Keras' variables, layers and inputs, whose `dtype` is a string in Keras 3. Write: `.dtype`."
-)
+_DEVICE = "is of a string, and `device` is JAX's object. Write: `x.device.platform`, or `str(x.device)`."
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -108,14 +113,18 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
         path = _path_of(node, aliases)
         if path:
             found.update(_of_name(path, node.lineno, table))
-        elif node.attr == "name" and isinstance(node.value, ast.Attribute) and node.value.attr == "dtype":
-            found.add(Finding(node.lineno, ".dtype.name", _DTYPE, False))
+        elif (
+            node.attr == "endswith" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
+        ):
+            found.add(Finding(node.lineno, ".device.endswith", _DEVICE))
         elif node.attr in METHODS:
             found.add(Finding(node.lineno, f".{node.attr}", METHODS[node.attr]))
     for line, is_error in tapes(tree, lambda node: _path_of(node, aliases)):
         found.add(Finding(line, "tf.GradientTape", _TAPE, is_error))
     for line, name, text, is_error in statements(tree, lambda node: _path_of(node, aliases)):
         found.add(Finding(line, name, text, is_error))
+    for line, name, text in objects(tree, lambda node: _path_of(node, aliases)):
+        found.add(Finding(line, name, text))
     return sorted(found)
 
 

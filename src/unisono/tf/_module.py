@@ -17,7 +17,16 @@ from typing import Any
 from unisono.tf._entries import Entry, Missing, object_at
 
 #: Modules of TensorFlow that are other packages' as wholes: names that the table lacks are looked up there.
-FALLS_TO = {"keras": "keras", "losses": "keras.losses", "metrics": "keras.metrics"}
+FALLS_TO = {
+    # The second has Keras' names of TensorFlow 2, such as `losses.MSE` and `preprocessing.text`.
+    "keras": ("keras", "keras._tf_keras.keras"),
+    "losses": ("keras.losses",),
+    "metrics": ("keras.metrics",),
+    "experimental.numpy": ("jax.numpy",),
+}
+
+#: What Keras' names of TensorFlow 2 compute with TensorFlow itself.
+_COMPUTES_WITH_TENSORFLOW = "keras._tf_keras.keras.backend"
 
 #: Modules that have the names of `tf` itself, below their own.
 VERSIONS = ("compat.v1", "compat.v2")
@@ -50,8 +59,7 @@ class NameTable:
         """
         if path in VERSIONS or path in self._members or plain(path) in self._members:
             return True
-        other = self.falls_to(path)
-        return other is not None and _is_module(other)
+        return any(map(_is_module, self.falls_to(path)))
 
     def names_in(self, path: str) -> list[str]:
         """Return what the table has in a module.
@@ -69,16 +77,18 @@ class NameTable:
         """
         return self.entries.get(path) or self.entries.get(plain(path))
 
-    def falls_to(self, path: str) -> str | None:
-        """Return where names are looked up that the table does not have, or None.
+    def falls_to(self, path: str) -> list[str]:
+        """Return where names are looked up that the table does not have.
 
         Args:
             path: a name.
         """
-        first, _, rest = plain(path).partition(".")
-        if first not in FALLS_TO:
-            return None
-        return f"{FALLS_TO[first]}.{rest}" if rest else FALLS_TO[first]
+        path = plain(path)
+        first = next((name for name in FALLS_TO if path == name or path.startswith(f"{name}.")), None)
+        if first is None:
+            return []
+        others = [other + path.removeprefix(first) for other in FALLS_TO[first]]
+        return [other for other in others if not other.startswith(_COMPUTES_WITH_TENSORFLOW)]
 
     def find(self, shown: str, path: str) -> Any:
         """Return the object of a name.
@@ -95,20 +105,19 @@ class NameTable:
             raise AttributeError(f"`{shown}.{path}` {entry.why}. Write: {entry.write}")
         if entry is not None:
             return entry.load()
-        other = self.falls_to(path)
-        if other is not None:
+        for other in self.falls_to(path):
             try:
                 return object_at(other)
             except (AttributeError, ModuleNotFoundError):
-                pass
+                continue
         raise AttributeError(self._unknown(shown, path))
 
     def _unknown(self, shown: str, path: str) -> str:
         module, _, name = path.rpartition(".")
         known = self.names_in(module)
-        other = self.falls_to(module) if module else None
-        if other is not None and _is_module(other):
-            known = [*known, *(n for n in dir(object_at(other)) if not n.startswith("_"))]
+        for other in self.falls_to(module):
+            if _is_module(other):
+                known = [*known, *(n for n in dir(object_at(other)) if not n.startswith("_"))]
         text = f"`{shown}.{path}` is not among the names that `unisono.tf` has"
         alike = difflib.get_close_matches(name, known, n=1)
         if not alike:
@@ -158,8 +167,8 @@ class NameModule(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         names = {*self.__dict__, *self._table.names_in(self._path)}
-        other = self._table.falls_to(self._path) if self._path else None
-        return sorted(names | set(dir(object_at(other))) if other else names)
+        others = filter(_is_module, self._table.falls_to(self._path))
+        return sorted(names.union(*(dir(object_at(other)) for other in others)))
 
 
 class NameFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -184,6 +193,10 @@ class NameFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return None
         elif fullname.startswith(f"{self.root}."):
             below = fullname.removeprefix(f"{self.root}.")
+            entry = self.table.entry(below)
+            if isinstance(entry, Missing):
+                said = f"`tf.{below}` {entry.why}. Write: {entry.write}"
+                raise ModuleNotFoundError(said, name=fullname)
             if below.startswith("_") or not self.table.is_module(below):
                 return None
         else:

@@ -6,6 +6,7 @@ Tests: tests/unit/tf/test_names.py.
 from __future__ import annotations
 
 from unisono.tf._module import NameTable
+from unisono.tf.names._backend import BACKEND
 from unisono.tf.names._columns import COLUMNS
 from unisono.tf.names._core import CORE
 from unisono.tf.names._distribution import DISTRIBUTION
@@ -14,4 +15,4 @@ from unisono.tf.names._programs import PROGRAMS
 from unisono.tf.names._version_1 import VERSION_1
 
 #: All names.
-TABLE = NameTable({**VERSION_1, **CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS, **ESTIMATOR})
+TABLE = NameTable({**BACKEND, **VERSION_1, **CORE, **COLUMNS, **DISTRIBUTION, **PROGRAMS, **ESTIMATOR})

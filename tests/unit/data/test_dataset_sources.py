@@ -150,6 +150,12 @@ def test_a_generator_is_held_to_its_signature() -> None:
         list(wrong_shape)
     with pytest.raises(InvalidTypeError, match="structure of its signature"):
         list(Dataset.from_generator(lambda: iter([1]), output_signature=(TensorSpec((), np.int32),)))
+    # A tuple is an array where the signature says so, as in TensorFlow.
+    pairs = Dataset.from_generator(lambda: iter([(1, 2)]), output_signature=TensorSpec((2,), np.int32))
+    assert next(iter(pairs)).tolist() == [1, 2]
+    for spec in (TensorSpec((), np.int32), TensorSpec(None, np.int32), TensorSpec((3,), np.int32)):
+        with pytest.raises(InvalidTypeError, match="structure of its signature"):
+            list(Dataset.from_generator(lambda: iter([(1, 2)]), output_signature=spec))
 
 
 def test_the_old_way_to_describe_a_generator_works() -> None:

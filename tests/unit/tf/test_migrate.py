@@ -46,7 +46,7 @@ def test_imports(line, write):
         (
             "def f():\n  import tensorflow as tf\n  return tf.sparse.add",
             "tf.sparse.add",
-            "not among the names",
+            "dense arrays",
         ),
     ],
 )

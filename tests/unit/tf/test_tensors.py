@@ -82,7 +82,10 @@ def test_contexts():
     with tf.device("/job:worker/replica:0/task:1/device:CPU:0"):
         assert next(iter(tf.constant(1).devices())).platform == "cpu"
     with pytest.raises(UnisonoError, match="There are"):
-        tf.device("/gpu:7")
+        tf.device("/cpu:77")
+    # No device of that kind: TensorFlow's soft placement takes another one.
+    with tf.device("GPU:0"):
+        assert tf.constant(1).numpy() == 1
 
 
 def test_printing(capfd):

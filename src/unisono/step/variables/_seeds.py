@@ -14,6 +14,9 @@ from unisono.step._program import current_frame
 
 _GENERATORS: list[keras.random.SeedGenerator] = []
 
+#: The seed for the generator, where it was set before there is one.
+_FIRST_SEEDS: list[int] = []
+
 
 def seed_of_step(seed: int | None) -> int | keras.random.SeedGenerator | None:
     """Return the seed for random numbers; in a step that names none, a generator, whose state the step takes.
@@ -26,8 +29,14 @@ def seed_of_step(seed: int | None) -> int | keras.random.SeedGenerator | None:
     """
     if seed is not None or current_frame() is None:
         return seed
+    return _generator()
+
+
+def _generator() -> keras.random.SeedGenerator:
     if not _GENERATORS:
-        _GENERATORS.append(keras.random.SeedGenerator())
+        seed = _FIRST_SEEDS[0] & 0xFFFFFFFF if _FIRST_SEEDS else None
+        # With it, as its state is not to be assigned by the step that needs it first.
+        _GENERATORS.append(keras.random.SeedGenerator(seed))
     return _GENERATORS[0]
 
 
@@ -37,9 +46,11 @@ def set_step_seed(seed: int) -> None:
     Args:
         seed: any integer.
     """
-    if not _GENERATORS:
-        _GENERATORS.append(keras.random.SeedGenerator(seed))
-    set_step_state(np.asarray([seed & 0xFFFFFFFF, 0], np.uint32))
+    if _GENERATORS:
+        set_step_state(np.asarray([seed & 0xFFFFFFFF, 0], np.uint32))
+    else:
+        # A generator would start JAX, and programs set seeds before they make virtual devices.
+        _FIRST_SEEDS[:] = [seed]
 
 
 def step_state() -> np.ndarray | None:
@@ -53,6 +64,4 @@ def set_step_state(state: np.ndarray) -> None:
     Args:
         state: from `step_state`, in this process or another.
     """
-    if not _GENERATORS:
-        _GENERATORS.append(keras.random.SeedGenerator())
-    _GENERATORS[0].state.assign(state)
+    _generator().state.assign(state)

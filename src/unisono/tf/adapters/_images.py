@@ -19,6 +19,16 @@ from unisono._types import PyTree
 from unisono.step.variables._seeds import seed_of_step
 
 
+class ResizeMethod:
+    """The names of the ways to resize."""
+
+    BILINEAR = "bilinear"
+    NEAREST_NEIGHBOR = "nearest"
+    BICUBIC = "bicubic"
+    LANCZOS3 = "lanczos3"
+    LANCZOS5 = "lanczos5"
+
+
 def resize(
     images: PyTree,
     size: Sequence[int],

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
@@ -20,6 +21,16 @@ from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy, hold
 from unisono.strategies._one_device import default_strategy
 from unisono.tf.adapters._saving import save_to_directory, weights_file
+from unisono.tf.adapters._spellings import (
+    Reference,
+    Shape,
+    Submodules,
+    replace,
+    taking_lists,
+    taking_lr,
+    taking_name,
+    with_name,
+)
 from unisono.training._binding import current_strategy, strategy_of
 from unisono.training.stateful._form import has_stateful_step
 
@@ -45,6 +56,26 @@ def add_methods() -> None:
         keras.Model.save_weights = _with_ending(keras.Model.save_weights)
         keras.Model.load_weights = _with_ending(keras.Model.load_weights)
         _let_models_take_strings()
+        _let_objects_have_old_spellings()
+
+
+def _let_objects_have_old_spellings() -> None:
+    keras.Layer.submodules = Submodules()
+    replace(keras.Layer, "__call__", taking_lists)
+    replace(keras.Layer, "add_weight", taking_name)
+    replace(keras.optimizers.Optimizer, "__init__", taking_lr)
+    for owner, names in (
+        (keras.Variable, ["dtype"]),
+        (keras.KerasTensor, ["dtype"]),
+        (keras.Layer, ["dtype", "compute_dtype", "variable_dtype"]),
+    ):
+        for name in names:
+            replace(owner, name, with_name)
+    # JAX makes the arrays: a subclass is not possible.
+    kinds: tuple[Any, ...] = (jax.Array, jax.core.Tracer, keras.KerasTensor, keras.Variable)
+    for kind in kinds:
+        kind.get_shape = lambda self: Shape(self.shape)
+        kind.ref = lambda self: Reference(self)  # noqa: PLW0108 (a method)
 
 
 #: What TensorFlow 2 had in a custom `train_step`, and Keras 3 has not; with what to write.
@@ -107,9 +138,22 @@ def _with_ending(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def with_ending(self: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, weights_file(filepath), *args, **kwargs)
+        # The ending of the path says the format.
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("save_format", "options")}
+        method(self, weights_file(filepath), *args, **kwargs)
+        return LoadStatus()
 
     return with_ending
+
+
+class LoadStatus:
+    """What `load_weights` returns: Keras has checked the weights already, and raised an error."""
+
+    def assert_consumed(self) -> LoadStatus:
+        """Return the object itself."""
+        return self
+
+    assert_existing_objects_matched = expect_partial = assert_nontrivial_match = assert_consumed
 
 
 def _run_graph(model: Any, inputs: list[Any]) -> list[Any]:
@@ -165,6 +209,17 @@ def _again(argument: Any) -> Any:
     if isinstance(argument, keras.optimizers.Optimizer):
         return type(argument).from_config(argument.get_config())
     return argument
+
+
+def input_of(shape: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return `keras.Input`, whose shape may be a number.
+
+    Args:
+        shape: of one example.
+        *args: those of `keras.Input`.
+        **kwargs: likewise.
+    """
+    return keras.Input((shape,) if isinstance(shape, int) else shape, *args, **kwargs)
 
 
 class Reduction:

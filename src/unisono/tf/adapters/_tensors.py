@@ -25,6 +25,7 @@ from unisono.checkpoint._contents import holds_objects
 from unisono.checkpoint._tracking import Holder
 from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
 from unisono.tf._entries import device_dtype
+from unisono.tf.adapters._spellings import Shape
 
 
 def add_methods() -> None:
@@ -136,7 +137,7 @@ class TensorSpec(_TensorSpec):
         super().__init__(None if shape is None else list(shape), dtype)
 
 
-def shape_of(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None:
+def shape_of(dims: Sequence[int | None] | int | None) -> Shape | None:
     """Return a shape as a tuple: what `tf.TensorShape` is here.
 
     Args:
@@ -145,7 +146,7 @@ def shape_of(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None
     >>> shape_of([None, 3])
     (None, 3)
     """
-    return None if dims is None else tuple(dims)
+    return None if dims is None else Shape([dims] if isinstance(dims, int) else dims)
 
 
 class Module(Holder):
@@ -254,16 +255,17 @@ def name_scope(name: str) -> Iterator[None]:
 def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which arrays are made on a device.
 
-    Under a strategy, variables and replicas stay where the strategy puts them, as in TensorFlow.
+    Under a strategy, variables and replicas stay where the strategy puts them, as in TensorFlow. Where no
+    device is of that kind, the default one is used, as TensorFlow's soft placement does.
 
     Args:
         name: such as `"/gpu:0"`, `"CPU:1"` or `"/job:worker/task:1"`, of which only the device counts.
 
     Raises:
-        InvalidArgumentError: there is no such device here.
+        DeviceError: there are devices of that kind, but not this one.
     """
     found = re.search(r"(?i)\b(cpu|gpu|tpu)(?::(\d+|\*))?", str(name))
-    if found is None:
+    if found is None or found[1].lower() not in ("cpu", jax.default_backend()):
         return contextlib.nullcontext()
     index = found[2] if found[2] and found[2] != "*" else "0"
     context: contextlib.AbstractContextManager[Any] = jax.default_device(

@@ -54,7 +54,34 @@ TENSORS: dict[str, Entry] = {
     "SparseTensor": Missing(
         "has no counterpart here", "dense arrays, or `keras.layers.Embedding` of indices"
     ),
+    "RaggedTensorSpec": _RAGGED,
     "strings": _STRINGS,
+    "sparse": Missing("has no counterpart here", "dense arrays, or `jax.experimental.sparse`"),
+    "SparseTensorSpec": Missing("has no counterpart here", "`tf.TensorSpec` of dense arrays"),
+    "lookup": Missing(
+        "has no counterpart: strings are no tensors",
+        "`tf.keras.layers.StringLookup`, or a dict of Python in `Dataset.map`",
+    ),
+    "signal": Missing("has no counterpart", "`keras.ops.stft`, `keras.ops.rfft`, or `jax.numpy.fft`"),
+    "lite": Missing("belongs to TensorFlow Lite", "`unisono.export.export_saved_model`, or `jax.export`"),
+    **{
+        f"experimental.{name}": Missing("has no counterpart", write)
+        for name, write in {
+            "BatchableExtensionType": "a dataclass, registered by `jax.tree_util.register_dataclass`",
+            "ExtensionType": "a dataclass, registered by `jax.tree_util.register_dataclass`",
+            "Optional": "None, or a tuple of a boolean and the value",
+            "async_scope": "nothing: JAX computes asynchronously",
+            "dispatch_for_api": "a function of your own, or a method of the class",
+            "dispatch_for_binary_elementwise_apis": "a function of your own, or a method of the class",
+            "dispatch_for_unary_elementwise_apis": "a function of your own, or a method of the class",
+            "dtensor": "`jax.sharding`, or `unisono.MirroredStrategy`",
+            "extension_type": "a dataclass, registered by `jax.tree_util.register_dataclass`",
+            "tensorrt": "`jax.export`",
+            "unregister_dispatch_for": "a function of your own, or a method of the class",
+        }.items()
+    },
+    "type_spec_from_value": Missing("has no counterpart", "`tf.TensorSpec(x.shape, x.dtype)`"),
+    "variable_creator_scope": Missing("has no counterpart", "a function that makes the variables"),
     "constant": own("_tensors.constant"),
     "convert_to_tensor": own("_tensors.constant"),
     "executing_eagerly": own("_tensors.executing_eagerly"),
@@ -140,6 +167,7 @@ _AT_ROOT = [
     "subtract", "tan", "tanh", "truediv",
 ]  # fmt: skip
 
+# fmt: off
 ARRAYS: dict[str, Entry] = {
     "cast": Op("keras.ops.cast"),
     "saturate_cast": Op("keras.ops.saturate_cast", {"value": "x"}),
@@ -159,8 +187,8 @@ ARRAYS: dict[str, Entry] = {
     "boolean_mask": own("_operations.boolean_mask"),
     "one_hot": own("_operations.one_hot"),
     "shape": own("_operations.shape"),
-    "rank": Op("keras.ops.ndim", {"input": "x"}),
-    "size": Op("keras.ops.size", {"input": "x"}),
+    "rank": own("_indexing.rank"),
+    "size": own("_indexing.size"),
     "identity": own("_operations.identity"),
     "range": own("_operations.arange"),
     "linspace": Op("keras.ops.linspace"),
@@ -192,6 +220,9 @@ ARRAYS: dict[str, Entry] = {
     "unique": Missing(
         "makes an array whose size depends on the data", "`numpy.unique` outside of a function"
     ),
+    "unique_with_counts": Missing(
+        "makes an array whose size depends on the data", "`numpy.unique` outside of a function"
+    ),
     "linalg.matmul": own("_operations.matmul"),
     "linalg.norm": Op("keras.ops.norm", {"tensor": "x"}),
     "linalg.inv": Op("keras.ops.inv", {"input": "x"}),
@@ -199,11 +230,29 @@ ARRAYS: dict[str, Entry] = {
     "linalg.trace": Op("keras.ops.trace"),
     "linalg.diag": own("_operations.diag"),
     "linalg.cholesky": Op("keras.ops.cholesky", {"input": "x"}),
+    "linalg.diag_part": own("_indexing.diag_part"),
+    "linalg.eigh": Op("keras.ops.eigh", {"tensor": "x"}),
+    "linalg.einsum": Op("keras.ops.einsum"),
+    "linalg.matvec": own("_indexing.matvec"),
+    "linalg.qr": Op("keras.ops.qr", {"input": "x"}),
+    "linalg.solve": Op("keras.ops.solve", {"matrix": "a", "rhs": "b"}, tensors=2),
+    "linalg.svd": own("_indexing.svd"),
+    "svd": own("_indexing.svd"),
+    **{
+        name: own(f"_indexing.{name}")
+        for name in (
+            "gather_nd", "scatter_nd", "tensor_scatter_nd_add", "tensor_scatter_nd_max",
+            "tensor_scatter_nd_min", "tensor_scatter_nd_sub", "tensor_scatter_nd_update",
+        )
+    },
+    "complex": At("jax.lax.complex"),
+    "dtypes.complex": At("jax.lax.complex"),
     "linalg.global_norm": own("_operations.global_norm"),
     "bitwise.bitwise_and": Op("keras.ops.bitwise_and", _XY),
     "bitwise.bitwise_or": Op("keras.ops.bitwise_or", _XY),
     "bitwise.bitwise_xor": Op("keras.ops.bitwise_xor", _XY),
 }
+# fmt: on
 
 NN: dict[str, Entry] = {
     f"nn.{name}": Op(f"keras.ops.{op}", _X)
@@ -232,6 +281,27 @@ NN |= {
     "nn.conv2d": own("_operations.conv2d"),
     "nn.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
     "nn.in_top_k": Op("keras.ops.in_top_k"),
+    "nn.xw_plus_b": Missing("is gone", "`tf.matmul(x, weights) + biases`"),
+    "nn.nce_loss": Missing("has no counterpart", "the cross entropy of all classes"),
+    "nn.sampled_softmax_loss": Missing("has no counterpart", "the cross entropy of all classes"),
+    "nn.convolution": Missing("has no counterpart", "`keras.ops.conv`"),
+    "nn.conv1d": Missing("has no counterpart", "`keras.ops.conv`"),
+    "nn.conv3d": Missing("has no counterpart", "`keras.ops.conv`"),
+    "nn.conv2d_transpose": Missing("has no counterpart", "`keras.ops.conv_transpose`"),
+    "nn.depthwise_conv2d": Missing("has no counterpart", "`keras.ops.depthwise_conv`"),
+    "nn.batch_normalization": Op(
+        "keras.ops.batch_normalization",
+        order=(
+            "x",
+            "mean",
+            "variance",
+            "offset",
+            "scale",
+            "epsilon",
+        ),
+        names={"variance_epsilon": "epsilon"},
+        defaults={"axis": -1},
+    ),
 }
 
 CORE: dict[str, Entry] = {

@@ -16,6 +16,7 @@ _VARIABLE = Missing(
     "gives sparse or ragged tensors, which are not there",
     "`tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`, and `Dataset.padded_batch`",
 )
+_CSV = Missing("has no counterpart", "`Dataset.from_tensor_slices(dict(pandas.read_csv(file)))`")
 _TENSOR_BYTES = Missing(
     "has no counterpart", "`array.tobytes()` into a bytes feature, and `tf.io.decode_raw` to read it"
 )
@@ -41,6 +42,12 @@ DATA: dict[str, Entry] = {
     "data.experimental.INFINITE_CARDINALITY": At("unisono.data.INFINITE_CARDINALITY"),
     "data.experimental.UNKNOWN_CARDINALITY": At("unisono.data.UNKNOWN_CARDINALITY"),
     "data.experimental.SHARD_HINT": At("unisono.data.SHARD_HINT"),
+    "data.experimental.Counter": At("unisono.data.Dataset.counter"),
+    "data.experimental.CsvDataset": _CSV,
+    "data.experimental.make_csv_dataset": _CSV,
+    "data.experimental.dense_to_ragged_batch": Missing(
+        "makes ragged tensors, which are not there", "`Dataset.padded_batch`"
+    ),
     "data.FixedLengthRecordDataset": Missing(
         "is not among the readers here", "`Dataset.from_generator` around a file's `read`"
     ),
@@ -80,6 +87,7 @@ SAVING: dict[str, Entry] = {
         "_saving.load_model",
         note="returns the model, with `signatures` for its inference",
     ),
+    "saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY": own("_saving.SERVING"),
     "saved_model.SaveOptions": own("_keras.SaveOptions"),
     "saved_model.LoadOptions": own("_keras.SaveOptions"),
     "summary.create_file_writer": At("unisono.summary.create_file_writer"),
@@ -164,6 +172,14 @@ DEVICES: dict[str, Entry] = {
     "tpu.experimental.initialize_tpu_system": At("unisono.tpu.experimental.initialize_tpu_system"),
     "tpu.experimental.shutdown_tpu_system": At("unisono.tpu.experimental.shutdown_tpu_system"),
     "debugging.set_log_device_placement": own("_tensors.no_op"),
+    "config.optimizer.get_experimental_options": Missing(
+        "belongs to graphs", "`jax.jit(f).lower(*args).compile()`, which XLA optimizes"
+    ),
+    "config.optimizer.set_experimental_options": own("_tensors.no_op"),
+    "debugging.check_numerics": Missing("has no counterpart", '`jax.config.update("jax_debug_nans", True)`'),
+    "debugging.enable_check_numerics": Missing(
+        "has no counterpart", '`jax.config.update("jax_debug_nans", True)`'
+    ),
     "debugging.assert_equal": own("_operations.assert_equal"),
     "get_logger": own("_config.get_logger"),
     "sysconfig.get_build_info": Missing("belongs to TensorFlow's build", "`jax.print_environment_info()`"),
@@ -178,6 +194,10 @@ RANDOM: dict[str, Entry] = {
     "random.categorical": Op("keras.random.categorical"),
     "random.stateless_normal": Missing("has no counterpart", "`keras.random.normal(shape, seed=…)`"),
     "random.stateless_uniform": Missing("has no counterpart", "`keras.random.uniform(shape, seed=…)`"),
+    "random.get_global_generator": Missing(
+        "has no counterpart", "`keras.random.SeedGenerator`, given as `seed=`"
+    ),
+    "random.split": Missing("has no counterpart", "`jax.random.split`"),
     "random.Generator": Missing("has no counterpart", "`keras.random.SeedGenerator`, given as `seed=`"),
     "random_normal_initializer": At("keras.initializers.RandomNormal"),
     "random_uniform_initializer": At("keras.initializers.RandomUniform"),
@@ -240,6 +260,12 @@ RANDOM: dict[str, Entry] = {
     **{f"image.{name}": own("_files.decode_image") for name in ("decode_image", "decode_jpeg", "decode_png")},
     "image.encode_jpeg": Missing("has no counterpart", "`PIL.Image.fromarray(array).save(file, format=…)`"),
     "image.encode_png": Missing("has no counterpart", "`PIL.Image.fromarray(array).save(file, format=…)`"),
+    "image.ResizeMethod": own("_images.ResizeMethod"),
+    "image.total_variation": own("_indexing.total_variation"),
+    "image.sobel_edges": Missing("has no counterpart", "`keras.ops.depthwise_conv` with Sobel's kernels"),
+    "image.sample_distorted_bounding_box": Missing(
+        "has no counterpart", "`tf.keras.layers.RandomCrop`, or `tf.image.random_crop`"
+    ),
     "image.resize_with_pad": Missing(
         "has no counterpart", "`keras.ops.image.resize(…, pad_to_aspect_ratio=True)`"
     ),
@@ -255,8 +281,18 @@ KERAS: dict[str, Entry] = {
         "computes with TensorFlow itself in Keras 3",
         "`str.split` and `unisono.preprocessing.StringLookup` in `Dataset.map`",
     ),
+    "keras.Input": own("_keras.input_of"),
+    "keras.layers.Input": own("_keras.input_of"),
     "keras.models.load_model": own("_keras.load_model"),
     "keras.saving.load_model": own("_keras.load_model"),
+    **{
+        f"keras.utils.{name}": Missing("belongs to graphs", "layers of `tf.keras`")
+        for name in ("DeterministicRandomTestTool", "get_or_create_layer", "track_tf1_style_variables")
+    },
+    **{
+        f"keras.experimental.{name}": Missing("is gone in Keras 3", "layers of `tf.keras` and `keras.Model`")
+        for name in ("LinearModel", "WideDeepModel")
+    },
     "keras.backend.get_value": own("_keras.get_value"),
     "keras.backend.set_value": own("_keras.set_value"),
     "keras.experimental.export_saved_model": At("unisono.experimental.export_saved_model"),

@@ -112,6 +112,24 @@ VERSION_1: dict[str, Entry] = {
     "to_int32": Op("keras.ops.cast", defaults={"dtype": "int32"}),
     "to_int64": own("_tensors.to_int64"),
     "nn.softmax_cross_entropy_with_logits_v2": own("_operations.softmax_cross_entropy"),
+    "version.VERSION": Value("2.21.0+unisono", "the version of TensorFlow whose names these are"),
+    "Dimension": Missing("belongs to TensorFlow 1", "the number: sizes are Python's integers"),
+    "make_template": _VARIABLES,
+    "wrap_function": _GRAPH,
+    **dict.fromkeys(
+        ("enable_tensor_equality", "disable_tensor_equality"),
+        own("_tensors.no_op", "does nothing: arrays are compared by value"),
+    ),
+    **dict.fromkeys(
+        (
+            "saved_model.Builder",
+            "saved_model.builder",
+            "saved_model.simple_save",
+            "saved_model.predict_signature_def",
+            "saved_model.signature_def_utils",
+        ),
+        Missing("belongs to graphs and sessions", "`tf.saved_model.save` of a Keras model"),
+    ),
     "__git_version__": Value("unisono", '"unisono"'),
     "train.Server": At("unisono.Server"),
     "keras.backend.set_learning_phase": own(

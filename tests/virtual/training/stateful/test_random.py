@@ -5,6 +5,7 @@ import numpy as np
 from tests.virtual.training.stateful._models import rows
 from unisono import tf
 from unisono.checkpoint._rng_state import RandomState
+from unisono.step.variables import _seeds
 
 
 class Draws(tf.keras.Model):
@@ -45,3 +46,15 @@ def test_a_checkpoint_of_the_random_state_holds_theirs():
     expected = drawn(model)
     RandomState().set_state(state)
     assert drawn(model) == expected
+
+
+def test_a_seed_starts_no_generator(monkeypatch):
+    """Programs set seeds before they make virtual devices, which JAX allows before it starts."""
+    monkeypatch.setattr(_seeds, "_GENERATORS", [])
+    tf.random.set_seed(11)
+    assert _seeds.step_state() is None
+    draw = tf.function(lambda: tf.random.normal([2]))
+    first = draw()
+    tf.random.set_seed(11)
+    np.testing.assert_array_equal(draw(), first)
+    assert (draw() != first).all()

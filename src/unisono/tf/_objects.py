@@ -1,0 +1,191 @@
+"""Finds lines of a program that Keras 3 rejects for what an object is: its class, or that it was not built.
+
+Tests: tests/unit/tf/test_objects.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+#: Returns the name below `tf` of an expression, or None.
+PathOf = Callable[[ast.expr], str | None]
+
+#: A line, the name on it, and what to write instead.
+Found = tuple[int, str, str]
+
+_SUPER = "takes no object in Keras 3: `super()` has it already. Write: `super().__init__()`."
+_UNBUILT = (
+    "fails for a model without variables. Write: a call of the model on an example, or `model.build(shape)`, "
+    "before."
+)
+_MODULE = (
+    "writes Keras models here. Write: `tf.train.Checkpoint(module).save(path)` for the variables, or a "
+    "`tf.keras.Model`; `jax.export` for functions."
+)
+_SIGNATURES = (
+    "has no `signatures` here: what it writes is the model's own inference. Write: the call without."
+)
+_STEPS = (
+    "with `steps_per_epoch` and `BackupAndRestore` needs data whose position can be restored. Write: "
+    "`tf.data.Dataset.from_tensor_slices((x, y)).batch(size).repeat()`, or no `steps_per_epoch`."
+)
+_AS_LIST = (
+    "belongs to `tf.TensorShape`; shapes are tuples. Write: `list(x.shape)`, or `x.get_shape().as_list()`."
+)
+
+
+def objects(tree: ast.AST, path_of: PathOf) -> Iterator[Found]:
+    """Yield each such line.
+
+    Args:
+        tree: the program.
+        path_of: returns the name below `tf` of an expression, or None.
+    """
+    kinds = _Kinds(tree, path_of)
+    backups = {name for name, value in _assignments(tree) if _makes_backup(value, path_of, set())}
+    # A list of callbacks, which holds one.
+    backups |= {name for name, value in _assignments(tree) if _makes_backup(value, path_of, backups)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and kinds.of_class(node.name) in ("keras", "subclassed"):
+            yield from _super_calls(node)
+        elif isinstance(node, ast.Attribute) and node.attr == "as_list" and _is_shape(node.value):
+            yield node.lineno, ".shape.as_list", _AS_LIST
+        elif isinstance(node, ast.Call):
+            yield from _of_call(node, kinds, path_of, backups)
+        for body in _bodies(node):
+            yield from _unbuilt(body, kinds)
+
+
+class _Kinds:
+    """What the classes of a program, and its names, are: of Keras ("keras", "subclassed"), or "module"."""
+
+    def __init__(self, tree: ast.AST, path_of: PathOf) -> None:
+        self._path_of = path_of
+        self._classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        self._names: dict[str, set[str]] = {}
+        for name, value in _assignments(tree):
+            self._names.setdefault(name, set()).add(self.of_value(value))
+
+    def of_class(self, name: str, seen: frozenset[str] = frozenset()) -> str:
+        node = self._classes.get(name)
+        if node is None or name in seen:
+            return ""
+        for base in node.bases:
+            path = self._path_of(base) or ""
+            if path == "Module":
+                return "module"
+            if path in ("keras.Model", "keras.models.Model"):
+                return "subclassed"
+            if path.startswith(("keras.layers.", "keras.Sequential", "keras.models.Sequential")):
+                return "keras"
+            kind = self.of_class(base.id, seen | {name}) if isinstance(base, ast.Name) else ""
+            if kind:
+                return kind
+        return ""
+
+    def of_value(self, value: ast.expr) -> str:
+        """Return the kind of what a call of a class makes."""
+        called = value.func if isinstance(value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id in self._classes:
+            return self.of_class(called.id)
+        return "module" if called is not None and self._path_of(called) == "Module" else ""
+
+    def of_name(self, node: ast.expr) -> str:
+        """Return the kind of a name, if each of its assignments says the same."""
+        kinds = self._names.get(node.id, set()) if isinstance(node, ast.Name) else set()
+        return next(iter(kinds)) if len(kinds) == 1 else ""
+
+    def builds_itself(self, value: ast.expr) -> bool:
+        """Return whether the class that is called builds its objects."""
+        node = self._classes[value.func.id]  # type: ignore[attr-defined]  # of a kind: it is such a call
+        calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
+        return any(
+            (isinstance(f, ast.Name) and f.id == "self")
+            or (isinstance(f, ast.Attribute) and f.attr == "build" and _is_name(f.value, "self"))
+            for f in calls
+        )
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value
+
+
+def _super_calls(node: ast.ClassDef) -> Iterator[Found]:
+    for call in ast.walk(node):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr == "__init__"
+            and isinstance(call.func.value, ast.Call)
+            and _is_name(call.func.value.func, "super")
+            and call.args
+            and _is_name(call.args[0], "self")
+        ):
+            yield call.lineno, "super().__init__(self)", _SUPER
+
+
+def _of_call(node: ast.Call, kinds: _Kinds, path_of: PathOf, backups: set[str]) -> Iterator[Found]:
+    given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+    if path_of(node.func) == "saved_model.save":
+        if node.args and kinds.of_name(node.args[0]) == "module":
+            yield node.lineno, "tf.saved_model.save", _MODULE
+        elif len(node.args) > 2 or not _is_none(given.get("signatures")):
+            yield node.lineno, "tf.saved_model.save", _SIGNATURES
+    elif isinstance(node.func, ast.Attribute) and node.func.attr == "fit":
+        # With labels of their own, the data are arrays.
+        is_of_arrays = "steps_per_epoch" in given and ("y" in given or len(node.args) > 1)
+        if is_of_arrays and "callbacks" in given and _makes_backup(given["callbacks"], path_of, backups):
+            yield node.lineno, ".fit", _STEPS
+
+
+def _makes_backup(value: ast.expr, path_of: PathOf, backups: set[str]) -> bool:
+    return any(
+        (isinstance(n, ast.Call) and (path_of(n.func) or "").endswith("callbacks.BackupAndRestore"))
+        or (isinstance(n, ast.Name) and n.id in backups)
+        for n in ast.walk(value)
+    )
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        body = getattr(node, name, None)
+        if isinstance(body, list):
+            yield body
+
+
+def _unbuilt(body: list[ast.stmt], kinds: _Kinds) -> Iterator[Found]:
+    """Yield the lines that save a model's weights next after the model was made."""
+    for i, made in enumerate(body):
+        if not (isinstance(made, ast.Assign) and kinds.of_value(made.value) == "subclassed"):
+            continue
+        if kinds.builds_itself(made.value) or not isinstance(made.targets[0], ast.Name):
+            continue
+        name = made.targets[0].id
+        uses = (s for s in body[i + 1 :] if any(_is_name(n, name) for n in ast.walk(s)))
+        first = next(uses, None)
+        called = (
+            first.value.func if isinstance(first, ast.Expr) and isinstance(first.value, ast.Call) else None
+        )
+        if (
+            isinstance(called, ast.Attribute)
+            and called.attr == "save_weights"
+            and _is_name(called.value, name)
+        ):
+            yield called.lineno, ".save_weights", _UNBUILT
+
+
+def _is_shape(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_none(node: ast.expr | None) -> bool:
+    return node is None or (isinstance(node, ast.Constant) and node.value is None)

@@ -1,0 +1,215 @@
+"""What Keras 3 no longer takes and TensorFlow 2 did: lists of numbers, `lr`, names of dtypes, `get_shape()`.
+
+Tests: tests/unit/tf/test_spellings.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence, ValuesView
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono._types import PyTree
+from unisono.step._keras_internals import all_layers
+from unisono.tf._entries import device_dtype
+
+
+def replace(kind: type, name: str, wrapper: Callable[[Any], Any]) -> None:
+    """Replace what a class has, in the class that defines it: others may have their own.
+
+    Args:
+        kind: the class.
+        name: of its method or property.
+        wrapper: returns what stands there afterwards.
+    """
+    owner: Any = next(base for base in kind.__mro__ if name in vars(base))
+    setattr(owner, name, wrapper(vars(owner)[name]))
+
+
+class Submodules:
+    """The attribute `submodules` of a layer; one that a program sets itself comes first."""
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        return self if layer is None else tuple(all_layers(layer, include_self=False))
+
+
+def taking_lists(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Layer.__call__` that takes lists of numbers; Keras 3 takes each number for a tensor.
+
+    Args:
+        call: that of Keras.
+    """
+
+    @functools.wraps(call)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], (list, tuple, int, float)) and _is_number(args[0]):
+            args = (_as_array(args[0]), *args[1:])
+        elif args and isinstance(args[0], ValuesView):
+            args = (list(args[0]), *args[1:])
+        return call(self, *args, **kwargs)
+
+    return called
+
+
+def _is_number(value: PyTree) -> bool:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (bool, int, float))
+
+
+def _as_array(value: PyTree) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype("float32") if array.dtype == np.float64 else array.astype(device_dtype(array.dtype))
+
+
+#: The order of arguments of TensorFlow's `add_weight`.
+_OF_WEIGHTS = ("name", "shape", "dtype", "initializer", "regularizer", "trainable", "constraint")
+
+
+def taking_name(add_weight: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Layer.add_weight` whose first argument may be the name, as in TensorFlow 2.
+
+    Args:
+        add_weight: that of Keras.
+    """
+
+    @functools.wraps(add_weight)
+    def added(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], str):
+            return add_weight(self, **dict(zip(_OF_WEIGHTS, args, strict=False)), **kwargs)
+        return add_weight(self, *args, **kwargs)
+
+    return added
+
+
+def taking_lr(init: Callable[..., None]) -> Callable[..., None]:
+    """Return an optimizer's constructor with `lr`, and with `decay`, which Keras 3 ignores.
+
+    Args:
+        init: that of Keras.
+    """
+
+    @functools.wraps(init)
+    def initialized(
+        self: Any, learning_rate: Any = 0.001, *args: Any, lr: Any = None, decay: Any = None, **kwargs: Any
+    ) -> None:
+        rate = learning_rate if lr is None else lr
+        if decay:
+            rate = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+        init(self, rate, *args, **kwargs)
+
+    return initialized
+
+
+class DtypeName(str):
+    """The name of a dtype, as Keras has it, with TensorFlow's attributes.
+
+    >>> DtypeName("float16").name
+    'float16'
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The plain name."""
+        return str(self)
+
+    @property
+    def as_numpy_dtype(self) -> Any:
+        """The type of NumPy's numbers."""
+        return jax.numpy.dtype(str(self)).type
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether numbers have a fraction."""
+        return bool(jax.numpy.issubdtype(jax.numpy.dtype(str(self)), np.floating))
+
+
+def with_name(dtype: property) -> property:
+    """Return the property of a dtype whose value has a `name`.
+
+    Args:
+        dtype: that of Keras.
+    """
+    read: Any = dtype.fget
+
+    @functools.wraps(read)
+    def named(self: Any) -> Any:
+        value = read(self)
+        return DtypeName(value) if type(value) is str else value
+
+    return property(named, dtype.fset, dtype.fdel, dtype.__doc__)
+
+
+class Shape(tuple[Any, ...]):
+    """A shape: a tuple, with what `tf.TensorShape` has.
+
+    Args:
+        dims: the sizes; None where any is allowed.
+
+    >>> Shape([None, 3]).as_list(), Shape([2, 3]).num_elements()
+    ([None, 3], 6)
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, dims: Sequence[int | None] = ()) -> Shape:
+        return super().__new__(cls, dims)
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self)
+
+    @property
+    def ndims(self) -> int:
+        """The number of dimensions."""
+        return len(self)
+
+    def as_list(self) -> list[int | None]:
+        """Return the sizes."""
+        return list(self)
+
+    def num_elements(self) -> int | None:
+        """Return the number of entries, or None where it is not known."""
+        return None if None in self else int(np.prod(self, dtype=np.int64))
+
+    def is_fully_defined(self) -> bool:
+        """Return whether all sizes are known."""
+        return None not in self
+
+    def is_compatible_with(self, other: Sequence[int | None]) -> bool:
+        """Return whether the two may be the same shape.
+
+        Args:
+            other: the sizes of another shape.
+        """
+        return len(self) == len(other) and all(
+            None in (a, b) or a == b for a, b in zip(self, other, strict=True)
+        )
+
+
+class Reference:
+    """A key of dicts and sets for a variable or tensor, which cannot be one itself.
+
+    Args:
+        of: the variable or tensor.
+    """
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def deref(self) -> Any:
+        """Return the variable or tensor."""
+        return self._of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and self._of is other._of
+
+    def __hash__(self) -> int:
+        return id(self._of)

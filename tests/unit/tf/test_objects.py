@@ -1,0 +1,42 @@
+"""Lines that Keras 3 rejects for what an object is."""
+
+import pytest
+
+from unisono.tf._migrate import findings
+
+HEAD = "import tensorflow as tf\n"
+NET = "class Net(tf.keras.Model):\n  pass\n"
+MODULE = "class M(tf.Module):\n  pass\n"
+BACKUP = "b = tf.keras.callbacks.BackupAndRestore('x')\n"
+
+#: Programs, and the lines with an error.
+PROGRAMS = {
+    "class A(tf.keras.layers.Layer):\n  def __init__(self):\n    super(A, self).__init__(self)\n": [4],
+    f"{NET}class B(Net):\n  def __init__(self):\n    super().__init__(self)\n": [6],
+    "class A(tf.keras.layers.Layer):\n  def __init__(self):\n    super().__init__()\n": [],
+    "class A(list):\n  def __init__(self):\n    super().__init__(self)\n": [],
+    f"{NET}net = Net()\nprint(1)\nnet.save_weights('x')\n": [6],
+    f"{NET}net = Net()\nnet(x)\nnet.save_weights('x')\n": [],
+    f"{NET}def f():\n  net = Net()\n  net.save_weights('x')\n": [6],
+    "class Net(tf.keras.Model):\n  def __init__(self):\n    self.build((1, 2))\n"
+    "net = Net()\nnet.save_weights('x')\n": [],
+    "net = tf.keras.Sequential([tf.keras.Input((2,))])\nnet.save_weights('x')\n": [],
+    f"{MODULE}m = M()\ntf.saved_model.save(m, 'x')\n": [5],
+    f"{MODULE}m = M()\nm = other()\ntf.saved_model.save(m, 'x')\n": [],
+    f"{NET}net = Net()\ntf.saved_model.save(net, 'x')\n": [],
+    "tf.saved_model.save(model, 'x', signatures=f)\n": [2],
+    "tf.saved_model.save(model, 'x', signatures=None)\n": [],
+    "print(x.shape.as_list(), x.get_shape().as_list())\n": [2],
+    f"{BACKUP}model.fit(x, y, steps_per_epoch=3, callbacks=[b])\n": [3],
+    f"{BACKUP}model.fit(data, steps_per_epoch=3, callbacks=[b])\n": [],
+    f"{BACKUP}c = [b]\nmodel.fit(x=x, y=y, steps_per_epoch=3, callbacks=c)\n": [4],
+    f"{BACKUP}model.fit(x, y, callbacks=[b])\n": [],
+    "model.fit(x, y, steps_per_epoch=3, callbacks=[other])\n": [],
+    "def f(x):\n  if tf.reduce_sum(x) > 0:\n    return x\ng = tf.function(f)\n": [3],
+    "def f(x):\n  if tf.reduce_sum(x) > 0:\n    return x\n": [],
+}
+
+
+@pytest.mark.parametrize(("program", "lines"), PROGRAMS.items())
+def test_lines_with_errors(program, lines):
+    assert [f.line for f in findings(HEAD + program) if f.is_error] == lines

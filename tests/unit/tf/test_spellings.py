@@ -1,0 +1,111 @@
+"""What TensorFlow 2 took and Keras 3 does not."""
+
+import numpy as np
+import pytest
+
+from unisono import tf
+
+
+def test_layers_take_lists_of_numbers_and_numbers():
+    layer = tf.keras.layers.Dense(2, kernel_initializer="ones")
+    assert layer([[1.0, 2.0]]).tolist() == [[3.0, 3.0]]
+    assert layer([[1, 2]]).dtype == "float32"
+    assert tf.keras.layers.Rescaling(2.0)(3.0).tolist() == 6.0
+    # Several inputs stay several.
+    assert tf.keras.layers.Add()([tf.ones(2), tf.ones(2)]).tolist() == [2.0, 2.0]
+
+
+def test_layers_take_views_of_dicts():
+    inputs = {"a": tf.ones(2), "b": tf.ones(2)}
+    assert tf.keras.layers.Add()(inputs.values()).tolist() == [2.0, 2.0]
+
+
+def test_inputs_take_a_number_for_a_shape():
+    assert tf.keras.Input(3).shape == (None, 3)
+    assert tf.keras.Input(shape=3, name="x", batch_size=2).shape == (2, 3)
+    assert tf.keras.layers.Input([3, 4]).shape == (None, 3, 4)
+
+
+def test_weights_in_the_order_of_tensorflow():
+    layer = tf.keras.layers.Layer()
+    weight = layer.add_weight("kernel", [2, 3], tf.float32, "ones", trainable=False)
+    assert (weight.name, weight.shape, weight.dtype, weight.trainable) == ("kernel", (2, 3), "float32", False)
+    assert layer.add_weight("other", shape=(1,)).name == "other"
+    assert layer.add_weight((4,), "ones").shape == (4,)
+
+
+def test_references_are_keys():
+    x, y = tf.Variable(0.0), tf.constant(2.0)
+    keys = {x.ref(), y.ref()}
+    assert x.ref() in keys
+    assert tf.Variable(0.0).ref() not in keys
+    assert y.ref().deref() is y
+
+
+def test_submodules():
+    model = tf.keras.Sequential([tf.keras.Sequential([tf.keras.layers.Dense(1)])])
+    assert set(model.submodules) == {model.layers[0], model.layers[0].layers[0]}
+
+    class Own(tf.keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.submodules = 3
+
+    assert Own().submodules == 3
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
+def test_optimizers_take_lr_and_decay(name):
+    optimizer = getattr(tf.keras.optimizers, name)(lr=0.5)
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer = getattr(tf.keras.optimizers, name)(lr=0.5, decay=0.1)
+    optimizer.iterations.assign(10)
+    # TensorFlow 2: `lr / (1 + decay * iterations)`.
+    assert float(optimizer.learning_rate) == 0.25
+    assert type(optimizer).from_config(optimizer.get_config()).learning_rate.numpy() == 0.5
+    assert getattr(tf.keras.optimizers, name)(0.25).lr == 0.25
+
+
+def test_dtypes_have_names():
+    layer = tf.keras.layers.Dense(2, dtype="mixed_float16")
+    outputs = layer(tf.keras.Input((3,)))
+    assert (outputs.dtype.name, layer.dtype.name, layer.compute_dtype.name) == (
+        "float16",
+        "float32",
+        "float16",
+    )
+    assert layer.kernel.dtype.name == "float32"
+    assert layer.kernel.dtype.as_numpy_dtype is np.float32
+    assert layer.kernel.dtype.is_floating
+    assert not tf.Variable(1).dtype.is_floating
+    # Still a string, as Keras has it.
+    assert layer.kernel.dtype == "float32"
+    assert type(layer.kernel.dtype.name) is str
+
+
+def test_shapes():
+    shape = tf.TensorShape([None, 3])
+    assert shape == (None, 3)
+    assert (shape.as_list(), shape.rank, shape.ndims, shape.num_elements()) == ([None, 3], 2, 2, None)
+    assert not shape.is_fully_defined()
+    assert shape.is_compatible_with([2, 3])
+    assert not shape.is_compatible_with([2, 4])
+    assert tf.TensorShape(None) is None
+    assert tf.TensorShape(3) == (3,)
+    inside = []
+    tf.function(lambda x: inside.append(x.get_shape().as_list()))(tf.ones((2, 3)))
+    assert inside[0] == [2, 3]
+    assert [x.get_shape().as_list() for x in (tf.ones(2), tf.Variable([1, 2]), tf.keras.Input((1,), 2))] == [
+        [2],
+        [2],
+        [2, 1],
+    ]
+
+
+def test_files_of_weights_have_the_format_of_their_ending(tmp_path):
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.save_weights(tmp_path / "weights", save_format="tf")
+    before = model.get_weights()
+    model.set_weights([0 * w for w in before])
+    model.load_weights(tmp_path / "weights").expect_partial().assert_consumed()
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
