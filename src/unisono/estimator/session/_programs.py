@@ -45,7 +45,12 @@ class PlacedArrays:
 class _GroupEntry(Entry):
     """A program whose batches were placed by who has collected them."""
 
-    def _place_arrays(self, call: Call) -> list[Any]:
+    def place_arrays(self, call: Call) -> list[Any]:
+        """Return the arrays of a call, as they are.
+
+        Args:
+            call: `PlacedArrays`.
+        """
         return list(call.arrays)
 
 
