@@ -181,7 +181,7 @@ def run(frames, seed):
         result = {}
         try:
             with mock.patch.multiple(ps_hostile, PS=SERVER, SECRET=SECRET):
-                result = _attack(address, recorder, frames, seed)
+                result = _attack(training, recorder, frames, seed)
         finally:
             (root / "stop").write_text("")
             training.join(SECONDS)
@@ -192,12 +192,14 @@ def run(frames, seed):
         return result | {"exit code": process.returncode, "steps": steps, "wrong": training.problems()}
 
 
-def _attack(address, recorder, frames, seed):
+def _attack(training, recorder, frames, seed):
+    address = training.address
     attack, odd, admitted = Attack(seed), OddRequests(seed + 3, recorder), Admitted(address)
     keys = read_standalone_keys({"UNISONO_CLUSTER_KEY": SECRET}, CLIENT)
     status = Peer(SERVER, address, keys, LIMIT)
+    # The function imports its modules first: on a busy machine that took as long as 10,000 frames.
     deadline = time.monotonic() + SECONDS
-    while not any(parts[0][5] == Op.START for parts in recorder.frames) and time.monotonic() < deadline:
+    while "step" not in training.output.getvalue() and training.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     began = time.monotonic()
     outside = max(20, frames // 500)
@@ -219,15 +221,16 @@ def _attack(address, recorder, frames, seed):
             admitted.send(odd.frame())
         else:
             admitted.send(attack.frame())
-        if number % 5000 == 4999:
-            # It takes no answers: those of a connection wait in the server, up to a limit.
+        if number % 5000 == 4999 and number + 1 < frames:
+            # It takes no answers: those of a connection wait in the server, up to a limit. What waits to be
+            # sent is lost with the connection.
             admitted.renew()
         if number % max(1, frames // 20) == 0:
             sizes.append(_bytes(status))
             print(f"{number} frames, {sizes[-1] >> 20} MiB", file=sys.stderr)
     for other in others:
         other.join()
-    told = status.call(Frame(Op.STATUS, NUMBERS.next()), SECONDS).meta
+    told = _settled(status)
     admitted.close()
     status.close()
     warm = sizes[len(sizes) // 4 :]
@@ -240,6 +243,20 @@ def _attack(address, recorder, frames, seed):
         "processes": told["processes"],
         "growth": max(warm) - warm[0],
     }
+
+
+def _settled(status):
+    """The server's numbers when it has handled what was sent: they stand still over ten answers."""
+    seen = []
+    while len(seen) < 10 or len({_handled(told) for told in seen[-10:]}) > 1:
+        time.sleep(0.02)
+        seen.append(status.call(Frame(Op.STATUS, NUMBERS.next()), SECONDS).meta)
+    return seen[-1]
+
+
+def _handled(told):
+    """How many frames a server has handled, without those of its client and these questions."""
+    return told["rejected"] + told["counts"].get("errors", 0)
 
 
 def _bytes(status):

@@ -6,16 +6,14 @@ Tests: tests/cluster/test_launch_function.py.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.launcher._call_folders import call_folder
 from unisono.launcher._console import Console
 from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
 from unisono.launcher._launch import cores, environ, visible_gpus
@@ -89,15 +87,13 @@ def launch(
         grace=_GRACE,
         stall_timeout=0.0,
     )
-    paths = RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
-    try:
+    with call_folder() as root:
+        paths = RunPaths(root)
         (paths.root / "call").write_bytes(pickle_call(fn, tuple(args)))
         outcome = Supervisor(_description(local, paths, timeout)).run()
         if outcome.failure is not None:
             raise_failure(outcome, paths)
         return [read_result(paths, outcome.plan, task) for task in outcome.plan.tasks]
-    finally:
-        shutil.rmtree(paths.root)
 
 
 def _description(options: LaunchOptions, paths: RunPaths, timeout: float | None) -> Launch:

@@ -11,9 +11,7 @@ import os
 import platform
 import re
 import secrets
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -23,6 +21,8 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.launcher._call_folders import PREFIX as CALL_PREFIX
+from unisono.launcher._call_folders import call_folder
 from unisono.launcher._console import BackgroundConsole, Console, Display
 from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
 from unisono.launcher._launch import make_run_paths, report, stop_signals
@@ -41,7 +41,6 @@ from unisono.standalone._slots import Slots
 #: Seconds between SIGTERM and SIGKILL where a function is called: a notebook waits for them.
 _GRACE = 3.0
 _CALL = "call"
-_CALL_PREFIX = "unisono-call-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +146,16 @@ def call_on_cluster(
         return ()
 
     program = _function_program(fn, tuple(args))
-    paths = RunPaths(Path(tempfile.mkdtemp(prefix=_CALL_PREFIX)))
     screen = _CallConsole(sys.stderr, sys.stdout)
     name = getattr(fn, "__qualname__", type(fn).__name__)
-    try:
+    with call_folder() as root:
+        paths = RunPaths(root)
         outcome = _run(
             slots, options, program, paths, screen, stop_requests, ClusterRun(**run), f"the function {name}"
         )
         if outcome.failure is not None or outcome.code:
             raise_failure(outcome, paths)
         return [_value(paths, outcome.plan, task) for task in outcome.plan.tasks if _trains(task)]
-    finally:
-        shutil.rmtree(paths.root)
 
 
 class _CallConsole(Console):
@@ -166,7 +163,7 @@ class _CallConsole(Console):
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
-        super().say(re.sub(rf" \(log: [^)]*{_CALL_PREFIX}[^)]*\)", "", text))
+        super().say(re.sub(rf" \(log: [^)]*{CALL_PREFIX}[^)]*\)", "", text))
 
 
 def _trains(task: Task) -> bool:
@@ -367,5 +364,5 @@ def _start_text(plan: LaunchPlan, what: str) -> str:
     count = len(plan.tasks)
     head = f"unisono: {count} tasks run" if count > 1 else "unisono: 1 task runs"
     # The files of a function's call are removed with its end.
-    foot = [] if plan.paths.root.name.startswith(_CALL_PREFIX) else [f"  logs and history: {plan.paths.root}"]
+    foot = [] if plan.paths.root.name.startswith(CALL_PREFIX) else [f"  logs and history: {plan.paths.root}"]
     return "\n".join([f"{head} {what}", *rows, *foot])

@@ -20,6 +20,7 @@ from unisono._errors import ClusterError
 from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
+from unisono.ps._transport._local import is_refused
 from unisono.standalone._protocol import CHUNK
 from unisono.standalone._remote_process import RemoteProcess
 
@@ -28,6 +29,9 @@ _LOG = logging.getLogger("unisono")
 #: Seconds in which a server is found again after its connection was lost: a process that ends closes its
 #: connection at once.
 _FIND_SECONDS = 3.0
+#: Seconds in which each attempt to connect is refused until the server counts as gone: what forwards a port
+#: refuses, too, while it is started again. The tasks of a server end with it, however soon it is back.
+_REFUSED_SECONDS, _PROBE_PAUSE = 0.5, 0.05
 #: Seconds for a request that takes no time, on however busy a machine; and for one that kills processes.
 _CALL_SECONDS, _SWEEP_SECONDS = 60.0, 40.0
 #: Seconds between two attempts to find a lost server.
@@ -90,6 +94,7 @@ class ServerLink:
         claim: with what the server is taken.
         prepare: brings what the job needs to a server that has just been taken.
         wake: called when something has changed.
+        is_refused: returns whether the system of an address says that no process listens there.
     """
 
     def __init__(
@@ -99,9 +104,11 @@ class ServerLink:
         claim: Claim,
         prepare: Callable[[ServerLink], None],
         wake: Callable[[], None],
+        is_refused: Callable[[str], bool] = is_refused,
     ) -> None:
         self.address = address
         self._peer, self._claim, self._prepare, self._wake = peer, claim, prepare, wake
+        self._is_refused = is_refused
         self._numbers = RequestNumbers()
         self._processes: dict[str, RemoteProcess] = {}
         self._facts: ServerFacts | None = None
@@ -306,6 +313,8 @@ class ServerLink:
             return
         if isinstance(error, RequestRefusedError):
             self._lose("it was started again, or has received nothing from this client for too long", lost_at)
+        elif self._is_gone():
+            self._lose("no process listens there (connection refused)", lost_at)
         elif not self._find(_FIND_SECONDS) or self._facts is None:
             self._lose("it does not answer", lost_at)
         elif self._facts.instance != instance:
@@ -313,6 +322,14 @@ class ServerLink:
         elif self._beginnings != beginnings:
             # It still runs, and has ended the job meanwhile: this process was stopped, or the network was.
             self._lose("it has received nothing from this client for too long", lost_at, is_live=True)
+
+    def _is_gone(self) -> bool:
+        """Return whether the server's process has ended, and none is there in its place."""
+        until = time.monotonic() + _REFUSED_SECONDS
+        while self._is_refused(self.address):
+            if time.monotonic() >= until or self._closing.wait(_PROBE_PAUSE):
+                return True
+        return False
 
     def _lose(self, why: str, at: float, is_live: bool = False) -> None:
         if not is_live:

@@ -391,8 +391,7 @@ def test_who_has_gone_gets_no_answer(cluster):
 # --- ends
 
 
-def test_close_does_not_wait_for_a_handler(cluster, monkeypatch):
-    monkeypatch.setattr("unisono.ps._transport._endpoint.CLOSE_SECONDS", 0.2)
+def test_close_does_not_wait_for_a_handler(cluster):
     arrived, release = threading.Event(), threading.Event()
 
     def handler(client, request):
@@ -403,7 +402,7 @@ def test_close_does_not_wait_for_a_handler(cluster, monkeypatch):
     peer = cluster.peer(endpoint.address)
     future = peer.send(Frame(Op.RUN, 1))
     assert arrived.wait(LONG)
-    endpoint.close()
+    endpoint.close(0.2)
     assert not future.done()
     release.set()
     assert isinstance(future.exception(LONG), PeerLostError)
@@ -616,14 +615,7 @@ def test_a_file_that_a_dead_process_left_is_replaced(cluster):
     assert not list(path.parent.glob(f"{path.name}*"))
 
 
-def test_an_address_has_one_endpoint(cluster):
-    first = cluster.endpoint()
-    with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
-        cluster.endpoint(address=first.address)
-    assert cluster.peer(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
-
-
-def test_a_second_endpoint_does_not_end_the_lock_of_the_first(cluster):
+def test_an_address_has_one_endpoint_and_a_second_one_does_not_end_the_lock_of_the_first(cluster):
     first = cluster.endpoint()
     with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
         cluster.endpoint(address=first.address)
@@ -667,6 +659,35 @@ def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
     assert endpoint.address == f"192.0.2.1:{port}"
     peer = cluster.peer(f"127.0.0.1:{port}", keys=keys(WORKER))
     assert peer.call(Frame(Op.PULL, 1), LONG).meta["task"] == "worker:0"
+
+
+def test_a_port_has_one_endpoint_also_where_one_has_a_key_and_the_other_is_local(cluster, monkeypatch):
+    monkeypatch.setattr("unisono.ps._transport._endpoint._BIND_SECONDS", 0.1)
+    local = cluster.endpoint()
+    everywhere = f"0.0.0.0:{_local.split_address(local.address)[1]}"
+    with pytest.raises(ClusterError, match=f"{local.address}, where the process {os.getpid()} listens"):
+        cluster.endpoint(address=everywhere, keys=keys(PS))
+    local.close()
+    cluster.endpoint(address=everywhere, keys=keys(PS))
+    with pytest.raises(ClusterError, match="Address already in use"):
+        cluster.endpoint(address=local.address)
+
+
+def test_who_refuses_connections(cluster):
+    local = cluster.endpoint().address
+    assert not _local.is_refused(local)
+    assert _local.is_refused(f"127.0.0.1:{_local.free_port()}")
+    # What a killed process has left.
+    gone = f"127.0.0.1:{_local.free_port()}"
+    path = _local.socket_path(gone, _local.socket_directory())
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert _local.is_refused(gone)
+    path.unlink()
+    # A process that is stopped takes connections, and a name without an address says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        assert not _local.is_refused(f"127.0.0.1:{stopped.getsockname()[1]}")
+    assert not _local.is_refused("host.invalid:1")
 
 
 FLOODED = """

@@ -250,7 +250,15 @@ class Linked:
         self.network, self.prepared = LoopbackNetwork(), []
         self.serve()
         peer = self.network.peer(SERVER, "a:1")
-        self.link = ServerLink("a:1", peer, Claim("one", "me", 10.0), self.prepared.append, lambda: None)
+        # How often the system says that nothing listens.
+        self.refusals, claim = 0, Claim("one", "me", 10.0)
+        self.link = ServerLink(
+            "a:1", peer, claim, self.prepared.append, lambda: None, lambda address: self._refuses()
+        )
+
+    def _refuses(self):
+        self.refusals -= 1
+        return self.refusals >= 0
 
     def serve(self):
         self.endpoint = self.network.endpoint("a:1", lambda c, f: self.agent.handle(c, f))
@@ -311,11 +319,24 @@ def test_a_server_that_was_started_again_has_lost_its_processes(linked):
 
 def test_a_lost_connection_to_the_same_server_loses_nothing(linked):
     process = linked.process()
+    linked.refusals = 2
     linked.endpoint.close()
     linked.connect_again()
     linked.machine.processes[0].end(5)
     linked.until(lambda: process.poll() is not None)
     assert (process.poll(), process.loss) == (5, "")
+
+
+def test_a_server_whose_process_has_ended_is_not_looked_for(linked, monkeypatch):
+    for name, seconds in (("_FIND_SECONDS", 600.0), ("_REFUSED_SECONDS", 0.1), ("_RETRY_SECONDS", 0.1)):
+        monkeypatch.setattr(f"unisono.standalone._link.{name}", seconds)
+    process = linked.process()
+    linked.refusals = 10_000
+    linked.endpoint.close()
+    linked.until(lambda: process.poll() is not None)
+    assert process.loss == "lost its server a:1: no process listens there (connection refused)"
+    linked.serve()
+    linked.until(lambda: linked.link.is_live)
 
 
 def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_processes(linked):

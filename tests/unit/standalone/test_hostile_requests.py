@@ -18,6 +18,7 @@ def test_hostile_requests_change_nothing(monkeypatch):
     monkeypatch.setenv("UNISONO_CLUSTER_KEY", standalone_hostile.SECRET)
     print(f"seed {SEED}")
     result = standalone_hostile.run(FRAMES, SEED)
+    print(result)
     assert result["wrong"] == []
     assert result["exit code"] == 0
     assert result["steps"] > 0

@@ -193,7 +193,22 @@ class Endpoint:
             # The name or address of a service, which is not one of this machine's interfaces.
             if not isinstance(error.__cause__, zmq.ZMQError) or error.__cause__.errno != zmq.EADDRNOTAVAIL:
                 raise
+            ip = "*"
             self._bind(made.bind, f"tcp://*:{port}")
+        if ip in ("*", "0.0.0.0", "::"):
+            self._require_loopback(port)
+
+    def _require_loopback(self, port: int) -> None:
+        """Check that no task without a key has this port at a loopback address: clients would find that one.
+
+        It listens on a file alone. One that is started later finds the TCP port taken.
+        """
+        try:
+            directory = local.socket_directory()
+        except ClusterError:  # no task of this user has a file there
+            return
+        for host in ("127.0.0.1", "::1"):
+            local.AddressLock(local.socket_path(with_port(host, port), directory)).release()
 
     def _bind(self, bind: Callable[[str], object], place: str) -> None:
         deadline = time.monotonic() + _BIND_SECONDS

@@ -23,6 +23,8 @@ from unisono._errors import ClusterError
 #: Not `tempfile.gettempdir()`: TMPDIR may differ between the tasks of a job, and its path may be longer than
 #: the 107 bytes of a socket's name.
 _PARENT = "/tmp"
+#: Seconds for an attempt to connect that only asks whether a process listens.
+_PROBE_SECONDS = 1.0
 
 _TAKEN: set[Path] = set()
 _TAKEN_LOCK = threading.Lock()
@@ -95,6 +97,36 @@ def check_port_is_free(address: str) -> None:
         # Without IPv6, or below port 1024, the socket's file can be used as anywhere.
         if error.errno == errno.EADDRINUSE:
             raise
+
+
+def is_refused(address: str) -> bool:
+    """Return whether the system of an address says that no process listens there.
+
+    A process that is stopped, a network that is slow, and a name without an address do not count.
+
+    Args:
+        address: `"host:port"`.
+    """
+    host, port = split_address(address)
+    try:
+        if is_loopback(host) and _takes_connections(socket_path(address, socket_directory())):
+            return False
+        socket.create_connection((resolve(host), port), _PROBE_SECONDS).close()
+    except (OSError, ClusterError) as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
+
+
+def _takes_connections(path: Path) -> bool:
+    """Return whether a process listens on a socket's file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            # Others mean that too many connect at this moment.
+            return not isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+    return True
 
 
 def socket_directory(parent: str = _PARENT) -> Path:
