@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: 
     empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not np.size(a)}
     (folder / _EMPTY).write_text(json.dumps(empty))
     if full:
-        with _plain_path(folder) as plain:
+        with _plain_path(folder) as plain, _quiet():
             _save(plain / _FOLDER, full)
 
 
@@ -68,7 +69,7 @@ def load_arrays(folder: Path) -> dict[str, np.ndarray]:
         found |= _safetensors.load(folder / _FILE)
     if not (folder / _FOLDER).exists():
         return found
-    with _plain_path(folder) as plain, _orbax() as orbax, _joined(plain) as readable:
+    with _plain_path(folder) as plain, _quiet(), _orbax() as orbax, _joined(plain) as readable:
         try:
             loaded = orbax.load(readable / _FOLDER)
         except Exception as error:  # Orbax and TensorStore raise many kinds.
@@ -127,6 +128,27 @@ def _link_all(source: Path, target: Path, but: str = "") -> None:
     for path in source.iterdir():
         if path.name != but and not (target / path.name).is_symlink():
             (target / path.name).symlink_to(path.absolute())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop Orbax's INFO messages, unless the user wants DEBUG: 35 for a save and a load (2026-11-22).
+
+    Its errors and warnings, other messages of absl's log, and an Orbax that the user calls stay as they are.
+    """
+    log = logging.getLogger("absl")
+    if log.isEnabledFor(logging.DEBUG) or logging.getLogger("unisono").isEnabledFor(logging.DEBUG):
+        yield
+        return
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or "orbax" not in Path(record.pathname).parts
+
+    log.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_shown)
 
 
 def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -137,6 +137,10 @@ class ServerLink:
         """Whether the server answers and works for this client."""
         return self._facts is not None
 
+    def is_refused(self) -> bool:
+        """Return whether the system of its address says that no process listens there."""
+        return self._is_refused(self.address)
+
     def take(self, timeout: float) -> None:
         """Take the server, bring what the job needs, and begin to copy.
 
@@ -326,7 +330,7 @@ class ServerLink:
     def _is_gone(self) -> bool:
         """Return whether the server's process has ended, and none is there in its place."""
         until = time.monotonic() + _REFUSED_SECONDS
-        while self._is_refused(self.address):
+        while self.is_refused():
             if time.monotonic() >= until or self._closing.wait(_PROBE_PAUSE):
                 return True
         return False

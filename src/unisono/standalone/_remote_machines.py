@@ -127,10 +127,16 @@ class RemoteMachines:
                 # Once more: a process that was stopped meanwhile finds the first one late.
                 link.take(seconds)
         except PeerLostError as error:
+            what = (
+                f"nothing listens there. Run `unisono serve --address {address}` on that machine, with the "
+                "same key as here"
+                if link.is_refused()
+                else "a process listens there, or the machine is away. See that it is `unisono serve`, that "
+                "it is not stopped, and that both have a key or neither"
+            )
             raise ClusterError(
                 f"Each server of the cluster must run. Received: no answer from {address} within "
-                f"{self._patience.answer:g} s. Run `unisono serve --address {address}` on that machine, with "
-                f"the same key as here. ({error})"
+                f"{self._patience.answer:g} s: {what}. ({error})"
             ) from None
         except RequestRefusedError as error:
             if error.kind == ServerBusyError.__name__:

@@ -1,6 +1,7 @@
 """Checkpoints under every strategy: saved under one, restored under another or none."""
 
 import contextlib
+import logging
 import shutil
 
 import jax
@@ -442,6 +443,21 @@ def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, brok
     with pytest.raises(CheckpointUnreadableError):
         fit(model, epochs=2, callbacks=[backup])
     assert backup.saved == 0
+
+
+@pytest.mark.parametrize(("level", "is_told"), [("INFO", False), ("DEBUG", True)])
+def test_orbax_tells_of_its_work_at_debug_alone(tmp_path, caplog, level, is_told):
+    from orbax import checkpoint
+
+    log = logging.getLogger("absl")
+    with caplog.at_level(level, logger="absl"):
+        _arrays.save_arrays(tmp_path, {"a": np.ones(2)})
+        _arrays.load_arrays(tmp_path)
+        assert bool(caplog.records) == is_told
+        # What the user does with absl and Orbax is told as ever.
+        log.info("of the user")
+        checkpoint.PyTreeCheckpointHandler()
+    assert len(caplog.records) >= 2
 
 
 def test_arrays_in_one_file_and_those_that_it_cannot_hold(tmp_path):
