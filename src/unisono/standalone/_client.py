@@ -1,6 +1,6 @@
 """The client of standalone servers: a function or a program on a cluster elsewhere.
 
-Tests: tests/cluster/test_standalone.py.
+Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_agent.py.
 """
 
 from __future__ import annotations
@@ -346,7 +346,9 @@ def check_versions(address: str, facts: ServerFacts, say: Callable[[str], None],
     other = {n: (v, facts.packages.get(n)) for n, v in ours.items() if facts.packages.get(n) != v}
     if other and address not in warned:
         warned.add(address)
-        texts = ", ".join(f"{name} {here} here and {there} there" for name, (here, there) in other.items())
+        texts = ", ".join(
+            f"{name} {here} here and {there or 'none'} there" for name, (here, there) in other.items()
+        )
         say(f"unisono: the server {address} has other versions: {texts}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ class StandardServer:
             server_directory(self.address, self._directory), dict(process_environ()), self._spares
         )
         endpoint = Endpoint(self.address, self._handle, self._keys, LIMIT, budget=LIMIT)
-        self._agent = Agent(self.address, machine, endpoint.reply)
+        self._agent = Agent(shown_name(self.address), machine, endpoint.reply)
         try:
             endpoint.start()
         except ClusterError:
@@ -174,6 +175,16 @@ def run_standard_server(
     server = StandardServer(address, None if directory is None else Path(directory), spares)
     server.start()
     return server
+
+
+def shown_name(address: str) -> str:
+    """Return how a server names itself to clients: all interfaces are the machine.
+
+    >>> shown_name("node1:2222")
+    'node1:2222'
+    """
+    host, port = split_address(address)
+    return with_port(platform.node() or host, port) if host in ("0.0.0.0", "::", "*") else address
 
 
 def address_of_tf_config(text: str) -> str:

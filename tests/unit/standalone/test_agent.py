@@ -1,17 +1,20 @@
 """A server without sockets, with processes that do as they are told; the client's link over a loopback."""
 
+import platform
 import signal
 import time
 
 import pytest
 
+import unisono
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._calls import ClientId
 from unisono.ps._frames import Frame, blob
 from unisono.ps._loopback import LoopbackNetwork
 from unisono.ps._ops import Op
-from unisono.standalone._agent import Agent
-from unisono.standalone._link import Claim, RequestRefusedError, ServerLink
+from unisono.standalone._agent import Agent, installed
+from unisono.standalone._client import check_versions
+from unisono.standalone._link import Claim, RequestRefusedError, ServerFacts, ServerLink
 from unisono.standalone._protocol import SERVER
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 
@@ -355,3 +358,26 @@ def test_an_error_of_the_server_has_its_kind(linked):
     with pytest.raises(RequestRefusedError, match="absent") as caught:
         linked.link.request(Op.GET, {"name": "absent", "offset": 0})
     assert caught.value.kind == "InvalidArgumentError"
+
+
+# --- what a client says of servers
+
+
+@pytest.mark.parametrize("python", ["3.9.1", "4.0.0"])
+def test_another_python_is_refused_with_both_versions(python):
+    facts = ServerFacts("i", "/root", (), python, installed())
+    with pytest.raises(unisono.ClusterError, match=f"{platform.python_version()} here and {python} at a:1"):
+        check_versions("a:1", facts, print, set())
+
+
+def test_other_packages_are_named_once(capsys):
+    told = installed()
+    packages = {**told, "jax": "0.1"}
+    del packages["keras"]
+    facts, warned = ServerFacts("i", "/root", (), platform.python_version(), packages), set()
+    for _ in range(2):
+        check_versions("a:1", facts, print, warned)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "server a:1 has other versions" in line
+    assert f"jax {told['jax']} here and 0.1 there" in line
+    assert f"keras {told['keras']} here and none there" in line

@@ -2,13 +2,14 @@
 
 import json
 import os
+import platform
 
 import pytest
 
 import unisono
 from unisono.ps._transport._local import free_port
 from unisono.standalone import _serve
-from unisono.standalone._server import StandardServer, address_of_tf_config, run_standard_server
+from unisono.standalone._server import StandardServer, address_of_tf_config, run_standard_server, shown_name
 from unisono.standalone._server_machine import ServerMachine, server_directory
 
 CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"]}
@@ -50,6 +51,11 @@ def test_without_a_key_a_server_is_for_this_machine_alone(monkeypatch):
     monkeypatch.delenv("UNISONO_CLUSTER_KEY_FILE", raising=False)
     with pytest.raises(unisono.ClusterError, match="must have the key of its cluster"):
         StandardServer("0.0.0.0:2222")
+
+
+def test_a_server_of_all_interfaces_has_the_name_of_its_machine():
+    assert shown_name("0.0.0.0:2222") == shown_name("[::]:2222") == f"{platform.node()}:2222"
+    assert shown_name("10.0.0.1:2222") == "10.0.0.1:2222"
 
 
 def test_a_server_must_be_started_before_it_is_joined():
