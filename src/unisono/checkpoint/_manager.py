@@ -7,7 +7,9 @@ Tests: tests/virtual/checkpoint/test_checkpoint.py.
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,8 @@ class CheckpointManager:
         checkpoint_name: they are called `checkpoint_name-N`.
         asynchronous: whether `save` returns before the checkpoint is on the disk.
         init_fn: called by `restore_or_initialize` where there is no checkpoint.
+        keep_checkpoint_every_n_hours: of the checkpoints that `max_to_keep` leaves out, one that is written
+            so many hours after the last one of these, or after the start, is kept; None for none.
 
     Raises:
         InvalidArgumentError: when `max_to_keep` is below 1.
@@ -49,6 +53,7 @@ class CheckpointManager:
         checkpoint_name: str = "ckpt",
         asynchronous: bool = True,
         init_fn: Callable[[], Any] | None = None,
+        keep_checkpoint_every_n_hours: float | None = None,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise InvalidArgumentError(
@@ -58,6 +63,8 @@ class CheckpointManager:
         self.directory = Path(directory).absolute()
         self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
         self._asynchronous = asynchronous
+        self._every = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * 3600
+        self._began = time.time()
         _commits.check_place(self.directory, writes=False)
         self._writer = BackgroundWriter(self.directory)
         _commits.sweep(self.directory)
@@ -129,7 +136,28 @@ class CheckpointManager:
         # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
         if self._keep is not None:
             for _, path in _commits.commits(self.directory, self._name)[: -self._keep]:
-                _commits.delete_commit(path)
+                if not self._is_preserved(path):
+                    _commits.delete_commit(path)
+
+    def _is_preserved(self, path: Path) -> bool:
+        """Return whether a checkpoint stays which `max_to_keep` leaves out; remember it if so."""
+        if self._every is None:
+            return False
+        note = self.directory / f".{self._name}.preserved"
+        try:
+            preserved: dict[str, float] = json.loads(note.read_text())
+        except FileNotFoundError:
+            preserved = {}
+        written = path.stat().st_mtime
+        if path.name not in preserved:
+            if written - self._every < max(preserved.values(), default=self._began):
+                return False
+            preserved[path.name] = written
+            # Replaced as a whole: a reader sees the old note or the new one.
+            aside = note.with_name(f"{note.name}.new")
+            aside.write_text(json.dumps(preserved))
+            aside.replace(note)
+        return True
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all checkpoints are on the disk.

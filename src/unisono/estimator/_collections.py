@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, PyTree
-from unisono.estimator._train_op import ModelCall, current_call, expose, require_call
+from unisono.estimator._train_op import ModelCall, current_call, expose, made_in_order, require_call
 
 #: The collections of TensorFlow 1 that have members here.
 LOSSES = "losses"
@@ -171,7 +171,7 @@ def identity(
     >>> float(identity(2.0, name="two"))
     2.0
     """
-    value = jax.tree.map(_as_array, input)
+    value = made_in_order(jax.tree.map(_as_array, input))
     call = current_call()
     if name is not None and call is not None:
         if name in call.exposed:

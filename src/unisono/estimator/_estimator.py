@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
 import numpy as np
@@ -358,6 +358,16 @@ class Estimator:
             "params": None if self._params == {} else self._params,
             "warm_start_from": self._warm_start,
         }
+
+    def with_model_fn(self, model_fn: Callable[..., Any]) -> Self:
+        """Return an Estimator that is this one with another `model_fn`, which gets no `params`.
+
+        Args:
+            model_fn: as of the constructor.
+        """
+        new = copy.copy(self)
+        new._model_fn, new._params, new._executables = model_fn, {}, Executables()
+        return new
 
     def _checkpoint(self, path: str | os.PathLike[str] | None) -> str:
         """Return the path of a checkpoint that exists; the newest one for None."""

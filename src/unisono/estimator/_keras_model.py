@@ -90,6 +90,7 @@ class _DescribedModel:
         """Make the model anew, and compute with it."""
         # Keras takes the configuration of a functional model apart (3.15.1).
         model = self._made = self._class.from_config(copy.deepcopy(self._config))
+        features = _inputs(model, features)
         outputs = model(features, training=mode == ModeKeys.TRAIN)
         predictions = self._named(model, outputs)
         if mode == ModeKeys.PREDICT:
@@ -119,3 +120,10 @@ class _DescribedModel:
         made = [] if self._made is None else self._made.variables
         for variable, value in zip(made, self._weights, strict=True):
             variable.assign(value)
+
+
+def _inputs(model: keras.Model, features: PyTree) -> PyTree:
+    """Return features as a model takes them: one in a dict, whose key was a layer's name, by itself."""
+    is_one = isinstance(features, Mapping) and len(features) == 1 and len(model.inputs or ()) == 1
+    named = is_one and isinstance(getattr(model, "input", None), Mapping)
+    return next(iter(features.values())) if is_one and not named else features

@@ -101,7 +101,7 @@ class RunConfig:
             `experimental_max_worker_delay_secs`, `session_creation_timeout_secs` and
             `checkpoint_save_graph_def`: there are no sessions and no graph.
         keep_checkpoint_max: how many checkpoints are kept; 0 or None for all.
-        keep_checkpoint_every_n_hours: accepted likewise.
+        keep_checkpoint_every_n_hours: of the other checkpoints one in so many hours is kept, too.
         log_step_count_steps: steps between two lines with the loss, and steps per second; None for none.
         train_distribute: the strategy of `train`.
         device_fn: as `session_config`.

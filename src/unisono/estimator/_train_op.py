@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,29 @@ class TrainOp:
         gradients_and_variables: pairs, as `apply_gradients` takes them.
         global_step: raised by one with the update, or None.
         are_shares: whether gradients are summed over the replicas, and not averaged.
+        after: updates that are made before.
     """
 
     optimizer: keras.Optimizer
     gradients_and_variables: tuple[GradientAndVariable, ...]
     global_step: keras.Variable | None = None
     are_shares: bool = False
+    after: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OtherUpdate:
+    """An update that `EstimatorSpec.train_op` asks for, and that no optimizer makes.
+
+    Args:
+        make: changes variables.
+        is_alike: whether it does so alike on all replicas.
+        after: updates that are made before.
+    """
+
+    make: Callable[[], None]
+    is_alike: bool = True
+    after: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,10 +69,12 @@ class TrainOpGroup:
     """Several updates, made in this order.
 
     Args:
-        ops: train ops, groups, variables and arrays; those that are no `TrainOp` ask for nothing.
+        ops: train ops, groups, variables and arrays; those that are no update ask for nothing.
+        after: updates that are made before.
     """
 
     ops: tuple[Any, ...]
+    after: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,6 +87,9 @@ class ModelCall:
         store: the variables, by path: `global_step`, `variables`, `trainable_variables`.
         exposed: arrays by name, which hooks may ask for: what `expose` was given.
         extras: what other modules keep for this run, by their own names.
+        initializers: called once with the variables, when they have their first values; not after a restart.
+        before: the updates that the running block of `control_dependencies` names.
+        waiting: arrays that were made in such a block, with these updates.
     """
 
     mode: str
@@ -75,6 +97,9 @@ class ModelCall:
     store: Any
     exposed: dict[str, Any] = dataclasses.field(default_factory=dict)
     extras: dict[str, Any] = dataclasses.field(default_factory=dict)
+    initializers: list[Callable[[Any], None]] = dataclasses.field(default_factory=list)
+    before: tuple[Any, ...] = ()
+    waiting: list[tuple[Any, tuple[Any, ...]]] = dataclasses.field(default_factory=list)
 
 
 _CALL: ContextVar[ModelCall | None] = ContextVar("unisono_model_call", default=None)
@@ -233,7 +258,7 @@ def apply_gradients(
             "No gradients provided for any variable. Received: None for each of "
             f"{[v.path for _, v in pairs]}. The loss must depend on variables."
         )
-    return TrainOp(optimizer, pairs, global_step)
+    return TrainOp(optimizer, pairs, global_step, after=_before())
 
 
 def minimize(
@@ -267,7 +292,7 @@ def group(*ops: UserValue, name: str | None = None) -> TrainOpGroup:
     >>> group(group(), None).ops
     (TrainOpGroup(ops=()), None)
     """
-    return TrainOpGroup(tuple(ops))
+    return TrainOpGroup(tuple(ops), _before())
 
 
 def no_op(name: str | None = None) -> TrainOpGroup:
@@ -276,29 +301,85 @@ def no_op(name: str | None = None) -> TrainOpGroup:
     Args:
         name: accepted for TensorFlow's signature.
     """
-    return TrainOpGroup(())
+    return TrainOpGroup((), _before())
 
 
-def train_ops_of(train_op: UserValue) -> list[TrainOp]:
+def other_update(make: Callable[[], None], is_alike: bool = True) -> OtherUpdate:
+    """Return an update that no optimizer makes; it is made where `EstimatorSpec.train_op` reaches it.
+
+    Args:
+        make: changes variables.
+        is_alike: whether it does so alike on all replicas.
+    """
+    return OtherUpdate(make, is_alike, _before())
+
+
+def train_ops_of(train_op: UserValue, call: ModelCall) -> list[TrainOp | OtherUpdate]:
     """Return the updates that an object reaches, in order, each once.
 
     Args:
         train_op: of an EstimatorSpec.
+        call: the run of the model_fn that made it.
     """
-    found: dict[int, TrainOp] = {}
+    found: dict[int, TrainOp | OtherUpdate] = {}
+    waiting = {id(array): before for array, before in call.waiting}
 
     def visit(op: UserValue) -> None:
-        if isinstance(op, TrainOp):
+        for part in waiting.get(id(op), getattr(op, "after", ())):
+            visit(part)
+        if isinstance(op, (TrainOp, OtherUpdate)):
             found.setdefault(id(op), op)
-        elif isinstance(op, TrainOpGroup):
-            for part in op.ops:
-                visit(part)
-        elif isinstance(op, (list, tuple)):
-            for part in op:
+        elif isinstance(op, (TrainOpGroup, list, tuple)):
+            for part in op.ops if isinstance(op, TrainOpGroup) else op:
                 visit(part)
 
     visit(train_op)
     return list(found.values())
+
+
+# --- order ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def control_dependencies(control_inputs: Sequence[UserValue] | None) -> Iterator[None]:
+    """Let the updates of a block be made after others, which `train_op` reaches through them.
+
+    Variables that Keras assigns change in the order of the program, at once.
+
+    Args:
+        control_inputs: what `minimize` and its like returned, and arrays; None for none, also of the blocks
+            around this one.
+
+    >>> with control_dependencies([group()]):
+    ...     pass
+    """
+    call = _CALL.get()
+    if call is None:
+        yield
+        return
+    outer = call.before
+    call.before = () if control_inputs is None else (*outer, *control_inputs)
+    try:
+        yield
+    finally:
+        call.before = outer
+
+
+def _before() -> tuple[Any, ...]:
+    call = _CALL.get()
+    return () if call is None else call.before
+
+
+def made_in_order(value: ArrayLike) -> ArrayLike:
+    """Return a new array of model_fn, which stands for the updates of a block of `control_dependencies`.
+
+    Args:
+        value: an array that no other name has.
+    """
+    call = _CALL.get()
+    if call is not None and call.before:
+        call.waiting.append((value, call.before))
+    return value
 
 
 def is_train_op(value: UserValue) -> bool:
@@ -311,4 +392,4 @@ def is_train_op(value: UserValue) -> bool:
     """
     if isinstance(value, (list, tuple)):
         return bool(value) and all(is_train_op(part) for part in value)
-    return isinstance(value, (TrainOp, TrainOpGroup, keras.Variable, jax.Array))
+    return isinstance(value, (TrainOp, OtherUpdate, TrainOpGroup, keras.Variable, jax.Array))

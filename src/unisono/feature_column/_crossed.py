@@ -91,10 +91,8 @@ def _leaf_values(leaf: str | CategoricalColumn, features: Features) -> tuple[np.
         return values.ids, values.present
     raw = raw_values(features, leaf)
     if raw.dtype.kind == "f":
-        raise InvalidTypeError(
-            f"crossed_column crosses strings and integers. Received: floats of {leaf!r}. "
-            "Cross bucketized_column(numeric_column(key), boundaries)."
-        )
+        # As TensorFlow casts what it crosses.
+        raw = raw.astype(np.int64)
     # As in TensorFlow, "" and -1 of a feature that is crossed by its key are values like others.
     return raw, np.ones(raw.shape, bool)
 

@@ -105,10 +105,13 @@ class Entry:
 
     def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The donated and the kept arguments, on their devices."""
+        assigned: dict[int, Any] = {}
         for i, (read, slot, held) in enumerate(zip(self._readers, self.plan.slots, self._held, strict=True)):
             # The same array as after the last step: nothing was assigned, and it is on all devices already.
             if (value := read(slot.variable)) is not held:
-                self._place(i, slot, value)
+                assigned[i] = value
+        if assigned:
+            self._place_all(assigned)
         values = self.strategy.state_layout.fetch(self._arrays)
         written = [values[i] for i, _ in self._written]
         return written, ([values[i] for i in self._read], self.place_arrays(call))
@@ -170,6 +173,16 @@ class Entry:
         for slot, value in zip(new, values, strict=True):
             _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
+
+    def _place_all(self, assigned: Mapping[int, Any]) -> None:
+        """Put what variables were assigned onto the devices; each has memory of its own there."""
+        slots = self.plan.slots
+        held = [read(slot.variable) for read, slot in zip(self._readers, slots, strict=True)]
+        users = collections.Counter(map(id, held))
+        for i, value in assigned.items():
+            # Another variable's array, as after `target.assign(source)`: what is donated must be held once.
+            is_shared = users[id(value)] > 1 and isinstance(value, jax.Array)
+            self._place(i, slots[i], jnp.copy(value) if is_shared else value)
 
     def _place(self, number: int, slot: Slot, value: Any) -> None:
         """Put what a variable holds onto the devices."""

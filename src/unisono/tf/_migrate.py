@@ -53,8 +53,6 @@ METHODS = {
     "get_scaled_loss": "is gone in Keras 3. Write: `optimizer.scale_loss(loss)`.",
     "get_unscaled_gradients": "is gone in Keras 3: `apply_gradients` unscales. Write: the gradients.",
     "to_yaml": "is gone in Keras 3. Write: `to_json`.",
-    "make_one_shot_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
-    "make_initializable_iterator": "belongs to graphs and sessions. Write: `iter(dataset)`.",
 }
 
 

@@ -9,6 +9,7 @@ from unisono.estimator import (
     BinaryClassHead,
     LogisticRegressionHead,
     MultiClassHead,
+    MultiHead,
     MultiLabelHead,
     PoissonRegressionHead,
     RegressionHead,
@@ -144,6 +145,30 @@ def test_poisson_and_logistic_regression():
     assert sorted(half.predictions(logits)) == ["logits", "predictions"]
 
 
+def test_several_heads():
+    """The numbers of the example in TensorFlow's `MultiHead`."""
+    head = MultiHead([MultiLabelHead(2, name="head1"), MultiLabelHead(3, name="head2")], [2.0, 0.5])
+    every = np.array([[-10, 10, 20, -20, 20], [-15, 10, -30, 20, -20]], "f4")
+    logits = {"head1": every[:, :2], "head2": every[:, 2:]}
+    labels = {"head1": np.array([[1, 0], [1, 1]]), "head2": np.array([[0, 1, 0], [1, 1, 0]])}
+    for given in (logits, every):
+        assert float(head.loss(labels, given)) == pytest.approx(2 * 8.75 + 0.5 * 15.0, rel=1e-4)
+    found = head.update_metrics(head.metrics([1.0]), {}, every, labels, [1.0])
+    results = {name: round(float(metric.result()), 2) for name, metric in found.items()}
+    assert results == {
+        "regularization_loss/head1_head2": 1.0, "loss/head1": 8.75, "loss/head2": 15.0,
+        "average_loss/head1": 8.75, "average_loss/head2": 15.0, "auc/head1": 0.17, "auc/head2": 0.33,
+        "auc_precision_recall/head1": 0.6, "auc_precision_recall/head2": 0.4,
+    }  # fmt: skip
+    spec = head.create_estimator_spec({}, "infer", every)
+    assert spec.predictions["head2", "logits"].tolist() == every[:, 2:].tolist()
+    assert set(spec.export_outputs) == {
+        "serving_default", "head1", "predict/head1", "head2", "predict/head2",
+    }  # fmt: skip
+    assert head.host_predictions({("head2", "logits"): every[:, 2:]})["head2", "classes"].shape == (2, 3)
+    assert head.loss_reduction == "sum_over_batch_size"
+
+
 def test_an_own_loss():
     head = RegressionHead(loss_fn=lambda labels, logits: abs(labels - logits))
     assert float(head.loss([[1.0], [4.0]], [[3.0], [4.0]])) == 1.0
@@ -171,6 +196,11 @@ def test_an_own_loss():
         (lambda: BinaryClassHead().host_labels(["a"]), "need label_vocabulary"),
         (lambda: BinaryClassHead(label_vocabulary="ab").host_labels([0]), "must be strings"),
         (lambda: BinaryClassHead(label_vocabulary="ab").host_labels(["c"]), r"Received: \[b'c'\]"),
+        (lambda: MultiHead([]), "Must specify heads"),
+        (lambda: MultiHead([BinaryClassHead()]), "must have a name"),
+        (lambda: MultiHead([BinaryClassHead(name="a")], [1.0, 2.0]), "the same size"),
+        (lambda: MultiHead([BinaryClassHead(name="a")]).loss([1], [[1.0]]), "a dict of labels"),
+        (lambda: MultiHead([BinaryClassHead(name="a")]).loss({"a": [1]}, {"b": [1.0]}), "by the names"),
         (lambda: MultiLabelHead(2).host_labels([["a", "b"]]), "zeros and ones"),
         (lambda: RegressionHead().host_labels(["a"]), "takes numbers"),
         (lambda: PoissonRegressionHead().host_labels([-1.0]), "at least 0"),

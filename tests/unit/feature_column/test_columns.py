@@ -111,7 +111,6 @@ def test_columns_that_cannot_be(make, message):
         (fc.categorical_column_with_identity("n", 3), {"n": [1.0]}, "takes integers"),
         (fc.categorical_column_with_identity("n", 3), {"n": [3]}, r"from 0 to 2. Received: \[3\]"),
         (WORDS, {"words": [0.5]}, "strings or integers"),
-        (fc.crossed_column(["a", "b"], 3), {"a": ["x"], "b": [0.5]}, "bucketized_column"),
         (fc.weighted_categorical_column(WORDS, "w"), {"words": ["a"], "w": [[1.0, 2.0]]}, "the shape of"),
     ],
 )
@@ -135,3 +134,10 @@ def test_initial_tables_have_tensorflows_deviation():
     layer = fc.DenseFeatures([chosen])
     layer.build()
     assert np.asarray(layer.variables[0]).tolist() == [[3.0, 3.0]] * 5
+
+
+def test_floats_are_crossed_as_the_integers_that_tensorflow_casts_them_to():
+    column = fc.crossed_column(["age", "sex"], 100)
+    features = {"age": [[1.9], [2.1], [-0.5], [-1.5]], "sex": [["a"]] * 4}
+    # TensorFlow 2.21's `FeatureTransformationCache`.
+    assert column.values(features).ids.ravel().tolist() == [45, 93, 95, 58]

@@ -26,7 +26,10 @@ def names_below(module):
 def test_all_names_of_the_estimator_are_in_the_table():
     modules = {"exporters", "experimental", "hooks", "inputs", "layers", "losses", "metrics", "summary"}
     known = names_below("estimator") | names_below("estimator.export")
-    assert set(unisono.estimator.__all__) - modules - {"train", "DistributeConfig", "TaskType"} <= known
+    assert (
+        set(unisono.estimator.__all__) - modules - {"train", "DistributeConfig", "HParams", "TaskType"}
+        <= known
+    )
     assert set(layers.__all__) - names_below("layers") <= set(TABLE.entries)
     assert set(losses.__all__) <= names_below("losses")
     assert set(metrics.__all__) - {"MetricPair"} <= names_below("metrics")

@@ -13,8 +13,9 @@ def test_groups_reach_each_update_once():
     first = train_op.apply_gradients(optimizer, [(jnp.ones(()), variable)])
     second = train_op.apply_gradients(optimizer, [(jnp.ones(()), variable)], variable)
     every = train_op.group(first, train_op.group(second, jnp.ones(())), [first])
-    assert train_op.train_ops_of(every) == [first, second]
-    assert train_op.train_ops_of(train_op.no_op()) == []
+    call = train_op.ModelCall("train", None, None)
+    assert train_op.train_ops_of(every, call) == [first, second]
+    assert train_op.train_ops_of(train_op.no_op(), call) == []
     assert all(map(train_op.is_train_op, [first, every, [first, second], variable, jnp.ones(())]))
     assert not any(map(train_op.is_train_op, [None, "op", [], 3]))
 

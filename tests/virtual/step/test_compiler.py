@@ -56,3 +56,22 @@ def test_a_step_that_failed_after_an_assignment_leaves_no_old_array(monkeypatch)
     store_value(variable, before)
     strategy.run(step)
     assert float(variable.value) == 3.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_variables_that_were_assigned_one_array_have_memory_of_their_own(replicas):
+    """As a target network is: XLA takes no argument for two outputs."""
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        source, target, read = (keras.Variable(np.ones(3, "f4")) for _ in range(3))
+
+    def step():
+        source.assign_add(source.value)
+        target.assign_add(target.value + read.value)
+
+    strategy.run(step)
+    target.assign(source.value)
+    read.assign(source.value)
+    strategy.run(step)
+    for variable, expected in [(source, 4.0), (target, 6.0), (read, 2.0)]:
+        np.testing.assert_array_equal(variable.value, np.full(3, expected))

@@ -131,7 +131,7 @@ class CannedEstimator(Estimator):
             A dict of arrays by key; "classes" are bytes.
         """
         keys = {predict_keys} if isinstance(predict_keys, str) else set(predict_keys or ())
-        computed = sorted({_STRINGS.get(key, key) for key in keys}) if keys else None
+        computed: Any = list({_computed(key) for key in keys}) if keys else None
         encoded = self._encoded(input_fn, with_labels=False)
         for found in super().predict(encoded, computed, hooks, checkpoint_path, yield_single_examples):
             named = self._head.host_predictions(found)
@@ -163,6 +163,11 @@ class CannedEstimator(Estimator):
         if data is None:
             return None
         return (encode(*e) if isinstance(e, (tuple, list)) else encode(e) for e in batches_of(data))
+
+
+def _computed(key: str | tuple[str, str]) -> str | tuple[str, str]:
+    """Return the prediction of which the host makes one; of a `MultiHead` with the head's name."""
+    return (key[0], _STRINGS.get(key[1], key[1])) if isinstance(key, tuple) else _STRINGS.get(key, key)
 
 
 class RowsEncoder:

@@ -22,7 +22,7 @@ from unisono.estimator.hooks._hook import HookSession, SessionRunHook
 from unisono.estimator.hooks._runner import HookRunner
 from unisono.estimator.session._input import rows_of
 from unisono.estimator.session._model_step import PREDICTIONS, ModelFunction, ModelStep, ModelVariables
-from unisono.estimator.session._saving import Initializer, restore
+from unisono.estimator.session._saving import Initializer, initialize, restore
 from unisono.estimator.session._steps import StepRunner
 from unisono.summary import create_file_writer
 
@@ -90,10 +90,11 @@ class DataPass:
         runner = HookRunner(hooks, session)
         runner.begin()
         if task.checkpoint is not None:
-            restore(self.variables, task.checkpoint)
+            names = getattr(getattr(self.step.spec.scaffold, "saver", None), "names", None)
+            restore(self.variables, task.checkpoint, names)
             _LOG.info("Restored the variables of %s.", task.checkpoint)
-        elif task.initialize is not None:
-            task.initialize(self.variables)
+        else:
+            initialize(self.step, task.initialize)
         runner.after_create_session()
         return runner
 

@@ -23,6 +23,7 @@ from unisono.data._distribute import batches_of
 from unisono.data._sharding import InputContext
 from unisono.data._workers import gathered
 from unisono.estimator.hooks._logging import NanLossDuringTrainingError
+from unisono.estimator.session._graph_iterators import InputRun
 from unisono.estimator.session._model_step import argument_names
 
 if TYPE_CHECKING:
@@ -112,8 +113,9 @@ def elements_of(
     """
     every = {**given, "input_context": context}
     known = argument_names(input_fn)
-    result = input_fn(**{name: value for name, value in every.items() if name in known})
-    for element in _elements(result):
+    chosen = {name: value for name, value in every.items() if name in known}
+    result, of_iterators = InputRun(lambda: input_fn(**chosen)).first()
+    for element in _elements(result) if of_iterators is None else of_iterators:
         yield _parsed(element)
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, UserValue
 from unisono._values import Mirrored, ReduceOp
 from unisono.estimator._spec import EstimatorSpec, ModeKeys, metric_of
-from unisono.estimator._train_op import ModelCall, entered_call, train_ops_of
+from unisono.estimator._train_op import ModelCall, OtherUpdate, TrainOp, entered_call, train_ops_of
 from unisono.step._program import current_frame
 from unisono.step._tape import GradientTape
 from unisono.step.variables._variable_store import VariablesByPath
@@ -173,7 +174,7 @@ class ModelStep:
                 with entered_call(call):
                     spec = self._model_fn(features, labels, self._mode)
             if self._mode == ModeKeys.TRAIN:
-                self._update(spec)
+                self._update(spec, call)
             exposed = _exposed(spec, call)
             if self._first is None:
                 self._first, self.exposed = (spec, call), exposed
@@ -197,14 +198,18 @@ class ModelStep:
         with entered(context and dataclasses.replace(context, means=False)):
             yield
 
-    def _update(self, spec: EstimatorSpec) -> None:
+    def _update(self, spec: EstimatorSpec, call: ModelCall) -> None:
         """Make the updates that the train op asks for, and count the step."""
-        ops = train_ops_of(spec.train_op)
-        for op in ops:
-            with self._summing() if op.are_shares else contextlib.nullcontext():
-                op.optimizer.apply_gradients(op.gradients_and_variables)
         step, frame = self.variables.global_step, current_frame()
-        named = [op for op in ops if op.global_step is not None]
+        ops = train_ops_of(spec.train_op, call)
+        for op in ops:
+            if isinstance(op, OtherUpdate):
+                with frame.scope.synced() if op.is_alike and frame is not None else nullcontext():
+                    op.make()
+                continue
+            with self._summing() if op.are_shares else nullcontext():
+                op.optimizer.apply_gradients(op.gradients_and_variables)
+        named = [op for op in ops if isinstance(op, TrainOp) and op.global_step is not None]
         if frame is None or (not named and frame.scope.is_written(step)):
             return
         # Equal on all replicas: nothing to merge.
@@ -219,7 +224,9 @@ def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
     own = given if isinstance(given, Mapping) else {PREDICTIONS: given}
     predict = {f"{PREDICTIONS}/{key}": x for key, x in own.items()} if isinstance(given, Mapping) else own
     others = dict(predict) if spec.mode == ModeKeys.PREDICT else {}
-    for name, value in [*call.exposed.items(), *own.items(), *_metric_values(spec), *others.items()]:
+    # Those of a `MultiHead` have pairs as keys.
+    shown = {"/".join(key) if isinstance(key, tuple) else key: x for key, x in own.items()}
+    for name, value in [*call.exposed.items(), *shown.items(), *_metric_values(spec), *others.items()]:
         found.setdefault(name, value)
     return {name: x for name, x in found.items() if isinstance(x, (jax.Array, np.ndarray, np.generic))}
 

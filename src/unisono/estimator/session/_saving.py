@@ -6,7 +6,7 @@ Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_tr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
-from unisono.estimator.session._model_step import GLOBAL_STEP, ModelVariables
+from unisono.estimator.hooks._hook import HookSession
+from unisono.estimator.session._model_step import GLOBAL_STEP, ModelStep, ModelVariables
 
 if TYPE_CHECKING:
     from unisono.cluster._process_group import ProcessGroup
@@ -51,18 +52,19 @@ def _is_hyperparameter(path: str, variables: ModelVariables) -> bool:
     return path.rpartition("/")[2] in _HYPERPARAMETERS and path in variables.given
 
 
-def restore(variables: ModelVariables, path: str) -> None:
+def restore(variables: ModelVariables, path: str, names: Mapping[str, str] | None = None) -> None:
     """Restore the variables of a checkpoint.
 
     Args:
         variables: of a model_fn; what else the checkpoint holds is left out.
         path: of the checkpoint.
+        names: in the checkpoint, by the variables' paths, where they have others.
 
     Raises:
         CheckpointMismatchError: it lacks a variable, or has one of another shape.
         CheckpointError: it cannot be read.
     """
-    wanted = saved_variables(variables)
+    wanted = {(names or {}).get(own, own): v for own, v in saved_variables(variables).items()}
     reader = load_checkpoint(path)
     missing = sorted(name for name in wanted if not reader.has_tensor(name))
     if missing:
@@ -122,21 +124,25 @@ def global_step_in(path: str | os.PathLike[str]) -> int:
     return int(load_checkpoint(path).get_tensor(GLOBAL_STEP))
 
 
-class Saver:
+class TrainingSaver:
     """Writes the checkpoints of a training.
 
     Args:
         variables: of the model_fn.
         directory: the Estimator's `model_dir`.
         max_to_keep: how many are kept; None or 0 for all.
+        every_n_hours: of the others, one in so many hours is kept, too.
     """
 
-    def __init__(self, variables: ModelVariables, directory: str, max_to_keep: int | None) -> None:
+    def __init__(
+        self, variables: ModelVariables, directory: str, max_to_keep: int | None, every_n_hours: float
+    ) -> None:
         objects: dict[str, Any] = dict(saved_variables(variables))
         self._variables = variables
         self._manager = CheckpointManager(
-            Checkpoint(**objects), directory, max_to_keep or None, checkpoint_name=SERIES
-        )
+            Checkpoint(**objects), directory, max_to_keep or None, checkpoint_name=SERIES,
+            keep_checkpoint_every_n_hours=every_n_hours,
+        )  # fmt: skip
         self._last = ""
 
     def save(self, wait: bool = False) -> str:
@@ -156,6 +162,21 @@ class Saver:
     def close(self) -> None:
         """Finish writing."""
         self._manager.close()
+
+
+def initialize(step: ModelStep, given: Initializer | None) -> None:
+    """Give variables their first values, where no checkpoint is restored.
+
+    Args:
+        step: has run.
+        given: comes first; None for nothing.
+    """
+    for initializer in (given, *step.call.initializers):
+        if initializer is not None:
+            initializer(step.variables)
+    init_fn = getattr(step.spec.scaffold, "init_fn", None)
+    if init_fn is not None:
+        init_fn(step.spec.scaffold, HookSession(variable=step.variables.variables.get))
 
 
 #: Restores variables in place of a checkpoint, where there is none: warm start.

@@ -25,7 +25,7 @@ from unisono.estimator.hooks._summaries import SummarySaverHook
 from unisono.estimator.session._input import rows_of
 from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
 from unisono.estimator.session._pushed_steps import PushedStepRunner
-from unisono.estimator.session._saving import Initializer, Saver, restore
+from unisono.estimator.session._saving import Initializer, TrainingSaver, initialize, restore
 from unisono.estimator.session._steps import StepRunner
 from unisono.estimator.session._worker_input import WorkerInput
 from unisono.strategies._parameter_server import ParameterServerStrategy
@@ -93,7 +93,7 @@ class Training:
                 "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
                 "source, and the batch size with `drop_remainder=True`."
             )
-        saver = Saver(self.variables, self._task.model_dir, self._task.config.keep_checkpoint_max)
+        saver = self._saver()
         session = HookSession(
             exposed=self.step.exposed,
             global_step=lambda: self._global_step,
@@ -115,13 +115,23 @@ class Training:
         self._task.strategy.process_group.gather(b"")
         return loss
 
+    def _saver(self) -> TrainingSaver:
+        """Return what writes checkpoints, as the model_fn's saver says, or the configuration."""
+        own, config = getattr(self.step.spec.scaffold, "saver", None), self._task.config
+        keeps, hours = config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours
+        keeps, hours = (
+            getattr(own, "max_to_keep", keeps),
+            getattr(own, "keep_checkpoint_every_n_hours", hours),
+        )
+        return TrainingSaver(self.variables, self._task.model_dir, keeps, hours)
+
     def _restore(self) -> None:
         path = self._task.checkpoint
         if path is not None:
             restore(self.variables, path)
             _LOG.info("Restored the variables of %s.", path)
-        elif self._task.initialize is not None:
-            self._task.initialize(self.variables)
+        else:
+            initialize(self.step, self._task.initialize)
 
     def _loop(self, hooks: HookRunner) -> float | None:
         values: dict[str, Any] = {}

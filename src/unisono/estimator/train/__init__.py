@@ -17,6 +17,8 @@ _HOMES = {
         "GradientDescentOptimizer", "MomentumOptimizer", "Optimizer", "ProximalAdagradOptimizer",
         "ProximalGradientDescentOptimizer", "RMSPropOptimizer", "SyncReplicasOptimizer",
     ],
+    "train._averages": ["ExponentialMovingAverage"],
+    "train._scaffold": ["Saver", "Scaffold", "init_from_checkpoint"],
     "train._decay": [
         "cosine_decay", "cosine_decay_restarts", "exponential_decay", "inverse_time_decay",
         "linear_cosine_decay", "natural_exp_decay", "piecewise_constant", "polynomial_decay",

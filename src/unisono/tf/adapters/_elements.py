@@ -12,6 +12,7 @@ import numpy as np
 
 from unisono.data._dataset import Dataset
 from unisono.data._pipeline._plan import PipelineIterator
+from unisono.estimator.session._graph_iterators import make_one_shot_iterator
 
 
 class HostTensor(np.ndarray):
@@ -46,5 +47,8 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def add_methods() -> None:
-    """Let loops over datasets give elements with `numpy()`; `as_numpy_iterator` gives plain arrays."""
+    """Let loops over datasets give elements with `numpy()`, and datasets make TensorFlow 1's iterators."""
     Dataset.iterator_class = ElementIterator
+    # TensorFlow 1's, for input functions of Estimators.
+    for name in ("make_initializable_iterator", "make_one_shot_iterator"):
+        setattr(Dataset, name, make_one_shot_iterator)

@@ -20,7 +20,9 @@ from unisono.estimator._collections import identity as named_identity
 from unisono.estimator.losses import _functions as losses
 from unisono.estimator.losses._weighted import Reduction
 from unisono.estimator.metrics import _means as metrics
+from unisono.estimator.session._graph_iterators import current_input_run
 from unisono.tf.adapters._operations import identity as copy_identity
+from unisono.tf.adapters._tensors import TensorSpec
 
 #: Arguments of Keras' functions.
 _OF_KERAS = frozenset({"y_true", "y_pred"})
@@ -139,8 +141,7 @@ def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (T
         input: array, or pytree of arrays.
         name: its name.
     """
-    is_named = name is not None and _train_op.current_call() is not None
-    return named_identity(input, name) if is_named else copy_identity(input)
+    return copy_identity(input) if _train_op.current_call() is None else named_identity(input, name)
 
 
 def group(*inputs: UserValue, name: str | None = None) -> Any:
@@ -163,6 +164,88 @@ def no_op(*args: UserValue, **kwargs: UserValue) -> Any:
     return None if _train_op.current_call() is None else _train_op.no_op()
 
 
+def initializer(*args: UserValue, **kwargs: UserValue) -> Any:
+    """Return an update that changes nothing, for `tf.train.Scaffold`: variables have their first values.
+
+    Args:
+        *args: are not used.
+        **kwargs: are not used.
+
+    Raises:
+        ContextError: outside of a model_fn, where it belongs to graphs and sessions.
+    """
+    _train_op.require_call("An initializer of variables or tables")
+    return _train_op.no_op()
+
+
+def _assigned(method: str, variable: keras.Variable, value: ArrayLike) -> Any:
+    def make() -> None:
+        getattr(variable, method)(value)
+
+    if _train_op.current_call() is not None:
+        return _train_op.other_update(make, is_alike=False)
+    make()
+    return variable
+
+
+def assign(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
+    """Assign to a variable; in a model_fn, return the update, for `train_op`.
+
+    Args:
+        ref: the variable.
+        value: its new value.
+        *args: are not used.
+        **kwargs: are not used.
+    """
+    return _assigned("assign", ref, value)
+
+
+def assign_add(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
+    """Add to a variable; in a model_fn, return the update, for `train_op`.
+
+    Args:
+        ref: the variable.
+        value: what is added.
+        *args: are not used.
+        **kwargs: are not used.
+    """
+    return _assigned("assign_add", ref, value)
+
+
+def assign_sub(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
+    """Subtract from a variable; in a model_fn, return the update, for `train_op`.
+
+    Args:
+        ref: the variable.
+        value: what is subtracted.
+        *args: are not used.
+        **kwargs: are not used.
+    """
+    return _assigned("assign_sub", ref, value)
+
+
+def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> TensorSpec:
+    """Return what a `ServingInputReceiver` takes for an input of an exported model: its shape and dtype.
+
+    Args:
+        dtype: of the input.
+        shape: with None for any number of rows.
+        name: of the input.
+
+    Raises:
+        ContextError: without a shape, as graphs are fed.
+
+    >>> placeholder("float32", [None, 3]).shape
+    (None, 3)
+    """
+    if shape is None:
+        raise ContextError(
+            "`tf.placeholder` says of which form an exported model's input is. Received: shape=None. Write "
+            "`tf.placeholder(tf.float32, [None, 3])`; to feed values, a `tf.function` of arguments."
+        )
+    return TensorSpec(shape, dtype, name)
+
+
 class GraphKeys:
     """The names of collections that have members in a model_fn; those of others have none."""
 
@@ -176,6 +259,7 @@ class GraphKeys:
     REGULARIZATION_LOSSES = REGULARIZATION_LOSSES
     SAVERS = "savers"
     SUMMARIES = SUMMARIES
+    TABLE_INITIALIZERS = "table_initializer"
     TRAINABLE_VARIABLES = "trainable_variables"
     UPDATE_OPS = "update_ops"
 
@@ -214,7 +298,9 @@ def add_to_collection(name: str, value: Any) -> None:
     Raises:
         ContextError: outside of a model_fn.
     """
-    required_collections("add_to_collection").add(name, value)
+    # Its `initializer` goes there: an iterator of an input_fn needs none.
+    if current_input_run() is None or _train_op.current_call() is not None:
+        required_collections("add_to_collection").add(name, value)
 
 
 def trainable_variables(scope: str | None = None) -> list[keras.Variable]:

@@ -232,16 +232,6 @@ def inside_function() -> bool:
 
 
 @contextlib.contextmanager
-def control_dependencies(control_inputs: Sequence[UserValue]) -> Iterator[None]:
-    """Do nothing: assignments happen in the order of the program.
-
-    Args:
-        control_inputs: what was to happen before.
-    """
-    yield
-
-
-@contextlib.contextmanager
 def name_scope(name: str) -> Iterator[None]:
     """Name the operations of a block, as profiles show them.
 

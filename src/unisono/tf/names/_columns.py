@@ -23,7 +23,7 @@ _ESTIMATORS = (
     "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "DNNClassifier",
     "DNNEstimator", "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator",
     "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier", "LinearEstimator",
-    "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiLabelHead",
+    "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
     "PoissonRegressionHead", "RegressionHead",
 )  # fmt: skip
 
@@ -34,7 +34,6 @@ COLUMNS: dict[str, Entry] = {
         for name, instead in {
             "BoostedTreesClassifier": "`DNNClassifier`, or scikit-learn's `HistGradientBoostingClassifier`",
             "BoostedTreesRegressor": "`DNNRegressor`, or scikit-learn's `HistGradientBoostingRegressor`",
-            "MultiHead": "an `Estimator` whose model_fn adds the losses of several heads",
         }.items()
     },
     **{f"feature_column.{name}": At(f"unisono.feature_column.{name}") for name in _FUNCTIONS},

@@ -87,7 +87,7 @@ TENSORS: dict[str, Entry] = {
     "executing_eagerly": own("_tensors.executing_eagerly"),
     "inside_function": own("_tensors.inside_function"),
     "is_tensor": At("keras.ops.is_tensor"),
-    "control_dependencies": own("_tensors.control_dependencies"),
+    "control_dependencies": At("unisono.estimator._train_op.control_dependencies"),
     "name_scope": own("_tensors.name_scope"),
     "device": own("_tensors.device"),
     "no_op": own("_tensors.no_op"),

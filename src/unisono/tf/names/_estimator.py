@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_names.py, tests/unit/tf/test_estimator_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing, own
+from unisono.tf._entries import At, Entry, Missing, Value, own
 
 _ESTIMATOR = (
     "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener", "Estimator", "EstimatorSpec",
@@ -13,7 +13,7 @@ _ESTIMATOR = (
     "LatestExporter", "LoggingTensorHook", "ModeKeys", "NanLossDuringTrainingError", "NanTensorHook",
     "ProfilerHook", "RunConfig", "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext",
     "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
-    "TrainSpec", "WarmStartSettings", "model_to_estimator", "train_and_evaluate",
+    "TrainSpec", "WarmStartSettings", "add_metrics", "model_to_estimator", "train_and_evaluate",
 )  # fmt: skip
 
 _EXPORT = (
@@ -60,11 +60,23 @@ _TRAIN = (
     "NanTensorHook", "Optimizer", "ProfilerHook", "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer", "RMSPropOptimizer", "SecondOrStepTimer", "SessionRunArgs",
     "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook",
+    "ExponentialMovingAverage", "Saver", "Scaffold",
     "SummarySaverHook", "SyncReplicasOptimizer", "cosine_decay", "cosine_decay_restarts",
     "create_global_step", "exponential_decay", "get_global_step", "get_or_create_global_step",
-    "global_step", "inverse_time_decay", "linear_cosine_decay", "natural_exp_decay", "piecewise_constant",
+    "global_step", "init_from_checkpoint",
+    "inverse_time_decay", "linear_cosine_decay", "natural_exp_decay", "piecewise_constant",
     "piecewise_constant_decay", "polynomial_decay",
 )  # fmt: skip
+
+_ITERATOR = "unisono.estimator.session._graph_iterators.make_one_shot_iterator"
+_ITERATORS = ("make_initializable_iterator", "make_one_shot_iterator")
+
+_SIGNATURES = {
+    "CLASSIFY_METHOD_NAME": "tensorflow/serving/classify",
+    "DEFAULT_SERVING_SIGNATURE_DEF_KEY": "serving_default",
+    "PREDICT_METHOD_NAME": "tensorflow/serving/predict",
+    "REGRESS_METHOD_NAME": "tensorflow/serving/regress",
+}
 
 _BOTH = "with `labels=` or in a model_fn TensorFlow 1's, else Keras'"
 _SUMMARY = "in a model_fn and without a step TensorFlow 1's, else TensorFlow 2's"
@@ -97,9 +109,23 @@ ESTIMATOR: dict[str, Entry] = {
         for name in ("mean_absolute_error", "mean_squared_error")
     },
     **{f"train.{name}": At(f"unisono.estimator.train.{name}") for name in _TRAIN},
-    "train.ExponentialMovingAverage": Missing(
-        "has no counterpart", "a Keras optimizer with `use_ema=True, ema_momentum=0.99`"
-    ),
+    "contrib.training.HParams": At("unisono.estimator.HParams"),
+    **{f"compat.v1.data.{name}": At(_ITERATOR) for name in _ITERATORS},
+    **{f"data.{name}": At(_ITERATOR) for name in _ITERATORS},
+    "placeholder": own("_estimator.placeholder", "describes an input of an exported model; nothing is fed"),
+    **{name: own(f"_estimator.{name}") for name in ("assign", "assign_add", "assign_sub")},
+    **{
+        name: own("_estimator.initializer", "in a model_fn, where nothing is left to initialize")
+        for name in (
+            "global_variables_initializer", "initialize_all_variables", "local_variables_initializer",
+            "tables_initializer", "variables_initializer",
+        )
+    },
+    **{
+        f"saved_model.{prefix}{name}": Value(value, repr(value))
+        for prefix in ("", "signature_constants.")
+        for name, value in _SIGNATURES.items()
+    },
     "train.AdagradDAOptimizer": Missing("has no counterpart", "`tf.train.FtrlOptimizer`"),
     "train.noisy_linear_cosine_decay": Missing("has no counterpart", "`tf.train.linear_cosine_decay`"),
     **{

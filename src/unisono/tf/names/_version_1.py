@@ -21,27 +21,23 @@ _GRAPHS: dict[str, Entry] = {
     **dict.fromkeys(
         (
             "Graph", "GraphKeys", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
-            "add_to_collection", "assign", "assign_add", "assign_sub", "disable_eager_execution",
-            "disable_v2_behavior",
-            "get_collection", "get_default_graph", "get_default_session", "gradients", "hessians",
-            "import_graph_def", "placeholder", "placeholder_with_default", "py_func", "reset_default_graph",
+            "add_to_collection", "get_collection", "get_default_graph", "get_default_session",
+            "gradients", "hessians",
+            "import_graph_def", "placeholder_with_default", "py_func", "reset_default_graph",
         ),
         _GRAPH,
     ),
     **dict.fromkeys(
         (
-            "all_variables", "get_variable", "get_variable_scope", "global_variables",
-            "global_variables_initializer", "initialize_all_variables", "local_variables",
-            "local_variables_initializer", "tables_initializer", "trainable_variables", "variable_scope",
-            "variables_initializer",
+            "all_variables", "get_variable", "get_variable_scope", "global_variables", "local_variables",
+            "trainable_variables", "variable_scope",
         ),
         _VARIABLES,
     ),
     **dict.fromkeys(
         (
             "FixedLengthRecordReader", "TFRecordReader", "TextLineReader", "WholeFileReader", "FIFOQueue",
-            "RandomShuffleQueue", "data.Iterator", "data.make_initializable_iterator",
-            "data.make_one_shot_iterator", "train.Coordinator", "train.QueueRunner", "train.batch",
+            "RandomShuffleQueue", "data.Iterator", "train.Coordinator", "train.QueueRunner", "train.batch",
             "train.shuffle_batch", "train.start_queue_runners", "train.string_input_producer",
         ),
         _QUEUES,
@@ -54,7 +50,6 @@ _GRAPHS: dict[str, Entry] = {
         _SESSIONS,
     ),
     **dict.fromkeys(("summary.FileWriter", "summary.merge", "summary.merge_all"), _SUMMARIES),
-    "train.Saver": Missing("belongs to graphs and sessions", "`tf.train.Checkpoint`"),
     "examples": Missing("is not part of the library", "`tf.keras.datasets`"),
     "contrib.slim": Missing("is gone", "layers and applications of `tf.keras`"),
     "contrib.layers": Missing("is gone", "layers and regularizers of `tf.keras`"),
@@ -91,6 +86,8 @@ VERSION_1: dict[str, Entry] = {
     },
     **dict.fromkeys(
         (
+            "disable_eager_execution",
+            "disable_v2_behavior",
             "enable_eager_execution",
             "enable_resource_variables",
             "enable_v2_behavior",

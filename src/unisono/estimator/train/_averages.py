@@ -1,0 +1,133 @@
+"""`ExponentialMovingAverage`: averages of variables, in which late values count most.
+
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/train/ExponentialMovingAverage
+
+Tests: tests/virtual/estimator/test_scaffold.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from unisono._errors import UnsupportedError
+from unisono.estimator._train_op import OtherUpdate, other_update, require_call
+
+
+class ExponentialMovingAverage:
+    """Keeps an average of each variable: `decay * average + (1 - decay) * value` in each step.
+
+    Args:
+        decay: how slowly the averages change, such as 0.999.
+        num_updates: a number of steps, such as the global step, with which the decay grows up to `decay`:
+            `(1 + num_updates) / (10 + num_updates)`. None for none.
+        zero_debias: is not used: an average begins with the first value of its variable.
+        name: of the averages.
+
+    >>> ExponentialMovingAverage(0.99).name
+    'ExponentialMovingAverage'
+    """
+
+    def __init__(
+        self,
+        decay: float,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ) -> None:
+        self._decay, self._num_updates, self._name = decay, num_updates, name
+        #: By the variable's identity: it, and its average.
+        self._averages: dict[int, tuple[keras.Variable, keras.Variable]] = {}
+
+    @property
+    def name(self) -> str:
+        """The last part of the names of averages."""
+        return self._name
+
+    def apply(self, var_list: Sequence[keras.Variable] | None = None) -> OtherUpdate:
+        """Return the update of the averages, for `EstimatorSpec.train_op`.
+
+        Args:
+            var_list: variables; all trainable ones by default.
+
+        Raises:
+            ContextError: outside of a model_fn.
+            UnsupportedError: one is no variable.
+        """
+        call = require_call("ExponentialMovingAverage.apply")
+        pairs = []
+        for variable in call.store.trainable_variables if var_list is None else var_list:
+            if not isinstance(variable, keras.Variable):
+                raise UnsupportedError(
+                    "An ExponentialMovingAverage is one of variables. Received: "
+                    f"{type(variable).__name__}. Let `tf.summary.scalar` follow a loss."
+                )
+            if id(variable) not in self._averages:
+                self._averages[id(variable)] = (variable, self._made(variable))
+            pairs.append(self._averages[id(variable)])
+        call.initializers.append(lambda variables: _begin(pairs))
+        return other_update(lambda: self._update(pairs))
+
+    def _made(self, variable: keras.Variable) -> keras.Variable:
+        parent, _, own = self._path(variable).rpartition("/")
+        with keras.name_scope(own, override_parent=parent):
+            return keras.Variable(
+                "zeros", tuple(variable.shape), variable.dtype, trainable=False, name=self._name,
+                aggregation="only_first_replica",
+            )  # fmt: skip
+
+    def _update(self, pairs: Sequence[tuple[keras.Variable, keras.Variable]]) -> None:
+        decay: Any = self._decay
+        if self._num_updates is not None:
+            count = jnp.asarray(getattr(self._num_updates, "value", self._num_updates), jnp.float32)
+            decay = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
+        for variable, average in pairs:
+            share = jnp.asarray(1.0 - decay, average.dtype)
+            average.assign_sub((average.value - variable.value) * share)
+
+    def average(self, var: keras.Variable) -> keras.Variable | None:
+        """Return the average of a variable; None where `apply` was not called with it.
+
+        Args:
+            var: the variable.
+        """
+        found = self._averages.get(id(var))
+        return None if found is None else found[1]
+
+    def average_name(self, var: keras.Variable) -> str:
+        """Return the name of the average of a variable, which need not exist yet.
+
+        Args:
+            var: the variable.
+        """
+        return f"{self._path(var)}/{self._name}"
+
+    def variables_to_restore(
+        self, moving_avg_variables: Sequence[keras.Variable] | None = None
+    ) -> dict[str, keras.Variable]:
+        """Return what a `Saver` restores, for a model that is evaluated with the averages.
+
+        Args:
+            moving_avg_variables: those that get their averages; all trainable ones by default.
+
+        Returns:
+            The variables of the model_fn so far, by the names from which they are restored.
+        """
+        store = require_call("ExponentialMovingAverage.variables_to_restore").store
+        averaged = store.trainable_variables if moving_avg_variables is None else list(moving_avg_variables)
+        known = {id(variable) for variable in averaged}
+        found = {self.average_name(variable): variable for variable in averaged}
+        others = {self._path(v): v for v in store.used if id(v) not in known and v is not store.global_step}
+        return found | others | {"global_step": store.global_step}
+
+    def _path(self, variable: keras.Variable) -> str:
+        path: str | None = require_call("ExponentialMovingAverage").store.path_of(variable)
+        return variable.path if path is None else path
+
+
+def _begin(pairs: Sequence[tuple[keras.Variable, keras.Variable]]) -> None:
+    for variable, average in pairs:
+        average.assign(variable.value)

@@ -1,0 +1,219 @@
+"""`Scaffold`, `Saver` and `init_from_checkpoint`: with which values variables begin, and how they are saved.
+
+Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/train/Scaffold
+
+Tests: tests/virtual/estimator/test_scaffold.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from unisono._errors import CheckpointMismatchError, InvalidArgumentError, UnsupportedError
+from unisono._types import UserValue
+from unisono.checkpoint._reader import load_checkpoint
+from unisono.estimator._train_op import require_call
+from unisono.estimator.hooks._hook import check_feed
+
+#: Variables, or a part of them by the names that they have in a checkpoint.
+Variables = Mapping[str, keras.Variable] | Sequence[keras.Variable]
+
+
+class Saver:
+    """Says how the checkpoints of a training are kept, and from which names variables are restored.
+
+    Args:
+        var_list: variables by the names from which `evaluate` and `predict` restore them, such as
+            `ExponentialMovingAverage.variables_to_restore()`. Variables that it lacks, and all of a list,
+            have their own names. A training saves and restores all variables by their own names.
+        reshape: must be False.
+        sharded: is not used.
+        max_to_keep: how many checkpoints are kept; 0 or None for all.
+        keep_checkpoint_every_n_hours: of the others, one in so many hours is kept, too.
+        name: is not used.
+        options: are not used.
+
+    Raises:
+        ContextError: outside of a model_fn.
+        UnsupportedError: for `reshape`.
+    """
+
+    def __init__(
+        self,
+        var_list: Variables | None = None,
+        reshape: bool = False,
+        sharded: bool = False,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str | None = None,
+        **options: UserValue,
+    ) -> None:
+        store = require_call("tf.train.Saver").store
+        if reshape:
+            raise UnsupportedError(
+                "Variables are restored in their own shapes. Received: reshape=True. Leave it out."
+            )
+        named = var_list if isinstance(var_list, Mapping) else {}
+        #: By the path of a variable, its name in checkpoints.
+        self.names = {str(store.path_of(variable)): key for key, variable in named.items()}
+        chosen = named or {str(store.path_of(v)): v for v in (store.used if var_list is None else var_list)}
+        self._variables = dict(chosen)
+        self.max_to_keep = max_to_keep
+        self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
+
+    def restore(self, sess: UserValue, save_path: str | os.PathLike[str]) -> None:
+        """Give the variables the values of a checkpoint, in `Scaffold(init_fn=...)`.
+
+        Args:
+            sess: is not used.
+            save_path: of the checkpoint.
+
+        Raises:
+            CheckpointMismatchError: it does not fit.
+        """
+        assign_from(save_path, {name: [variable] for name, variable in self._variables.items()})
+
+    def save(self, sess: UserValue, save_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> str:
+        """Raise an error: the Estimator saves.
+
+        Args:
+            sess: is not used.
+            save_path: likewise.
+            args: likewise.
+            kwargs: likewise.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "An Estimator saves its checkpoints itself. Received: a call of `Saver.save`. Set "
+            "`RunConfig(save_checkpoints_steps=...)`, or call `session.save()` in a hook."
+        )
+
+
+class Scaffold:
+    """What a model_fn wants to be done before the first step, and how checkpoints are kept.
+
+    Args:
+        init_op: is not used, as there is no graph: nor are the other arguments that are not named below.
+        init_feed_dict: must be None.
+        init_fn: called once with this object and a session, when variables have their first values; not
+            where a checkpoint is restored. It may assign variables.
+        ready_op: as `init_op`.
+        ready_for_local_init_op: as `init_op`.
+        local_init_op: as `init_op`.
+        summary_op: as `init_op`.
+        saver: a `Saver`; None for that of the `RunConfig`.
+        copy_from_scaffold: whose values this one gets where it has none.
+        local_init_feed_dict: must be None.
+
+    Raises:
+        UnsupportedError: for a dict of what is fed to a graph.
+
+    >>> Scaffold(init_fn=lambda scaffold, session: None).saver is None
+    True
+    """
+
+    def __init__(
+        self,
+        init_op: UserValue = None,
+        init_feed_dict: UserValue = None,
+        init_fn: Callable[[Scaffold, Any], Any] | None = None,
+        ready_op: UserValue = None,
+        ready_for_local_init_op: UserValue = None,
+        local_init_op: UserValue = None,
+        summary_op: UserValue = None,
+        saver: Any = None,
+        copy_from_scaffold: Scaffold | None = None,
+        local_init_feed_dict: UserValue = None,
+    ) -> None:
+        check_feed(init_feed_dict)
+        check_feed(local_init_feed_dict)
+        self.init_op, self.local_init_op, self.summary_op = init_op, local_init_op, summary_op
+        self.ready_op, self.ready_for_local_init_op = ready_op, ready_for_local_init_op
+        self.init_fn, self.saver = init_fn, saver
+        if copy_from_scaffold is not None:
+            self.init_fn = init_fn or copy_from_scaffold.init_fn
+            self.saver = saver or copy_from_scaffold.saver
+
+    def finalize(self) -> Scaffold:
+        """Return this object."""
+        return self
+
+
+def init_from_checkpoint(
+    ckpt_dir_or_file: str | os.PathLike[str], assignment_map: Mapping[str, UserValue] | Sequence[Any]
+) -> None:
+    """Let variables of a model_fn begin with the values of a checkpoint, where none is restored.
+
+    Args:
+        ckpt_dir_or_file: path of the checkpoint, or of a directory of checkpoints.
+        assignment_map: from names in the checkpoint to variables, lists of them, or their names; or from
+            scopes in the checkpoint to scopes here, both with a slash at the end, "/" for all. Pairs of
+            these are right, too.
+
+    Raises:
+        ContextError: outside of a model_fn.
+        CheckpointMismatchError: the checkpoint does not fit.
+    """
+    call = require_call("init_from_checkpoint")
+    own = {str(call.store.path_of(v)): v for v in call.store.used}
+    known = set(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map())
+    pairs = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    chosen: dict[str, list[keras.Variable]] = {}
+    for source, target in pairs:
+        for name, variable in _assigned(source, target, own, known):
+            chosen.setdefault(name, []).append(variable)
+    call.initializers.append(lambda variables: assign_from(ckpt_dir_or_file, chosen))
+
+
+def _assigned(
+    source: str, target: Any, own: Mapping[str, keras.Variable], known: set[str]
+) -> list[tuple[str, keras.Variable]]:
+    """Return names in a checkpoint with variables, for one entry of an `assignment_map`."""
+    if not isinstance(target, str):
+        return [(source, v) for v in (target if isinstance(target, (list, tuple)) else [target])]
+    if not source.endswith("/"):
+        if target not in own:
+            raise InvalidArgumentError(
+                "`assignment_map` names variables that the model_fn has made before. Received: "
+                f"{target!r}; there are {sorted(own)}. Call `init_from_checkpoint` after the layers are made."
+            )
+        return [(source, own[target])]
+    begin, scope = source.removeprefix("/"), target.removeprefix("/")
+    below = [path for path in own if path.startswith(scope)]
+    found = [(begin + path[len(scope) :], own[path]) for path in below]
+    # A scope of the checkpoint must have them all; the optimizer's and the count of steps are not asked for.
+    return [(name, v) for name, v in found if name in known or v.trainable]
+
+
+def assign_from(path: str | os.PathLike[str], chosen: Mapping[str, Sequence[keras.Variable]]) -> None:
+    """Assign the values of a checkpoint to variables.
+
+    Args:
+        path: of the checkpoint.
+        chosen: variables by their names in the checkpoint.
+
+    Raises:
+        CheckpointMismatchError: a name is missing there, or a shape is another.
+    """
+    reader = load_checkpoint(path)
+    for name, variables in chosen.items():
+        if not reader.has_tensor(name):
+            raise CheckpointMismatchError(
+                f"A checkpoint must hold the variables that are taken from it. Received: {name!r}, which is "
+                f"not in {os.fspath(path)}; it has {sorted(reader.get_variable_to_shape_map())}."
+            )
+        value = reader.get_tensor(name)
+        for variable in variables:
+            if tuple(value.shape) != tuple(variable.shape):
+                raise CheckpointMismatchError(
+                    f"A checkpoint must fit the variables that take its values. Received: {name!r} of shape "
+                    f"{tuple(value.shape)} in {os.fspath(path)}, for {variable.path!r} of shape "
+                    f"{tuple(variable.shape)}."
+                )
+            variable.assign(value)
