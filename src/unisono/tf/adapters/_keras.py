@@ -45,6 +45,10 @@ def add_methods() -> None:
             lambda self, value: setattr(self, "learning_rate", value),
             doc="The learning rate.",
         )
+    base = next(b for b in keras.optimizers.Optimizer.__mro__ if "iterations" in vars(b))
+    if base.iterations.fset is None:
+        # Estimators of TensorFlow 2: `optimizer.iterations = tf.compat.v1.train.get_global_step()`.
+        base.iterations = base.iterations.setter(lambda self, value: setattr(self, "_iterations", value))
     for name, write in _GONE.items():
         if not hasattr(keras.Model, name):
             setattr(keras.Model, name, property(functools.partial(_missing, name, write)))
