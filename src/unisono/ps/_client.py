@@ -88,6 +88,8 @@ class ServerClient:
         self._known: dict[Key, tuple[int, Any]] = {}
         #: By server: within which its versions can be compared.
         self._lineages: dict[int, str] = {}
+        #: By server: how often variables were dropped there.
+        self._dropped: dict[int, int] = {}
         self._is_closed = threading.Event()
 
     @property
@@ -214,10 +216,16 @@ class ServerClient:
         meta = answer.meta.get("pulled", answer.meta)
         lineage = meta["lineage"]
         with self._lock:
-            if self._lineages.get(keys[0][0]) != lineage:
+            server, dropped = keys[0][0], meta.get("dropped", 0)
+            if self._lineages.get(server) != lineage:
                 # The server was started again, or begins another job: its versions begin again, too.
-                self._lineages[keys[0][0]] = lineage
-                self._known = {key: known for key, known in self._known.items() if key[0] != keys[0][0]}
+                self._lineages[server] = lineage
+                self._known = {key: known for key, known in self._known.items() if key[0] != server}
+            elif self._dropped.get(server, 0) < dropped:
+                # What is in use is asked for now.
+                asked = set(keys)
+                self._known = {k: known for k, known in self._known.items() if k[0] != server or k in asked}
+            self._dropped[server] = max(dropped, self._dropped.get(server, 0))
             for i, array in zip(meta["changed"], answer.arrays, strict=True):
                 version = meta["versions"][i]
                 # Two pulls may be under way: the older answer may come last.

@@ -34,7 +34,7 @@ from unisono.ps.state._container import Container, ImageFile, SnapshotWriter, re
 from unisono.ps.state._journal import NoJournal
 from unisono.ps.state._push import Array
 from unisono.ps.state._records import RecordFile, aligned, boot_id, map_file, read_records
-from unisono.ps.state._variables import StoredSpec, Table
+from unisono.ps.state._variables import TABLE, StoredSpec, Table
 
 _LOG = logging.getLogger("unisono")
 
@@ -200,8 +200,14 @@ class FileJournal(NoJournal):
                 "until now are kept."
             ) from error
         self._turn = 1 - self._turn
-        # A table of this lineage may just be made, and not be part of the state yet.
-        self.sweep_tables(lambda key: key.startswith(f"{state['lineage']}-"))
+        tables = {v["number"] for v in state["variables"] if v["kind"] == TABLE}
+
+        def is_kept(key: str) -> bool:
+            lineage, _, number = key.rpartition("-")
+            # A table may just be made, and not be part of the state yet.
+            return lineage == state["lineage"] and (int(number) in tables or int(number) >= state["next"])
+
+        self.sweep_tables(is_kept)
 
     def read_image(self) -> Container | None:
         """Return the newest complete image of this boot, or None."""
@@ -441,6 +447,8 @@ class DurableStore:
         # Changes were lost, so that the versions of clients' copies mean nothing.
         self.store.load(container.meta["state"] | {"lineage": new_lineage()}, dense)
         for i, number in enumerate(numbers):
+            if number not in self.store.variables:
+                continue  # dropped while the snapshot was written
             memory = self.store.variables[number].host()
             np.copyto(memory, tables[i])
             memory[touched[2 * i]] = touched[2 * i + 1]

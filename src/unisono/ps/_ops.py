@@ -36,6 +36,8 @@ class Op(enum.IntEnum):
     STATUS = 17
     #: Asks a server to save its state.
     SNAPSHOT = 18
+    #: Drops variables.
+    DROP = 19
 
     #: Asks a worker to run a closure.
     RUN = 30

@@ -200,6 +200,18 @@ class Placement:
         self._nbytes[server] += max(nbytes, 1)
         return server
 
+    def remove(self, division: Division, shape: Sequence[int], nbytes: int) -> None:
+        """Count a variable no more that `divide` has placed.
+
+        Args:
+            division: where it lies.
+            shape: of the variable.
+            nbytes: of its value.
+        """
+        for part in division.parts:
+            own = nbytes if part.rows is None else (part.rows[1] - part.rows[0]) * (nbytes // shape[0])
+            self._nbytes[part.server] -= max(own, 1)
+
     def divide(self, shape: Sequence[int], nbytes: int, shards: int) -> Division:
         """Place a variable, whole or in parts of equal numbers of rows, and return where it lies.
 

@@ -9,9 +9,11 @@ HELLO     [`reset`]: drops all variables                           as STATUS
 CREATE    `variables`: see `StoredSpec`, with [`has_array`,        `ids`
           `fill`, `initializer`]; the arrays of those that have
           one
+DROP      `ids`                                                    nothing
 PROGRAM   its bytes                                                `digest`
 PULL      `ids`, [`versions`, `lineage`]                           `lineage`, `versions` of all, `changed`:
                                                                    positions; the values of these; `count`
+                                                                   of pushes, `dropped`: how many DROPs
 PUSH      see `Push`, [`lineage`; `pull`: as of PULL]              `applied`: whether now, `count` of pushes
                                                                    [`pulled`, and values: as of PULL]
 READ      `id`, [`begin`, `end`]                                   `version`; the value or its rows
@@ -24,7 +26,7 @@ END       `code`                                                   nothing
 BEAT      nothing                                                  nothing
 ========  =======================================================  ==========================================
 
-HELLO, CREATE, PROGRAM, WRITE, SNAPSHOT and END are the chief's alone, with the generation of its HELLO.
+HELLO, CREATE, DROP, PROGRAM, WRITE, SNAPSHOT and END are the chief's alone, with the generation of its HELLO.
 A request that is wrong is answered with ERROR, and changes nothing.
 """
 
@@ -53,7 +55,7 @@ _LOG = logging.getLogger("unisono")
 #: The bits of a closure's number below the generation of the chief that made it.
 COUNTER_BITS = 40
 
-_OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END})
+_OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.DROP, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END})
 
 
 class VariableServer:
@@ -90,6 +92,7 @@ class VariableServer:
         self._handlers: dict[Op, Callable[[Frame], Frame]] = {
             Op.HELLO: self._hello,
             Op.CREATE: self._create,
+            Op.DROP: self._drop,
             Op.PROGRAM: self._program,
             Op.PULL: self._pull,
             Op.PUSH: self._push,
@@ -191,6 +194,10 @@ class VariableServer:
             self._durable.snapshot()
         return frame.answer(Op.OK, {"ids": numbers})
 
+    def _drop(self, frame: Frame) -> Frame:
+        self.store.drop(ints(_meta(frame), "ids"), request=frame.request)
+        return frame.answer(Op.OK)
+
     def _program(self, frame: Frame) -> Frame:
         (blob,) = _arrays(frame, 1)
         return frame.answer(Op.OK, {"digest": self.store.add_program(blob.tobytes())})
@@ -231,11 +238,13 @@ class VariableServer:
             lineage = self.store.lineage
             # Of another lineage, as after a reset, versions mean nothing.
             known = versions if "versions" in meta and meta.get("lineage") == lineage else [-1] * len(numbers)
-            count = self.store.applied_count
+            count, dropped = self.store.applied_count, self.store.dropped_count
             pulled = {number: (v, array) for number, v, array in self.store.pull(numbers, known)}
         changed = [i for i, number in enumerate(numbers) if number in pulled]
         versions = [pulled[n][0] if n in pulled else v for n, v in zip(numbers, known, strict=True)]
-        answer = {"lineage": lineage, "versions": versions, "changed": changed, "count": count}
+        answer = {
+            "lineage": lineage, "versions": versions, "changed": changed, "count": count, "dropped": dropped
+        }  # fmt: skip
         return answer, [pulled[numbers[i]][1] for i in changed]
 
     def _push(self, frame: Frame) -> Frame:

@@ -56,6 +56,8 @@ class VariableStore:
         self.variables: dict[int, DenseVariable | Table] = {}
         self._numbers: dict[str, int] = {}
         self._next = 0
+        #: How often variables were dropped: clients then forget what they have kept of any.
+        self.dropped_count = 0
         #: The pushes that were applied.
         self.applied_count = 0
         #: Closures with lower numbers are complete.
@@ -296,6 +298,28 @@ class VariableStore:
             self._answered.note(request)
             return True
 
+    def drop(self, numbers: Sequence[int], request: int = 0) -> None:
+        """Drop variables, all or none; their numbers are not given again.
+
+        Args:
+            numbers: of the variables.
+            request: its number, by which a repetition is recognized; 0 for none.
+
+        Raises:
+            InvalidArgumentError: there is no such variable.
+        """
+        with self.lock:
+            self._check_state()
+            if request in self._answered:
+                return
+            names = [find(self.variables, number).spec.name for number in numbers]
+            self._commit("drop", {"numbers": list(numbers), "request": request}, ())
+            for number, name in zip(numbers, names, strict=True):
+                self.variables.pop(number, None)
+                self._numbers.pop(name, None)
+            self.dropped_count += 1
+            self._answered.note(request)
+
     def push(self, push: Push) -> bool:
         """Apply what a closure has pushed: once, and as a whole or not at all.
 
@@ -381,6 +405,7 @@ class VariableStore:
                 "lineage": self.lineage,
                 "generation": self.generation,
                 "next": self._next,
+                "dropped_count": self.dropped_count,
                 "applied_count": self.applied_count,
                 "watermark": self.watermark,
                 "applied": sorted(self._applied),
@@ -412,6 +437,7 @@ class VariableStore:
                 self.variables[number] = variable
                 self._numbers[spec.name] = number
             self._next, self.applied_count = meta["next"], meta["applied_count"]
+            self.dropped_count = meta["dropped_count"]
             self.watermark, self._applied = meta["watermark"], set(meta["applied"])
             self._answered = AnsweredRequests(*meta["answered"])
             self.used = dict(meta["used"])
@@ -431,6 +457,8 @@ class VariableStore:
             self.write(meta["number"], arrays[0], indices=indices, request=meta["request"])
         elif kind == "create":
             self.create(decode_news(meta["variables"], arrays), meta["request"])
+        elif kind == "drop":
+            self.drop(meta["numbers"], meta["request"])
         elif kind == "generation":
             self.raise_generation(meta["generation"])
         else:

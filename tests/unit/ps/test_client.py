@@ -22,7 +22,7 @@ class Server:
     def __init__(self):
         self.values = collections.defaultdict(lambda: (0, np.zeros(2, np.float32)))
         self.requests, self.sent, self.lineage, self.generation = [], [], "a", 0
-        self.used = {}
+        self.used, self.dropped = {}, 0
 
     def handle(self, client, frame):
         self.requests.append((frame.op, frame.request))
@@ -43,6 +43,7 @@ class Server:
         changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
         self.sent.append(len(changed))
         meta = {"lineage": self.lineage, "versions": [v for v, _ in found], "changed": changed}
+        meta["dropped"] = self.dropped
         return meta, [found[i][1] for i in changed]
 
 
@@ -97,6 +98,20 @@ def test_a_pull_brings_only_what_changed():
     servers[1].values[4], servers[1].lineage = (1, np.full(2, 5, np.float32)), "b"
     assert client.pull(keys).result(10)[2].tolist() == [5, 5]
     assert client.pull([]).result(10) == []
+
+
+def test_what_a_server_has_dropped_is_not_kept_here():
+    server, other = Server(), Server()
+    client = client_of([server, other])
+    client.pull([(0, 0), (0, 1), (1, 0)]).result()
+    server.dropped = 1
+    client.pull([(0, 1)]).result()
+    assert set(client._known) == {(0, 1), (1, 0)}
+    # Once: what is pulled later stays.
+    client.pull([(0, 2)]).result()
+    client.pull([(0, 1)]).result()
+    assert set(client._known) == {(0, 1), (0, 2), (1, 0)}
+    assert server.sent == [2, 0, 1, 0]
 
 
 def test_a_lost_request_is_sent_again_under_its_number(monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests import exported_updates as exported
 
-from unisono import ClusterError
+from unisono import ClusterError, InvalidArgumentError
 from unisono.ps import _durable
 from unisono.ps._durable import DurableStore
 from unisono.ps.state import _container, _records
@@ -266,6 +266,54 @@ def test_tables_that_were_dropped_leave_no_files(durable, after_kill, tmp_path, 
     assert {f"table-{key}" for key in durable.store.table_keys()} == files()
     assert not files() & first
     assert_same(content(after_kill(tmp_path / "server").store), content(durable.store))
+
+
+def test_variables_that_were_dropped_stay_so(durable, after_kill, tmp_path):
+    store = durable.store
+    store.push(push_of(1))
+    before = {number: v.spec for number, v in store.variables.items()}
+    table = next(number for number, spec in before.items() if spec.kind == "table")
+    store.drop([0, table], request=7)
+    with pytest.raises(InvalidArgumentError, match="by number"):
+        store.push(push_of(2))
+    with pytest.raises(InvalidArgumentError, match="by number"):
+        store.drop([1, 0], request=8)
+    # Sent again, it changes nothing; the numbers are not given again.
+    store.drop([0, table], request=7)
+    assert store.create([NewVariable(StoredSpec(before[0].name, (9,), "float32"))]) == [len(before)]
+    twin = after_kill(tmp_path / "server").store
+    assert_same(content(twin), content(store))
+    assert (twin.dropped_count, set(twin.variables)) == (1, {*before, len(before)} - {0, table})
+    # The table's file is there until the log begins again: a log that is repeated may write to it.
+    assert len(list((tmp_path / "server").glob("table-*"))) == len(store.table_keys()) + 1
+    durable._journal.begin_log()
+    assert {
+        p.name.removeprefix("table-") for p in (tmp_path / "server").glob("table-*")
+    } == store.table_keys()
+    assert_same(content(after_kill(tmp_path / "server").store), content(store))
+
+
+def test_a_table_may_be_dropped_while_a_snapshot_is_written(durable, tmp_path, monkeypatch):
+    store = durable.store
+    table = next(number for number, v in store.variables.items() if v.spec.kind == "table")
+    state = store.state
+
+    def dropped_before():
+        monkeypatch.setattr(store, "state", state)
+        store.drop([table])
+        return state()
+
+    monkeypatch.setattr(store, "state", dropped_before)
+    durable.snapshot()
+    durable.close()
+    for path in (tmp_path / "server").glob("image-*"):
+        path.unlink()
+    found = opened(tmp_path / "server")
+    assert found.recovery.source == "snapshot"
+    assert set(found.store.variables) == set(store.variables)
+    assert table not in found.store.variables
+    assert_same((None, content(found.store)[1]), (None, content(store)[1]))
+    found.close()
 
 
 def test_one_process_uses_a_directory(durable, tmp_path):

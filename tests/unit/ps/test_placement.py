@@ -54,3 +54,17 @@ def test_bad_arguments():
         Placement(0)
     with pytest.raises(InvalidArgumentError, match="Received: -1 bytes"):
         Placement(1).place(-1)
+
+
+def test_what_was_removed_does_not_count():
+    placement = Placement(2)
+    whole = placement.divide((10, 4), 160, 1)
+    parts = placement.divide((5, 2), 40, 2)
+    before = placement.nbytes
+    more = [placement.divide(shape, nbytes, 2) for shape, nbytes in (((7, 1), 28), ((3, 0), 0))]
+    for division, shape, nbytes in zip(more, ((7, 1), (3, 0)), (28, 0), strict=True):
+        placement.remove(division, shape, nbytes)
+    assert placement.nbytes == before
+    placement.remove(whole, (10, 4), 160)
+    placement.remove(parts, (5, 2), 40)
+    assert placement.nbytes == (0, 0)

@@ -171,8 +171,19 @@ def test_train_and_evaluate_in_turn(tmp_path):
             TrainSpec(lambda: data(X, Y, 10)().repeat(), max_steps=30),
             EvalSpec(data(X, Y, 10), throttle_secs=0),
         )
-    assert results["global_step"] == 30
-    assert results["loss"] < 0.5
+        assert results["global_step"] == 30
+        assert results["loss"] < 0.5
+        # Each training makes its variables anew: those of the last one are nowhere on the cluster.
+        for _ in range(4):
+            estimator.train(data(X, Y, 10), steps=2)
+            assert [len(server.store.variables) for server in strategy.cluster.servers] == [0]
+            assert not strategy.job.placed._placed
+            assert not strategy.job._names
+            assert not strategy.state_layout._notes
+        assert estimator.get_variable_value("global_step") == 38
+        kept = [len(client._known) for client in strategy.cluster.clients]
+        # A worker forgets with its next pull.
+        assert max(kept) <= len(estimator.get_variable_names())
 
 
 def test_an_error_of_the_input_is_raised(tmp_path):

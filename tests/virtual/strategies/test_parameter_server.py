@@ -93,6 +93,33 @@ def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():
         assert sum(len(store.variables) for store in stored) == 4 + 8 + 4 + 2 * 2
 
 
+def test_variables_that_come_home_go_to_the_servers_again():
+    x, y = data()
+    with local_strategy(workers=1, servers=2) as strategy, strategy.scope():
+        model, twin = compiled(), compiled()
+        for each in (model, twin):
+            each.set_weights([w + 0.01 for w in twin.get_weights()])
+            each.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+        placed, stores = strategy.job.placed, [server.store for server in strategy.cluster.servers]
+        count, nbytes = sum(len(store.variables) for store in stores), sum(placed._placement.nbytes)
+        of_model = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+        placed.release(of_model)
+        assert 2 * sum(len(store.variables) for store in stores) == count
+        assert 2 * sum(placed._placement.nbytes) == nbytes
+        for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        # Once more, it finds nothing; training goes on with new programs.
+        placed.release(of_model)
+        strategy.job._plans.forget([model.optimizer])
+        strategy.job._names.clear()
+        for each in (model, twin):
+            each.compile(each.optimizer, each.loss, metrics=["accuracy"])
+            each.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+        assert int(model.optimizer.iterations.value) == int(twin.optimizer.iterations.value) == 6
+        for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_reads_and_assignments_reach_the_servers():
     with local_strategy(servers=2) as strategy:
         with strategy.scope():

@@ -36,6 +36,7 @@ from unisono.ps.worker._step_worker import as_worker
 from unisono.step._call_signature import Result
 from unisono.step._program import current_frame
 from unisono.training.pushed._function_step import FunctionProgram, FunctionSteps, traced_worker_index
+from unisono.training.pushed._push_layout import push_layout_of
 from unisono.training.pushed._worker_program import RandomStream
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class PushedStepRunner:
     def __init__(self, strategy: ParameterServerStrategy, step: ModelStep, data: WorkerInput) -> None:
         self._strategy, self._job, self._step, self._data = strategy, strategy.job, step, data
         self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
+        self._layout = push_layout_of(strategy)
         number = next(_NUMBERS)
         self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"
         self._pickled = data.pickled()
@@ -94,6 +96,18 @@ class PushedStepRunner:
             if self._has_begun:
                 self._job.pool.forget(self._iterator)
                 self._job.pool.forget(self._dataset)
+        # Not after an error, which may be that a server is away.
+        self._free()
+
+    def _free(self) -> None:
+        """Let the servers hold nothing more of this training, whose variables the next one makes anew."""
+        functions = list(self._functions.values())
+        programs = [found.step for function in functions for found in function.programs]
+        variables = [v for function in functions for found in function.programs for v in found.variables]
+        self._job.release(programs, variables)
+        for function in functions:
+            function.forget()
+        self._layout.forget(variables)
 
     def create_variables(self) -> bool:
         """Trace the step with an element, so that its variables are made; False without data."""
@@ -215,6 +229,8 @@ class _ScheduledStep:
         #: By the name of a plan.
         self._results: dict[str, Result] = {}
         self._streams: tuple[RandomStream, ...] | None = None
+        #: The programs for elements of each form.
+        self.programs: list[FunctionProgram] = []
         self._job.trace_with(self._function, self._trace)
 
     def schedule(self, iterator: str) -> Future[RunResult]:
@@ -224,6 +240,10 @@ class _ScheduledStep:
             iterator: the workers' name of the data.
         """
         return self._job.run_function(self._function, [iterator], ())
+
+    def forget(self) -> None:
+        """Let the job keep nothing of the function."""
+        self._job.forget_trace(self._function)
 
     def put_back(self, end: NoData) -> None:
         """Let random generators go on with the states that a worker without data was sent.
@@ -262,6 +282,7 @@ class _ScheduledStep:
                 "A model_fn must use the same random generators for elements of every form. Received: others "
                 f"for {form}."
             )
+        self.programs.append(found)
         pairs = [(v, None) for v in found.variables]
         self._job.placed.place(pairs, program.optimizers, program.tables)
         self._results[self._job.use(program, (self._function, form))] = program.result

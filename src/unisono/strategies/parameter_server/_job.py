@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import keras
 import numpy as np
 
 from unisono.ps._calls import RequestPeer
@@ -75,6 +77,7 @@ class Job:
         self._beats = ChiefBeats([*cluster.servers, *cluster.workers], generation)
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
         self._names: dict[tuple[int, str | None, str | None], tuple[WorkerProgram, str]] = {}
+        self._plan_numbers = itertools.count()
         self._preparing = threading.local()
         #: What users made for this job, one of each class.
         self.owned: dict[type, object] = {}
@@ -101,7 +104,7 @@ class Job:
         key = (id(program), function, form)
         if key in self._names:
             return self._names[key][1]
-        name = str(len(self._names))
+        name = str(next(self._plan_numbers))
         arrays = [
             OWN_INDEX if number == program.worker else number if of_batches else place
             for place, number in enumerate(program.arrays)
@@ -158,6 +161,30 @@ class Job:
             make: gets the form of batches; calls `use`.
         """
         self._traces[function.name] = make
+
+    def forget_trace(self, function: BatchFunction) -> None:
+        """Forget how a function's program is made: it will not be scheduled any more.
+
+        Args:
+            function: one that `trace_with` knows.
+        """
+        self._traces.pop(function.name, None)
+
+    def release(self, programs: Sequence[WorkerProgram], variables: Sequence[keras.Variable]) -> None:
+        """Free what the servers hold for programs that will not run any more.
+
+        The values come back to the chief, and programs that use them again bring them to the servers.
+
+        Args:
+            programs: made for one training.
+            variables: that they use.
+        """
+        gone = {id(program) for program in programs}
+        optimizers = list({id(o): o for program in programs for o in program.optimizers}.values())
+        slots = [v for optimizer in optimizers for v in optimizer.variables]
+        self.placed.release([*variables, *slots])
+        self._names = {key: named for key, named in self._names.items() if key[0] not in gone}
+        self._plans.forget(optimizers)
 
     def _prepare(self, request: RunRequest, form: str) -> None:
         self._preparing.now = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +84,11 @@ class PlacedVariables:
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
         self._placed: dict[int, Placed] = {}
+        #: Numbers in the order of placement, part of the names on servers.
         self._order: dict[int, int] = {}
+        self._numbers = itertools.count()
+        #: The `id`s of variables that lie beside another one.
+        self._beside: set[int] = set()
         self._updates: dict[int, OptimizerUpdates] = {}
         self._row_updates: dict[tuple[int, int], RowUpdate | None] = {}
         #: The `id`s of variables that are used by rows, and of their slots.
@@ -181,6 +186,7 @@ class PlacedVariables:
             self._placement.restore(nbytes)
             for placed in new:
                 del self._placed[id(placed.variable)], self._order[id(placed.variable)]
+                self._beside.discard(id(placed.variable))
             raise
 
     def _create(self, new: Sequence[Placed], values: Mapping[int, Any]) -> None:
@@ -215,12 +221,49 @@ class PlacedVariables:
         shape = tuple(variable.shape)
         if division is None:
             division = self._placement.divide(shape, _nbytes(variable), len(bounds_of(variable)) or 1)
+        else:
+            self._beside.add(id(variable))
         held = OnServers(variable, self)
-        self._order[id(variable)] = len(self._placed)
+        self._order[id(variable)] = next(self._numbers)
         self._placed[id(variable)] = placed = Placed(
             variable, division, {}, held, id(variable) in self._tables
         )
         new.append(placed)
+
+    def release(self, variables: Sequence[keras.Variable]) -> None:
+        """Bring variables home, and drop them on servers: a later step places them again.
+
+        Very large ones stay, which the chief may have no room for.
+
+        Args:
+            variables: of steps that have ended; those that are not placed are left alone.
+        """
+        self._before_read()
+        placed = [
+            self._placed[i]
+            for i in dict.fromkeys(map(id, variables))
+            if i in self._placed and _nbytes(self._placed[i].variable) <= TABLE_BYTES
+        ]
+        for each in placed:
+            store_value(each.variable, each.held.whole())
+        for server in range(self._client.num_servers):
+            own = [n for each in placed for part, n in each.numbers.items() if part.server == server]
+            if own:
+                self._client.call(server, Op.DROP, {"ids": own})
+        gone = {id(each.variable) for each in placed}
+        for each in placed:
+            number, variable = id(each.variable), each.variable
+            if number not in self._beside:
+                self._placement.remove(each.division, tuple(variable.shape), _nbytes(variable))
+            del self._placed[number], self._order[number]
+        self._beside -= gone
+        self._tables -= gone
+        self._updates = {
+            number: updates
+            for number, updates in self._updates.items()
+            if gone.isdisjoint(map(id, (*updates.trained, *updates.slots)))
+        }
+        self._row_updates = {k: update for k, update in self._row_updates.items() if k[0] in self._updates}
 
     # --- what the chief reads and writes ---------------------------------------------------------
 

@@ -75,6 +75,15 @@ class PlanMaker:
         self._placed, self._client = placed, client
         self._updates: dict[tuple[int, int, tuple[bool, ...]], tuple[str, ServerUpdate]] = {}
 
+    def forget(self, optimizers: Sequence[keras.Optimizer]) -> None:
+        """Forget the updates of optimizers, whose variables are no longer on servers.
+
+        Args:
+            optimizers: that steps have used.
+        """
+        gone = {id(optimizer) for optimizer in optimizers}
+        self._updates = {key: update for key, update in self._updates.items() if key[1] not in gone}
+
     def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> tuple[StepPlan, list[bytes]]:
         """Return how workers run a program, and what they run; the servers have their programs then.
 

@@ -185,6 +185,15 @@ class PushLayout(StateLayout):
                 notes.append(GradientNotes.of(notes[0].optimizer if notes else optimizer, len(notes)))
         return notes[call]
 
+    def forget(self, variables: Sequence[keras.Variable]) -> None:
+        """Forget where gradients of variables are noted, of which no program is run any more.
+
+        Args:
+            variables: that optimizers have updated.
+        """
+        gone = {id(variable) for variable in variables}
+        self._notes = {key: notes for key, notes in self._notes.items() if gone.isdisjoint(key)}
+
     def update(
         self,
         optimizer: keras.Optimizer,
