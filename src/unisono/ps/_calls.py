@@ -90,6 +90,9 @@ class RequestPeer(Protocol):
     def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
         """Send a request."""
 
+    def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
+        """Take answers in the present thread until a future is done, or return: then others take them."""
+
     def close(self) -> None:
         """End the connection; requests without an answer fail."""
 

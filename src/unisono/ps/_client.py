@@ -147,7 +147,19 @@ class ServerClient:
         self, server: int, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[Any] = ()
     ) -> Frame:
         """Send a request to a server, and wait for its answer; see `send`."""
-        return self.send(server, op, meta, arrays).result()
+        sent = self.send(server, op, meta, arrays)
+        self.take_until(sent)
+        return sent.result()
+
+    def take_until(self, future: Future[Any]) -> None:
+        """Take answers in the present thread until a future is done, where no other thread does.
+
+        Args:
+            future: what another method has returned; who calls this waits for it.
+        """
+        # Any peer: those of a process share what takes answers.
+        if self._peers:
+            self._peers[0].take_until(future)
 
     def on_all(self, op: Op, meta: Mapping[str, Any] | None = None) -> list[Frame]:
         """Send a request to all servers, and wait for their answers.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import Task
@@ -211,6 +212,9 @@ class LoopbackPeer:
             timer.start()
             future.add_done_callback(lambda done: timer.cancel())
         return future
+
+    def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
+        """Return: answers come in the endpoint's thread."""
 
     def close(self) -> None:
         """Leave the network; requests without an answer fail."""

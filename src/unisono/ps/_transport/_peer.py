@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -101,7 +102,20 @@ class Peer:
             FrameError: when the request has no place in a message.
         """
         since = time.monotonic()
-        return self._pending.wait(frame, self.send(frame, timeout), timeout, since)
+        future = self.send(frame, timeout)
+        self.take_until(future, since + timeout - time.monotonic())
+        return self._pending.wait(frame, future, timeout, since)
+
+    def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
+        """Take the answers that arrive for any peer in the present thread, until a future is done.
+
+        It returns at once where another thread does that already, or the connections are of another kind.
+
+        Args:
+            future: what the present thread waits for; it may be done later than this returns.
+            timeout: seconds.
+        """
+        self._thread.take_until(future, timeout)
 
     def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
         """Send a request; its future gets the answer or the error, as `call`.
@@ -123,7 +137,7 @@ class Peer:
             )
         parts = frame.parts(self._link.limit)
         # In the thread of the answers a wait for one would be without end.
-        may_wait = threading.current_thread() is not self._thread
+        may_wait = not self._thread.is_present
         future = self._pending.add(frame, total_bytes(parts), timeout, may_wait)
         self._link.send(frame.request, parts)
         return future
@@ -216,22 +230,30 @@ class _Link:
             request, parts = self._unsent.popleft()
             # One that was given up meanwhile is not sent.
             if self._pending.mark_sent(request) and not lane.send(parts):
-                self._thread.mailbox.put(functools.partial(self._watch_lane, lane))
+                self._watch_lane(lane)
 
     def _watch_lane(self, lane: Lane) -> None:
         """Go on sending when there is room."""
-        if lane is self._lane:
-            events = zmq.POLLIN if lane.flush() else zmq.POLLIN | zmq.POLLOUT
-            self._thread.watch(lane.descriptor, functools.partial(self._lane_ready, lane), events)
+        with self._sending:
+            if lane is self._lane and self._thread.lanes is not None:
+                self._thread.lanes.watch_room(lane.descriptor, not lane.flush())
 
     def _lane_ready(self, lane: Lane) -> None:
+        """Take what has come, in the thread that waits for it."""
         if lane.waiting:
             self._watch_lane(lane)
         try:
             self._settle(lane.receive())
         except LaneError as error:
-            if lane is self._lane:
-                self._failed(str(error))
+            with self._sending:
+                # Else the end would be found again, and again, until the peers' thread hangs up.
+                if lane is self._lane and self._thread.lanes is not None:
+                    self._thread.lanes.unwatch(lane.descriptor)
+            self._thread.mailbox.put(functools.partial(self._lane_failed, lane, str(error)))
+
+    def _lane_failed(self, lane: Lane, reason: str) -> None:
+        if lane is self._lane:
+            self._failed(reason)
 
     def tick(self, now: float) -> float:
         """Do what is due; return when the next thing will be."""
@@ -363,10 +385,10 @@ class _Link:
     def _open_lane(self) -> None:
         way = self._way
         lane = connect(way.path, way.limit) if self._is_local and way.path is not None else None
-        if lane is not None:
-            self._thread.watch(lane.descriptor, functools.partial(self._lane_ready, lane))
         with self._sending:
             self._lane = lane
+            if lane is not None and self._thread.lanes is not None:
+                self._thread.lanes.watch(lane.descriptor, functools.partial(self._lane_ready, lane))
 
     def _break_handshake(self, number: int) -> None:
         if number in _TIMED_OUT:
@@ -421,8 +443,9 @@ class _Link:
         self._next_look = math.inf
         with self._sending:
             lane, self._lane = self._lane, None
+            if lane is not None and self._thread.lanes is not None:
+                self._thread.lanes.unwatch(lane.descriptor)
         if lane is not None:
-            self._thread.unwatch(lane.descriptor)
             lane.close()
         if self._socket is not None and self._monitor is not None:
             self._thread.unwatch(self._socket)

@@ -12,12 +12,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import zmq
 
 from unisono.ps._calls import CLOSE_SECONDS
+from unisono.ps._transport import _shared_memory as shared
 from unisono.ps._transport import _sockets as sockets
+from unisono.ps._transport._lane_events import LaneEvents
 from unisono.ps._transport._sockets import ZmqSocket
 
 _LOG = logging.getLogger("unisono")
@@ -49,11 +52,15 @@ class PeerThread(threading.Thread):
         #: Until when the thread sleeps at most; infinity while it finds that out.
         self._wakes_at = math.inf
         self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
+        #: Of direct connections; None where there are none.
+        self.lanes = LaneEvents() if shared.IS_AVAILABLE else None
+        if self.lanes is not None:
+            self.watch(self.lanes.descriptor, self.lanes.take)
 
-    def watch(self, made: ZmqSocket | int, action: Callable[[], None], events: int = zmq.POLLIN) -> None:
-        """Call a function whenever a socket has something to read, or other events."""
+    def watch(self, made: ZmqSocket | int, action: Callable[[], None]) -> None:
+        """Call a function whenever a socket has something to read."""
         self._actions[made] = action
-        self._poller.register(made, events)
+        self._poller.register(made, zmq.POLLIN)
 
     def unwatch(self, made: ZmqSocket | int) -> None:
         """Undo `watch`."""
@@ -70,6 +77,16 @@ class PeerThread(threading.Thread):
         if moment < self._wakes_at:
             self.mailbox.put(_nothing)
 
+    @property
+    def is_present(self) -> bool:
+        """Whether answers are taken in the present thread: it must not wait for one."""
+        return threading.current_thread() is self or (self.lanes is not None and self.lanes.is_mine)
+
+    def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
+        """Take answers in the present thread, where it may; see `LaneEvents.take_until`."""
+        if self.lanes is not None:
+            self.lanes.take_until(future, timeout)
+
     def stop(self) -> None:
         """End the thread."""
         self._is_stopping = True
@@ -84,6 +101,8 @@ class PeerThread(threading.Thread):
                 _LOG.exception("A message could not be handled.")
         for link in list(self.links):
             link.close()
+        if self.lanes is not None:
+            self.lanes.close()
         self.mailbox.close()
         self.context.term()
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-#: Whether the system has files in memory that cannot be cut short under a reader.
-IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_SHRINK")
+#: Whether the system has files in memory that cannot be cut short under a reader, and what waits for their use.
+IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_SHRINK") and hasattr(os, "eventfd")
 
 #: Where the arrays of a segment begin.
 FIRST = 4096

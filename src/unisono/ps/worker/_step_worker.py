@@ -64,6 +64,9 @@ class Servers(Protocol):
     def rows(self, server: int, numbers: Sequence[int], indices: Sequence[Any]) -> Future[list[Any]]:
         """Return rows of variables of a server, later."""
 
+    def take_until(self, future: Future[Any]) -> None:
+        """Take answers in the present thread until a future is done, where no other thread does."""
+
     def push(
         self, pushes: Sequence[PushToServer], pulls: Sequence[tuple[int, int]] | None
     ) -> tuple[list[Future[Any]], Future[list[Any]] | None]:
@@ -426,9 +429,13 @@ class StepWorker:
         ahead, self._ahead = self._ahead, None
         is_own = ahead is not None and ahead.task is task and ahead.plan is plan
         # The push that carried it may have failed.
-        if ahead is not None and is_own and ahead.pulled.exception() is None:
-            return ahead.pulled.result()
-        return self._servers.pull(plan.pulls).result()
+        if ahead is not None and is_own:
+            self._servers.take_until(ahead.pulled)
+            if ahead.pulled.exception() is None:
+                return ahead.pulled.result()
+        pulled = self._servers.pull(plan.pulls)
+        self._servers.take_until(pulled)
+        return pulled.result()
 
     def _failed(self, frame: Frame, error: BaseException) -> Frame:
         # A server has lost changes: the closure runs again, with what is there now.
