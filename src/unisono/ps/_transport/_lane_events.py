@@ -1,8 +1,9 @@
 """What arrives on the direct connections of a process's peers, and which thread takes it.
 
-A thread that waits for an answer takes what arrives itself: handed over by the peers' thread, an answer wakes
-two threads instead of one, which took 60 of the 330 µs of a call with 0.8 MB (2 cores, 2026-11-22). The peers'
-thread takes what arrives while no other one waits, and watches deadlines always.
+A thread that waits for an answer takes what arrives itself: handed over by the peers' thread, an answer
+wakes two threads instead of one, and an MLP of 0.8 MB has 15 switches of threads a step instead of 10.7 (2
+workers, 1 server, 2 cores, 2026-11-22). The peers' thread takes what arrives while no other one waits, and watches
+deadlines always.
 
 Tests: tests/unit/ps/test_lane_events.py.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-#: Whether the system has files in memory that cannot be cut short under a reader, and what waits for their use.
+#: Whether the system has files in memory that cannot be cut short under a reader, and wakes threads by files.
 IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_SHRINK") and hasattr(os, "eventfd")
 
 #: Where the arrays of a segment begin.

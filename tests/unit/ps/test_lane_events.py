@@ -1,0 +1,214 @@
+"""Which thread takes what arrives: the one that waits, else that of the peers; deadlines hold in both."""
+
+import os
+import select
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from unisono.cluster_resolver._spec import Task
+from unisono.ps._calls import PeerLostError
+from unisono.ps._frames import Frame
+from unisono.ps._ops import Op
+from unisono.ps._transport import _shared_memory as shared
+from unisono.ps._transport._endpoint import Endpoint
+from unisono.ps._transport._lane_events import LaneEvents
+from unisono.ps._transport._peer import Peer
+
+LONG = 30.0
+
+pytestmark = pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no direct connections")
+
+
+@pytest.fixture
+def events():
+    made = LaneEvents()
+    yield made
+    if not made._is_closed:
+        made.close()
+
+
+@pytest.fixture
+def worker():
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture
+def pair():
+    ends = socket.socketpair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def is_ready(events):
+    """Whether the poller of the peers' thread would wake up."""
+    return bool(select.select([events.descriptor], [], [], 0)[0])
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_arrives_is_taken_by_the_thread_that_waits(events, worker, pair):
+    here, there = pair
+    done, threads = Future(), []
+
+    def action():
+        threads.append(threading.get_ident())
+        assert events.is_mine
+        done.set_result(here.recv(10))
+
+    events.watch(here.fileno(), action)
+    waiting = worker.submit(events.take_until, done, LONG)
+    wait_for(lambda: events._taker is not None)
+    there.send(b"x")
+    waiting.result(LONG)
+    assert done.result(0) == b"x"
+    assert threads != [threading.get_ident()]
+    # Nobody waits now: the next message is for the peers' thread.
+    assert not is_ready(events)
+    done = Future()
+    there.send(b"y")
+    assert is_ready(events)
+    events._actions[here.fileno()] = lambda: done.set_result(here.recv(10))
+    events.take()
+    assert done.result(0) == b"y"
+    assert not is_ready(events)
+    assert not events.is_mine
+
+
+def test_the_thread_of_the_peers_sleeps_while_another_one_waits(events, worker, pair):
+    here, there = pair
+    done, seen = Future(), []
+
+    def action():
+        # The message has arrived, and is not read yet.
+        seen.append(is_ready(events))
+        events.take()
+        done.set_result(here.recv(10))
+
+    events.watch(here.fileno(), action)
+    waiting = worker.submit(events.take_until, done, LONG)
+    wait_for(lambda: events._taker is not None)
+    there.send(b"x")
+    waiting.result(LONG)
+    assert seen == [False]
+
+
+def test_a_future_that_fails_elsewhere_ends_the_wait(events, worker):
+    done = Future()
+    waiting = worker.submit(events.take_until, done)
+    wait_for(lambda: events._taker is not None)
+    done.set_exception(PeerLostError("late", Task("ps", 0), "", 1.0))
+    waiting.result(LONG)
+    assert not events._turn.locked()
+
+
+def test_one_thread_takes_and_others_return(events, worker):
+    first, second = Future(), Future()
+    waiting = worker.submit(events.take_until, first)
+    wait_for(lambda: events._taker is not None)
+    worker.submit(events.take_until, second).result(LONG)
+    assert not second.done()
+    first.set_result(None)
+    waiting.result(LONG)
+
+
+def test_the_main_thread_takes_nothing(events):
+    # It could be interrupted between two lines of what it takes.
+    events.take_until(Future(), LONG)
+    assert not events._turn.locked()
+
+
+def test_an_action_that_fails_is_told_and_ends_no_wait(events, worker, pair, caplog):
+    here, there = pair
+    done = Future()
+
+    def action():
+        if here.recv(1) == b"x":
+            raise KeyError("w")
+        done.set_result(None)
+
+    events.watch(here.fileno(), action)
+    waiting = worker.submit(events.take_until, done, LONG)
+    there.send(b"xy")
+    waiting.result(LONG)
+    assert done.done()
+    assert "could not be handled" in caplog.text
+
+
+def test_a_wait_has_a_limit_and_ends_when_the_connections_do(events, worker):
+    worker.submit(events.take_until, Future(), 0.01).result(LONG)
+    waiting = worker.submit(events.take_until, Future())
+    wait_for(lambda: events._taker is not None)
+    before = len(os.listdir("/proc/self/fd"))
+    events.close()
+    waiting.result(LONG)
+    assert len(os.listdir("/proc/self/fd")) == before - 3
+    events._ring(Future())
+
+
+def test_room_to_send_is_told_where_it_is_wanted(events, pair):
+    here, _ = pair
+    ready = []
+    events.watch(here.fileno(), lambda: ready.append(1))
+    events.take()
+    assert ready == []
+    events.watch_room(here.fileno(), True)
+    events.take()
+    events.watch_room(here.fileno(), False)
+    events.take()
+    events.unwatch(here.fileno())
+    events.unwatch(here.fileno())
+    assert ready == [1]
+
+
+def test_a_worker_takes_its_answers_and_deadlines_hold(worker):
+    """The callbacks of an answer run in the thread that waits for it; one without an answer fails in time."""
+    released = threading.Event()
+
+    def handler(client, request):
+        if request.op is Op.PUSH:
+            released.wait(LONG)
+        return request.answer(Op.OK, {}, list(request.arrays))
+
+    endpoint = Endpoint("127.0.0.1:0", handler)
+    endpoint.start()
+    peer = Peer(Task("ps", 0), endpoint.address)
+    array, ran_in = np.arange(100_000.0), []
+
+    def waits(number):
+        sent = peer.send(Frame(Op.PULL, number, arrays=[array]), LONG)
+        sent.add_done_callback(lambda done: ran_in.append(threading.get_ident()))
+        wait_for(lambda: peer._thread.lanes._taker is None)
+        peer.take_until(sent, LONG)
+        np.testing.assert_array_equal(sent.result(LONG).arrays[0], array)
+        return threading.get_ident()
+
+    try:
+        peer.call(Frame(Op.STATUS, 1), LONG)
+        # An answer may come before its request waits.
+        found = [worker.submit(waits, 2 + i).result(LONG) for i in range(20)]
+        assert sum(a == b for a, b in zip(found, ran_in, strict=True)) > 0
+        late = worker.submit(peer.call, Frame(Op.PUSH, 100), 0.2)
+        with pytest.raises(PeerLostError, match="no answer from"):
+            late.result(LONG)
+        # What waits when the peer is closed fails at once.
+        last = worker.submit(peer.call, Frame(Op.PULL, 101), LONG)
+        wait_for(lambda: peer._thread.lanes._taker is not None)
+        peer.close()
+        with pytest.raises(PeerLostError):
+            last.result(LONG)
+    finally:
+        released.set()
+        peer.close()
+        endpoint.close()
