@@ -187,7 +187,7 @@ class Frame:
         Raises:
             FrameError: when they are not a message.
         """
-        views = [memoryview(part).toreadonly().cast("B") for part in parts]
+        views = [_read_only(part) for part in parts]
         if len(views) < 2:
             raise FrameError(f"A message must have a header and `meta`. Received: {len(views)} parts.")
         size = total_bytes(views)
@@ -208,6 +208,13 @@ class Frame:
             error.request = request
             raise
         return cls(op, request, generation, meta, arrays)
+
+
+def _read_only(part: Part) -> memoryview:
+    view = memoryview(part)
+    # As from this library's transport: bytes already.
+    is_plain = view.format == "B" and view.ndim == 1 and view.contiguous
+    return view.toreadonly() if is_plain else view.toreadonly().cast("B")
 
 
 def blob(data: Part) -> AnyArray:

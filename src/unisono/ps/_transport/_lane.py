@@ -108,17 +108,18 @@ class Lane:
 
     def _packed(self, parts: Sequence[Part]) -> tuple[bytes, shared.Segment | None]:
         """Return a message, and its segment where the receiver does not have that yet."""
-        large = [len(part) >= SHARED_FROM for part in parts]
-        room = sum(shared.aligned(len(part)) for part, there in zip(parts, large, strict=True) if there)
+        sizes = [len(part) for part in parts]
+        room = sum([shared.aligned(size) for size in sizes if size >= SHARED_FROM])
         segment = self._outgoing.take(room) if room else None
         places, inline, at = [], [], shared.FIRST
-        for part, is_large in zip(parts, large, strict=True):
-            if segment is not None and is_large:
-                np.copyto(segment.memory[at : at + len(part)], np.frombuffer(part, np.uint8))
-                places.append(_PLACE.pack(len(part), at))
-                at += shared.aligned(len(part))
+        for part, size in zip(parts, sizes, strict=True):
+            if segment is not None and size >= SHARED_FROM:
+                # Not by a memoryview, which copies with the interpreter's lock.
+                np.copyto(segment.memory[at : at + size], np.frombuffer(part, np.uint8))
+                places.append(_PLACE.pack(size, at))
+                at += shared.aligned(size)
             else:
-                places.append(_PLACE.pack(len(part), 0))
+                places.append(_PLACE.pack(size, 0))
                 inline.append(part)
         is_new = segment is not None and segment.descriptor is not None
         slot = _NO_SEGMENT if segment is None else segment.slot
@@ -131,7 +132,7 @@ class Lane:
             while self._backlog and not self._is_closed:
                 data, segment = self._backlog[0]
                 try:
-                    sent = self._socket.sendmsg([data], _ancillary(segment))
+                    sent = self._sent(data, segment)
                 except (BlockingIOError, InterruptedError):
                     return False
                 except OSError:
@@ -149,6 +150,12 @@ class Lane:
                 else:
                     self._backlog[0] = data[sent:], None
             return True
+
+    def _sent(self, data: memoryview, segment: shared.Segment | None) -> int:
+        if segment is None or segment.descriptor is None:
+            return self._socket.send(data)
+        file = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.descriptor]))
+        return self._socket.sendmsg([data], [file])
 
     def _drop_backlog(self) -> None:
         self._backlog.clear()
@@ -181,31 +188,41 @@ class Lane:
             raise LaneError("the connection was lost")
         if len(self._descriptors) > shared.SLOTS:
             raise LaneError("files without messages")
-        self._received += self._piece[:size]
-        messages = []
+        if not self._received and size >= self._needed:
+            # As good as always: all of one message, which is taken without another copy.
+            message, used = self._next(self._piece[:size])
+            messages = [] if message is None else [message]
+            if used == size:
+                return messages
+            self._received += self._piece[used:size]
+        else:
+            self._received += self._piece[:size]
+            messages = []
         while len(self._received) >= self._needed:
-            message = self._next()
+            with memoryview(self._received) as received:
+                message, used = self._next(received)
+            del self._received[:used]
             if message is not None:
                 messages.append(message)
         return messages
 
-    def _next(self) -> list[Part] | None:
-        """Return the next message; None while a part of it is missing."""
-        magic, slot, is_new, zero, count, inline = _PREFIX.unpack_from(self._received)
+    def _next(self, received: memoryview) -> tuple[list[Part] | None, int]:
+        """Return the next message, None while a part of it is missing, and how many bytes it has."""
+        magic, slot, is_new, zero, count, inline = _PREFIX.unpack_from(received)
         if magic != _MAGIC or zero or is_new > 1 or count > MAX_ARRAYS + 2:
             raise LaneError("it sends no messages")
         if inline > self._limit + _BESIDE:
             raise LaneError(f"a message of {inline} bytes")
         begin = _PREFIX.size + count * _PLACE.size
         self._needed = begin + inline
-        if len(self._received) < self._needed:
-            return None
-        data = bytes(memoryview(self._received)[: self._needed])
-        del self._received[: self._needed]
+        if len(received) < self._needed:
+            return None, 0
+        data = bytes(received[: self._needed])
         self._needed = _PREFIX.size
         if is_new:
             self._adopt(slot)
-        return self._parts(slot, data, begin, [*_PLACE.iter_unpack(data[_PREFIX.size : begin])])
+        places = [*_PLACE.iter_unpack(data[_PREFIX.size : begin])]
+        return self._parts(slot, data, begin, places), len(data)
 
     def _adopt(self, slot: int) -> None:
         if not self._descriptors:
@@ -232,7 +249,7 @@ class Lane:
         parts: list[Part] = []
         for length, begin in places:
             if begin:
-                parts.append(memoryview(next(borrowed).data))
+                parts.append(next(borrowed))
                 continue
             if at + length > len(data):
                 raise LaneError("parts that are longer than their message")
@@ -254,12 +271,6 @@ class Lane:
             self._socket.close()
             while self._descriptors:
                 os.close(self._descriptors.popleft())
-
-
-def _ancillary(segment: shared.Segment | None) -> list[tuple[int, int, array.array[int]]]:
-    if segment is None or segment.descriptor is None:
-        return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.descriptor]))]
 
 
 def lane_path(path: Path) -> Path:

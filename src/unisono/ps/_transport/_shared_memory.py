@@ -157,7 +157,7 @@ class _Mapped(np.ndarray[Any, Any]):
 
 
 class _Borrowed(np.ndarray[Any, Any]):
-    """The bytes of an array in a segment."""
+    """The bytes of a segment as one message uses them."""
 
     lease: object = None
 
@@ -193,7 +193,7 @@ class Incoming:
             raise ValueError(f"A segment must hold one message. Received: {size} bytes.")
         self._memories[slot] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(_Mapped)
 
-    def borrow(self, slot: int, places: list[tuple[int, int]]) -> list[_Bytes]:
+    def borrow(self, slot: int, places: list[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of arrays; when the last of them is gone, the sender may write there again.
 
         Args:
@@ -206,17 +206,17 @@ class Incoming:
         memory = self._memories.get(slot)
         if memory is None:
             raise ValueError(f"A message must name a segment that was sent. Received: {slot}.")
-        lease = _Lease(memory)
-        borrowed: list[_Bytes] = []
+        whole = memory.view(_Borrowed)
+        whole.lease = _Lease(memory)
+        # Parts of one view, which lives as long as any of them.
+        view, borrowed = memoryview(whole.data), []
         for begin, length in places:
             if begin < FIRST or begin + length > len(memory):
                 raise ValueError(
                     f"An array must lie within its segment of {len(memory)} bytes. Received: {length} from "
                     f"{begin} on."
                 )
-            part = memory[begin : begin + length].view(_Borrowed)
-            part.lease = lease
-            borrowed.append(part)
+            borrowed.append(view[begin : begin + length])
         return borrowed
 
     def close(self) -> None:
