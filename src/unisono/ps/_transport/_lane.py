@@ -38,8 +38,8 @@ _MAGIC = b"UNPL"
 _PREFIX = struct.Struct("<4sBBHIQ")
 _PLACE = struct.Struct("<QQ")
 _NO_SEGMENT = 255
-#: Bytes of one call that receives, and of the kernel's buffers.
-_PIECE = 1 << 18
+#: Bytes of one call that receives, for which a connection has memory, and of the kernel's buffers.
+_PIECE = 1 << 16
 _BUFFER = 4 << 20
 _ANCILLARY = socket.CMSG_SPACE(4 * shared.SLOTS) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -189,7 +189,7 @@ class Lane:
         if len(self._descriptors) > shared.SLOTS:
             raise LaneError("files without messages")
         if not self._received and size >= self._needed:
-            # As good as always: all of one message, which is taken without another copy.
+            # Almost always it is one whole message, which needs no other copy.
             message, used = self._next(self._piece[:size])
             messages = [] if message is None else [message]
             if used == size:

@@ -1,8 +1,8 @@
 """What arrives on the direct connections of a process's peers, and which thread takes it.
 
 A thread that waits for an answer takes what arrives itself: handed over by the peers' thread, an answer
-wakes two threads instead of one. A step of an MLP of 0.8 MB has 10.7 switches of threads so, instead of 15.0 (2
-workers, 1 server, 2 cores, 2026-11-22). The peers' thread takes what arrives while no other one waits, and
+wakes two threads instead of one. So a step of an MLP of 0.8 MB has 10.7 switches of threads instead of 15.0
+(2 workers, 1 server, 2 cores, 2026-11-22). The peers' thread takes what arrives while no other one waits, and
 watches deadlines always.
 
 Tests: tests/unit/ps/test_lane_events.py.
