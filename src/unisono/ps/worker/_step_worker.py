@@ -35,6 +35,7 @@ from unisono.ps._ops import Op
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
 from unisono.ps.worker._joint_answer import Countdown, JointAnswer
+from unisono.ps.worker._scheduling_policy import let_others_finish
 from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
 from unisono.ps.worker._worker_data import Taken, WorkerData
@@ -268,6 +269,7 @@ class StepWorker:
 
     def _run(self) -> None:
         _INDEX.set(self._index)
+        let_others_finish()
         while (task := self._following.pop() if self._following else self._tasks.get()) is not None:
             if self._is_closing:
                 return
