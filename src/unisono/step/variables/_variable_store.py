@@ -62,6 +62,8 @@ class VariablesByPath:
         self._by_path: dict[str, keras.Variable] = {}
         self._known: set[int] = set()
         self._paths: dict[int, str] = {}
+        #: The class that was asked for, by path: a strategy may make another kind of variable of it.
+        self._classes: dict[str, type] = {}
         #: The value with which the last run would have made a variable: that of a hyperparameter, such as a
         #: learning rate, which is no state. Only where it was a number, and no initializer.
         self.given: dict[str, np.ndarray] = {}
@@ -121,10 +123,11 @@ class VariablesByPath:
             found = make()
             self._by_path[path] = found
             self._paths[id(found)] = path
-        elif type(found) is not cls:
+            self._classes[path] = cls
+        elif self._classes[path] is not cls:
             raise InvalidArgumentError(
                 f"The same variables must be made each time a model_fn is run. Received: {path!r} as a "
-                f"{cls.__name__}, which was a {type(found).__name__}. Use other names."
+                f"{cls.__name__}, which was a {self._classes[path].__name__}. Use other names."
             )
         self._run.used[id(found)] = found
         return found
