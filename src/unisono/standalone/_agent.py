@@ -85,6 +85,8 @@ class Agent:
         self._job: ServerJob | None = None
         self._poll: _Poll | None = None
         self._answered = -1.0
+        #: How often a job has taken this server.
+        self._taken = 0
         #: When the processes of a job whose lease is over are killed.
         self._kill_at: float | None = None
         #: Requests by name, and errors.
@@ -154,6 +156,7 @@ class Agent:
         lease = number_of(frame.meta, "lease", 1.0, 86_400.0)
         fresh = self._book.claim(job, client, float(lease), self._now())
         if fresh:
+            self._taken += 1
             _LOG.warning("%s trains for %s.", self._name, client)
             try:
                 self._job = ServerJob(self._machine.job_directory(job), self._machine)
@@ -165,6 +168,7 @@ class Agent:
             {
                 "instance": self._instance,
                 "fresh": fresh,
+                "taken": self._taken,
                 "root": str(self._machine.job_directory(job)),
                 "cores": self._machine.cores,
                 "gpus": list(self._machine.gpus),

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 from unisono._errors import ClusterError
@@ -114,6 +116,8 @@ class ServerLink:
         self._facts: ServerFacts | None = None
         #: How often the server was taken without the job's processes: after the first time, these are lost.
         self._beginnings = 0
+        #: The server's process and its number of this job's beginning for which everything was brought.
+        self._taken: tuple[str, int] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
@@ -157,11 +161,15 @@ class ServerLink:
 
     def _hello(self, timeout: float) -> None:
         meta = dataclasses.asdict(self._claim)
-        told = self.request(Op.HELLO, meta, timeout=timeout).meta
+        self._note_taken(self.request(Op.HELLO, meta, timeout=timeout).meta)
+
+    def _note_taken(self, told: Mapping[str, Any]) -> None:
         facts = ServerFacts(
             told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
         )
-        if told["fresh"]:
+        # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
+        taken = facts.instance, told["taken"]
+        if taken != self._taken:
             self._facts = facts
             self._beginnings += 1
             try:
@@ -169,6 +177,7 @@ class ServerLink:
             except BaseException:
                 self._facts = None
                 raise
+            self._taken = taken
         self._facts = facts
 
     def request(
@@ -185,10 +194,7 @@ class ServerLink:
             RequestRefusedError: when it answers with an error.
         """
         told = {"job": self._claim.job, **(meta or {})}
-        answer = self._peer.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout)
-        if answer.op is Op.ERROR:
-            raise RequestRefusedError(str(answer.meta.get("text")), str(answer.meta.get("kind")))
-        return answer
+        return _accepted(self._peer.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file in the job's directory on the server."""
@@ -317,22 +323,36 @@ class ServerLink:
             return
         if isinstance(error, RequestRefusedError):
             self._lose("it was started again, or has received nothing from this client for too long", lost_at)
-        elif self._is_gone():
-            self._lose("no process listens there (connection refused)", lost_at)
-        elif not self._find(_FIND_SECONDS) or self._facts is None:
-            self._lose("it does not answer", lost_at)
+        elif (problem := self._search()) or self._facts is None:
+            self._lose(problem, lost_at)
         elif self._facts.instance != instance:
             self._lose("it was started again", lost_at, is_live=True)
         elif self._beginnings != beginnings:
             # It still runs, and has ended the job meanwhile: this process was stopped, or the network was.
             self._lose("it has received nothing from this client for too long", lost_at, is_live=True)
 
-    def _is_gone(self) -> bool:
-        """Return whether the server's process has ended, and none is there in its place."""
-        until = time.monotonic() + _REFUSED_SECONDS
-        while self.is_refused():
-            if time.monotonic() >= until or self._closing.wait(_PROBE_PAUSE):
+    def _search(self) -> str:
+        """Take the server again; return why that was not possible, empty where it has answered."""
+        meta = dataclasses.asdict(self._claim)
+        try:
+            answer = self._peer.send(Frame(Op.HELLO, self._numbers.next(), 0, meta), _FIND_SECONDS)
+            if self._is_gone_before(answer):
+                return "no process listens there (connection refused)"
+            self._note_taken(_accepted(answer.result(0)).meta)
+        except (PeerLostError, RequestRefusedError, TimeoutError):
+            return "it does not answer"
+        self._wake()
+        return ""
+
+    def _is_gone_before(self, answer: futures.Future[Frame]) -> bool:
+        """Wait for an answer; return whether the server's process has ended instead."""
+        refused_since = math.inf
+        # A process that is just ending still takes connections: it is asked all the time.
+        while not answer.done() and not self._closing.is_set():
+            refused_since = min(refused_since, time.monotonic()) if self.is_refused() else math.inf
+            if time.monotonic() - refused_since >= _REFUSED_SECONDS:
                 return True
+            futures.wait([answer], _PROBE_PAUSE)
         return False
 
     def _lose(self, why: str, at: float, is_live: bool = False) -> None:
@@ -352,3 +372,14 @@ class ServerLink:
             return False
         self._wake()
         return True
+
+
+def _accepted(answer: Frame) -> Frame:
+    """Return an answer that is no error.
+
+    Raises:
+        RequestRefusedError: when it is one.
+    """
+    if answer.op is Op.ERROR:
+        raise RequestRefusedError(str(answer.meta.get("text")), str(answer.meta.get("kind")))
+    return answer

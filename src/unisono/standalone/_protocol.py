@@ -3,8 +3,8 @@
 A client asks, a server answers. What is in brackets may be left out:
 
 ======  ==================================================  ==================================================
-HELLO   `job`, `client`, `lease`; takes the server          `instance`, `fresh`, `root`, `cores`, `gpus`,
-        for the job, or finds it again                      `python`, `packages`
+HELLO   `job`, `client`, `lease`; takes the server          `instance`, `fresh`, `taken`, `root`, `cores`,
+        for the job, or finds it again                      `gpus`, `python`, `packages`
 PORTS   `job`, `count`, `avoid`                             `ports`
 PUT     `job`, `name`, `offset`, `size`; a blob             nothing
 GET     `job`, `name`, `offset`                             `size`; a blob

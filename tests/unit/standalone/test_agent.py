@@ -354,6 +354,15 @@ def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_proces
     assert len(linked.prepared) == 2
 
 
+def test_a_server_that_was_taken_without_the_client_seeing_the_answer_gets_its_files(tmp_path):
+    made = Linked(tmp_path)
+    hello = Frame(Op.HELLO, 1, 0, {"job": "one", "client": "me", "lease": 10.0})
+    assert made.agent.handle(ME, hello).meta["fresh"]
+    made.link.take(10.0)
+    assert made.prepared == [made.link]
+    made.close()
+
+
 def test_an_error_of_the_server_has_its_kind(linked):
     with pytest.raises(RequestRefusedError, match="absent") as caught:
         linked.link.request(Op.GET, {"name": "absent", "offset": 0})
