@@ -1,14 +1,11 @@
 """The clusters of the documents: each task sets its own TF_CONFIG, as they say, and runs the same text."""
 
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cluster._workers import free_ports
 from tests.cluster.launch_support import LIMIT
 from tests.virtual.seeds import documents
@@ -18,12 +15,10 @@ from unisono.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 
-REPOSITORY = Path(__file__).parents[2]
-
 #: As `tf.keras.datasets.mnist` in the other tests of the documents.
 DATA = f"""
 import keras, sys
-sys.path.insert(0, {str(REPOSITORY)!r})
+sys.path.insert(0, {str(forked.REPOSITORY)!r})
 from tests.virtual.seeds.programs import digits
 keras.datasets.mnist.load_data = digits
 """
@@ -40,12 +35,9 @@ class Tasks:
         place = self.root / "a place" / name
         place.mkdir(parents=True)
         (place / "train it.py").write_text(program)
-        env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "TF_CONFIG")}
-        with (self.root / f"{name}.log").open("w") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "unisono.tf", f"a place/{name}/train it.py"],
-                cwd=self.root, env={**env, **environ}, stdout=log, stderr=log,
-            )  # fmt: skip
+        command = ["-m", "unisono.tf", f"a place/{name}/train it.py"]
+        log = self.root / f"{name}.log"
+        self.processes[name] = forked.Program(command, self.root, log, env=forked.environment(**environ))
 
     def __enter__(self):
         return self

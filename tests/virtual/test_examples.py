@@ -1,12 +1,13 @@
-"""Every example runs in a process of its own, as its first lines say, and prints what it should."""
+"""Every example runs in a process of its own, with the arguments of its first lines, and prints what it should."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -53,13 +54,22 @@ CASES = {
 
 
 def run(name, arguments, folder):
-    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    done = forked.run([str(EXAMPLES / name), *arguments], folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout
+
+
+def test_unisono_is_imported_before_keras_which_then_runs_on_jax(tmp_path):
+    """In programs as they are started; those below come from a process that has imported both."""
+    for path in EXAMPLES.glob("[!_]*.py"):
+        imports = re.findall(r"^(?:import|from) (unisono|keras)\b", path.read_text(), re.MULTILINE)
+        assert imports[0] == "unisono", path.name
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "mirrored_variables.py")],
+        cwd=tmp_path, env=forked.environment(), capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Resolver: None" in done.stdout
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -146,9 +146,13 @@ class Console:
             stream.write(_writable(text, stream))
             stream.flush()
         except (OSError, ValueError):
-            # The reader (such as `head`) or the terminal is gone. The tasks continue, and write their logs.
-            self._messages, self._output = None, None
-            self._release()
+            # The reader (such as `head`) or the terminal is gone. The tasks continue, and write their logs; why
+            # they fail is still a message on the other stream.
+            if stream is self._messages:
+                self._messages = None
+            if stream is self._output:
+                self._output = None
+                self._release()
             if stream is sys.stdout:
                 sys.stdout = None  # otherwise Python's final flush prints a BrokenPipeError
 

@@ -119,8 +119,17 @@ class Closed(io.StringIO):
 def test_a_reader_that_has_gone_ends_the_show_and_nothing_else(tmp_path):
     path = tmp_path / "log"
     path.write_text("a\n")
-    screen = Console(None, Closed())
+    messages = io.StringIO()
+    screen = Console(messages, Closed())
     screen.follow(W0, Tail(path, 0))
     screen.flush()
     screen.flush()
     screen.say("unisono: still there")
+    assert messages.getvalue() == "unisono: still there\n"
+    output = io.StringIO()
+    screen = Console(Closed(), output)
+    screen.follow(W0, Tail(path, 0))
+    screen.say("unisono: to a reader that has gone")
+    screen.say("unisono: to nowhere")
+    screen.finish()
+    assert output.getvalue() == "[worker:0] a\n"
