@@ -1,6 +1,6 @@
-"""Starts programs of tests quickly: a process that has imported Keras, JAX and Unisono forks for each of them.
+"""Starts programs of tests quickly: a process that has imported Keras, JAX and Unisono forks for each.
 
-Their imports cost 2.7 s of CPU a program (November 2026). JAX has not started when the process forks; a program
+Their imports cost 2.7 s of CPU a program (November 2026). JAX has not started when it forks; a program
 has its own arguments, environment, directory and output, and ends as Python ends.
 
 `python -m tests.forked` is that process: it reads one job a line, and writes the exit codes into files.

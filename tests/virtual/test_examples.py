@@ -1,4 +1,4 @@
-"""Every example runs in a process of its own, with the arguments of its first lines, and prints what it should."""
+"""Every example runs in a process of its own, with the arguments of its first lines, and prints results."""
 
 import re
 import subprocess

@@ -146,8 +146,8 @@ class Console:
             stream.write(_writable(text, stream))
             stream.flush()
         except (OSError, ValueError):
-            # The reader (such as `head`) or the terminal is gone. The tasks continue, and write their logs; why
-            # they fail is still a message on the other stream.
+            # The reader (such as `head`) or the terminal is gone. The tasks continue, and write their logs;
+            # the other stream still shows why they fail.
             if stream is self._messages:
                 self._messages = None
             if stream is self._output:
