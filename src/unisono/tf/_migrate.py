@@ -14,6 +14,7 @@ from pathlib import Path
 from unisono._errors import InvalidArgumentError
 from unisono.tf._autograph import statements
 from unisono.tf._entries import Missing, Value
+from unisono.tf._gone import METHODS
 from unisono.tf._module import NameTable
 from unisono.tf._objects import objects
 from unisono.tf._table import TABLE
@@ -32,29 +33,6 @@ _NEED_TENSORFLOW = {
     "tensorflow_io": "Read the data in plain Python, by `Dataset.from_generator`.",
     "spark_tensorflow_distributor": "Start the processes by `unisono launch`.",
     "horovod": 'docs/migrating.md shows what stands for each of its functions, in "From Horovod".',
-}
-
-
-#: Methods that Keras 3 does not have, by names that nothing else has.
-METHODS = {
-    "fit_generator": "is gone in Keras 3. Write: `fit`.",
-    "evaluate_generator": "is gone in Keras 3. Write: `evaluate`.",
-    "predict_generator": "is gone in Keras 3. Write: `predict`.",
-    "predict_classes": "is gone in Keras 3. Write: `predict(x).argmax(-1)`.",
-    "predict_proba": "is gone in Keras 3. Write: `predict`.",
-    "save_spec": "is gone in Keras 3. Write: `model.input_shape`.",
-    "get_concrete_function": "belongs to graphs. Write: the function's call; for a file, "
-    "`tf.saved_model.save` of a Keras model, or `jax.export`.",
-    "pretty_printed_concrete_signatures": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
-    "as_graph_def": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
-    "structured_outputs": "belongs to graphs. Write: the call, whose result has the shapes.",
-    "structured_input_signature": "belongs to graphs. Write: `input_signature=` of `tf.function`.",
-    "set_shape": "is not there: shapes are known. Write: nothing, or `tf.reshape`.",
-    "compiled_loss": "is gone in Keras 3. Write: `self.compute_loss(x, y, y_pred, sample_weight)`.",
-    "compiled_metrics": "is gone in Keras 3. Write: a loop over `self.metrics`.",
-    "get_scaled_loss": "is gone in Keras 3. Write: `optimizer.scale_loss(loss)`.",
-    "get_unscaled_gradients": "is gone in Keras 3: `apply_gradients` unscales. Write: the gradients.",
-    "to_yaml": "is gone in Keras 3. Write: `to_json`.",
 }
 
 

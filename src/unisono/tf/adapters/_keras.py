@@ -20,6 +20,7 @@ from unisono.estimator.train._optimizers import Optimizer
 from unisono.export import load_from_saved_model
 from unisono.strategies._base import Strategy, hold
 from unisono.strategies._one_device import default_strategy
+from unisono.tf._gone import OF_MODELS, add_errors
 from unisono.tf.adapters._saving import save_to_directory, weights_file
 from unisono.tf.adapters._spellings import (
     Reference,
@@ -49,9 +50,7 @@ def add_methods() -> None:
     if base.iterations.fset is None:
         # Estimators of TensorFlow 2: `optimizer.iterations = tf.compat.v1.train.get_global_step()`.
         base.iterations = base.iterations.setter(lambda self, value: setattr(self, "_iterations", value))
-    for name, write in _GONE.items():
-        if not hasattr(keras.Model, name):
-            setattr(keras.Model, name, property(functools.partial(_missing, name, write)))
+    add_errors(keras.Model, OF_MODELS)
     if not hasattr(keras.Model.compile, "takes_distribute"):
         # Where it is defined: Keras asks whether a model's class has another one.
         owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
@@ -80,17 +79,6 @@ def _let_objects_have_old_spellings() -> None:
     for kind in kinds:
         kind.get_shape = lambda self: Shape(self.shape)
         kind.ref = lambda self: Reference(self)  # noqa: PLW0108 (a method)
-
-
-#: What TensorFlow 2 had in a custom `train_step`, and Keras 3 has not; with what to write.
-_GONE = {
-    "compiled_loss": "self.compute_loss(x, y, y_pred, sample_weight)",
-    "compiled_metrics": "for metric in self.metrics: metric.update_state(...)",
-}
-
-
-def _missing(name: str, write: str, model: keras.Model) -> None:
-    raise AttributeError(f"Keras 3 has no `{name}` of a model. Write: {write}")
 
 
 def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None]:

@@ -24,7 +24,9 @@ from unisono._types import PyTree, UserValue
 from unisono.checkpoint._contents import holds_objects
 from unisono.checkpoint._tracking import Holder
 from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
+from unisono.step.functions._function import Function
 from unisono.tf._entries import device_dtype
+from unisono.tf._gone import OF_FUNCTIONS, add_errors
 from unisono.tf.adapters._spellings import Shape
 
 
@@ -36,6 +38,7 @@ def add_methods() -> None:
     if not hasattr(jax.Array, "numpy"):
         # A subclass is not possible: JAX makes the arrays.
         setattr(jax.Array, "numpy", _numpy)  # noqa: B010
+    add_errors(Function, OF_FUNCTIONS)
 
 
 def _numpy(array: jax.Array) -> np.ndarray:

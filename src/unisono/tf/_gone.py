@@ -1,0 +1,64 @@
+"""Methods of TensorFlow that are gone, with what to write instead: for errors, and for `unisono migrate`.
+
+Tests: tests/unit/tf/test_gone.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+#: Methods that Keras 3 does not have, by names that nothing else has.
+METHODS = {
+    "fit_generator": "is gone in Keras 3. Write: `fit`.",
+    "evaluate_generator": "is gone in Keras 3. Write: `evaluate`.",
+    "predict_generator": "is gone in Keras 3. Write: `predict`.",
+    "predict_classes": "is gone in Keras 3. Write: `predict(x).argmax(-1)`.",
+    "predict_proba": "is gone in Keras 3. Write: `predict`.",
+    "save_spec": "is gone in Keras 3. Write: `model.input_shape`.",
+    "get_concrete_function": "belongs to graphs. Write: the function's call; for a file, "
+    "`tf.saved_model.save` of a Keras model, or `jax.export`.",
+    "pretty_printed_concrete_signatures": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
+    "as_graph_def": "belongs to graphs. Write: `jax.make_jaxpr(f)(*args)`.",
+    "structured_outputs": "belongs to graphs. Write: the call, whose result has the shapes.",
+    "structured_input_signature": "belongs to graphs. Write: `input_signature=` of `tf.function`.",
+    "set_shape": "is not there: shapes are known. Write: nothing, or `tf.reshape`.",
+    "compiled_loss": "is gone in Keras 3. Write: `self.compute_loss(x, y, y_pred, sample_weight)`.",
+    "compiled_metrics": "is gone in Keras 3. Write: `update_state(…)` of each of `self.metrics`.",
+    "get_scaled_loss": "is gone in Keras 3. Write: `optimizer.scale_loss(loss)`.",
+    "get_unscaled_gradients": "is gone in Keras 3: `apply_gradients` unscales. Write: the gradients.",
+    "to_yaml": "is gone in Keras 3. Write: `to_json`.",
+}
+
+
+#: Those of Keras' models, and of `tf.function`s.
+OF_MODELS = (
+    "compiled_loss", "compiled_metrics", "evaluate_generator", "fit_generator", "predict_classes",
+    "predict_generator", "predict_proba", "save_spec", "to_yaml",
+)  # fmt: skip
+OF_FUNCTIONS = ("get_concrete_function", "pretty_printed_concrete_signatures")
+
+
+class Gone:
+    """An attribute that raises an error which says what to write; one that a program sets comes first.
+
+    Args:
+        name: of the attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> NoReturn:
+        raise AttributeError(f"`{owner.__name__}.{self._name}` {METHODS[self._name]}")
+
+
+def add_errors(kind: Any, names: tuple[str, ...]) -> None:
+    """Let a class raise errors for what it does not have.
+
+    Args:
+        kind: the class.
+        names: of its attributes.
+    """
+    for name in names:
+        if not hasattr(kind, name):
+            setattr(kind, name, Gone(name))
