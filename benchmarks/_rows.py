@@ -172,6 +172,19 @@ def loop_rows():
     yield Row("mlp-by-hand-2-processes", "fit, MLP, 2 processes", by_hand)
 
 
+def own_step_rows():
+    """`fit` with a `train_step(self, data)` written with a tape, against Keras' own step and TensorFlow."""
+    for workload in ("mlp", "cnn", "transformer"):
+        for place in ("1-device", "2-devices"):
+            ours = Point(Case("unisono", workload, *PLACES[place]), "fit, own step")
+            claims = [Claim(ours, Point(ours.case, "fit"), 0.9)]
+            if place == "2-devices":
+                rival = Case(TENSORFLOW, workload, *PLACES[place])
+                claims.append(Claim(ours, Point(rival, "fit, own step"), 1.0))
+            what = f"fit, {TITLES[workload]}, train_step with a tape, {SPOKEN[place]}"
+            yield Row(f"{workload}-own-step-{place}", what, tuple(claims))
+
+
 def batch_rows():
     """Batches that do not divide, and several steps in one call."""
     for workload in ("mlp", "cnn"):
@@ -204,6 +217,7 @@ ROWS = [
     *callback_rows(),
     *test_rows(),
     *loop_rows(),
+    *own_step_rows(),
     *batch_rows(),
     *start_rows(),
 ]

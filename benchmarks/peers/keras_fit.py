@@ -26,7 +26,7 @@ def unisono(place):
         strategy = unisono.MultiWorkerMirroredStrategy()
     else:
         strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(place.devices)])
-    return peer(place, strategy.scope, unisono.callbacks.BackupAndRestore)
+    return peer(place, strategy.scope, unisono.callbacks.BackupAndRestore, unisono.GradientTape)
 
 
 def plain(place):
@@ -47,7 +47,10 @@ def data_parallel(place):
 
 def tensorflow(place):
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    return peer(place, tf_strategy(place.devices).scope)
+    scope = tf_strategy(place.devices).scope
+    import tensorflow as tf
+
+    return peer(place, scope, tape=tf.GradientTape)
 
 
 def tf_strategy(devices):
@@ -59,7 +62,29 @@ def tf_strategy(devices):
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
 
 
-def peer(place, scope, backup_callback=None):
+def with_own_step(model, tape):
+    """A model of the same layers whose `train_step(self, data)` is written with a tape."""
+    import keras
+
+    class OwnStep(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tape() as recorded:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=y_pred)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(y, y_pred)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    return OwnStep(model.inputs, model.outputs)
+
+
+def peer(place, scope, backup_callback=None, tape=None):
     """What is common to all: the model, and the actions on it."""
     import keras
 
@@ -75,9 +100,11 @@ def peer(place, scope, backup_callback=None):
     x, y = place.data()
     batch, steps = place.batch, place.workload.steps
 
-    def compiled(**arguments):
+    def compiled(own_step=False, **arguments):
         with scope():
             model = place.workload.keras_model()
+            if own_step:
+                model = with_own_step(model, tape)
             model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **arguments)
         return model
 
@@ -96,6 +123,11 @@ def peer(place, scope, backup_callback=None):
         if "40" not in others:
             others["40"] = compiled(steps_per_execution=TOGETHER)
         fit(net=others["40"])
+
+    def fit_own_step():
+        if "own step" not in others:
+            others["own step"] = compiled(own_step=True)
+        fit(net=others["own step"])
 
     def tested():
         """Rows for `evaluate` and `predict`: the same everywhere, in batches of 128."""
@@ -120,6 +152,7 @@ def peer(place, scope, backup_callback=None):
             "fit, backup": (fit_with_backup, len(x)),
             "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
             "fit, 40 steps per execution": (fit_40, len(x)),
+            "fit, own step": (fit_own_step, len(x)),
             "evaluate": (evaluate, TESTS * steps * TEST_BATCH),
             "predict": (predict, TESTS * steps * TEST_BATCH),
         },

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import ReplicaContext, get_replica_context
+from unisono._context import ReplicaContext, current, get_replica_context
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.step.variables._sharded_variable import held_in_rows
@@ -38,7 +38,8 @@ def compute_average_loss(
             also where replicas have different numbers of rows.
 
     Returns:
-        A scalar, 0 for a replica without rows.
+        A scalar, 0 for a replica without rows. In a step of `fit`, which averages gradients and losses over
+        the replicas, the sum is multiplied by their number: the numbers are those of one device.
 
     Raises:
         ContextError: in cross-replica context.
@@ -55,12 +56,12 @@ def compute_average_loss(
     if global_batch_size is None:
         # At least 1: where no replica has rows, the loss is 0 and not NaN.
         global_batch_size = max(1, replica.engine.total(losses.shape[0] if losses.ndim else 1))
-    average: jax.Array = jnp.sum(losses) / global_batch_size
+    average: jax.Array = jnp.sum(losses) / global_batch_size * _averaged(replica)
     return average
 
 
 def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
-    """Return the sum of a regularization loss divided by the number of replicas.
+    """Return the sum of a regularization loss divided by the replicas; undivided in a step of `fit`.
 
     Args:
         regularization_loss: an array, or a list of scalars such as `model.losses`.
@@ -74,7 +75,14 @@ def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
     replica = _replica("scale_regularization_loss")
     values = regularization_loss if isinstance(regularization_loss, list) else [regularization_loss]
     # The start value makes an array of the empty list that a model without regularizers has.
-    return sum((jnp.sum(v) for v in values), jnp.zeros(())) / replica.num_replicas_in_sync
+    total = sum((jnp.sum(v) for v in values), jnp.zeros(()))
+    return total * _averaged(replica) / replica.num_replicas_in_sync
+
+
+def _averaged(replica: ReplicaContext) -> int:
+    """Return over how many replicas gradients and losses are averaged; 1 where they are summed."""
+    context = current()
+    return replica.num_replicas_in_sync if context is not None and context.means else 1
 
 
 def local_rows(loss: Loss) -> Loss:

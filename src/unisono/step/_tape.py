@@ -7,7 +7,10 @@ XLA, so that the compiled step does the work of `jax.value_and_grad` (a test cou
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -33,6 +36,8 @@ class _Request:
     target: PyTree
     weights: PyTree
     values: tuple[Any, ...]
+    #: How many weights there are for each element of `target`, each of which gives a derivative; 0 for one.
+    count: int = 0
 
 
 class GradientTape:
@@ -119,6 +124,89 @@ class GradientTape:
         Returns:
             Arrays of the sources' shapes, in the structure of `sources`.
         """
+        leaves, structure = jax.tree.flatten(sources)
+        grads = self._gradients(target, leaves, output_gradients)
+        if unconnected_gradients == "zero":
+            grads = [
+                jnp.zeros(s.shape, s.dtype) if g is None else g for s, g in zip(leaves, grads, strict=True)
+            ]
+        return jax.tree.unflatten(structure, grads)
+
+    def jacobian(
+        self,
+        target: jax.Array,
+        sources: PyTree,
+        unconnected_gradients: str = "none",
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> PyTree:
+        """Return the derivative of each element of `target` by each of `sources`.
+
+        Args:
+            target: array, computed since the tape was entered.
+            sources: as for `gradient`.
+            unconnected_gradients: as for `gradient`.
+            parallel_iterations: has no effect: one program computes all elements.
+            experimental_use_pfor: likewise.
+
+        Returns:
+            Arrays of shape `(*target.shape, *source.shape)`, in the structure of `sources`.
+        """
+        size = math.prod(target.shape)
+        weights = jnp.eye(size, dtype=target.dtype).reshape(size, *target.shape)
+        leaves, structure = jax.tree.flatten(sources)
+        grads = self._gradients(target, leaves, weights, size)
+        if unconnected_gradients == "zero":
+            pairs = zip(leaves, grads, strict=True)
+            grads = [jnp.zeros((size, *s.shape), s.dtype) if g is None else g for s, g in pairs]
+        grads = [None if g is None else g.reshape(*target.shape, *g.shape[1:]) for g in grads]
+        return jax.tree.unflatten(structure, grads)
+
+    def batch_jacobian(
+        self,
+        target: jax.Array,
+        source: jax.Array,
+        unconnected_gradients: str = "none",
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> jax.Array | None:
+        """Return the derivative of each row of `target` by the same row of `source`.
+
+        Args:
+            target: array, of which each row depends on one row of `source`.
+            source: a tensor given to `watch`.
+            unconnected_gradients: as for `gradient`.
+            parallel_iterations: has no effect: one program computes all elements.
+            experimental_use_pfor: likewise.
+
+        Returns:
+            An array of shape `(rows, *target.shape[1:], *source.shape[1:])`.
+        """
+        rows, *inner = target.shape
+        size = math.prod(inner)
+        each = jnp.eye(size, dtype=target.dtype).reshape(size, 1, *inner)
+        # The sum over the rows: a row's derivative is this row's alone.
+        (grad,) = self._gradients(target, [source], jnp.broadcast_to(each, (size, rows, *inner)), size)
+        shape = (rows, *inner, *source.shape[1:])
+        if grad is None:
+            return jnp.zeros(shape, source.dtype) if unconnected_gradients == "zero" else None
+        return jnp.moveaxis(grad, 0, 1).reshape(shape)
+
+    def stop_recording(self) -> contextlib.AbstractContextManager[None]:
+        """Raise an error: a step that is differentiated as a whole has no recording to stop.
+
+        Raises:
+            TapeError: always.
+        """
+        raise TapeError(
+            "A GradientTape differentiates a step by executing it again, and records nothing. Received: "
+            "`stop_recording()`. Write `tf.stop_gradient(value)` around what is not to be differentiated."
+        )
+
+    def _gradients(
+        self, target: PyTree, sources: Sequence[Any], weights: PyTree, count: int = 0
+    ) -> list[Any]:
+        """Return the gradients by a list of sources; with a `count`, stacked ones for as many weights."""
         frame = self._require_frame()
         if self._used and not self._persistent:
             raise TapeError(
@@ -126,22 +214,17 @@ class GradientTape:
                 "Write `GradientTape(persistent=True)`."
             )
         self._used = True
-        leaves, structure = jax.tree.flatten(sources)
-        variables = [s for s in leaves if isinstance(s, keras.Variable)]
-        positions = tuple(self._position(s) for s in leaves if not isinstance(s, keras.Variable))
+        variables = [s for s in sources if isinstance(s, keras.Variable)]
+        positions = tuple(self._position(s) for s in sources if not isinstance(s, keras.Variable))
         values = tuple(self._value_of(frame, v) for v in variables)
-        request = _Request(target, output_gradients, values)
+        request = _Request(target, weights, values, count)
         plan = _GradientPlan(self._number, self._entered_at, tuple(variables), positions)
         found = frame.meet(request, lambda number, requests: plan.solve(frame.run, number, requests))
         of_variables, of_tensors = iter(found[0]), iter(found[1])
-        grads = [next(of_variables) if isinstance(s, keras.Variable) else next(of_tensors) for s in leaves]
+        grads = [next(of_variables) if isinstance(s, keras.Variable) else next(of_tensors) for s in sources]
         if not self._watch_variables:
-            grads = [self._if_watched(s, g) for s, g in zip(leaves, grads, strict=True)]
-        if unconnected_gradients == "zero":
-            grads = [
-                jnp.zeros(s.shape, s.dtype) if g is None else g for s, g in zip(leaves, grads, strict=True)
-            ]
-        return jax.tree.unflatten(structure, grads)
+            grads = [self._if_watched(s, g) for s, g in zip(sources, grads, strict=True)]
+        return grads
 
     def _if_watched(self, source: keras.Variable | jax.Array, grad: jax.Array | None) -> jax.Array | None:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
@@ -184,17 +267,26 @@ class _GradientPlan:
         # What met before the tape was entered does not depend on the substituted values.
         known = {k: v for k, v in run.known.items() if k < self.entered_at}
 
-        def replay(values: list[tuple[Any, ...]]) -> tuple[Any, list[list[Any]]]:
+        def replay(values: list[tuple[Any, ...]], which: Any = None) -> tuple[Any, list[list[Any]]]:
             nested = Run(run.program, [self._with(run, i, v) for i, v in enumerate(values)], dict(known))
             totals, watched = [], []
             for i in range(len(requests)):
                 request, frame = nested.operand_at(i, number)
-                totals.append(_total(request.target, request.weights))
+                weights = request.weights if which is None else request.weights[which]
+                totals.append(_total(request.target, weights))
                 watched.append([frame.watched[self.tape, p] for p in self.positions])
             # Of all bodies: through a collective, one replica's target depends on the others' sources.
             return sum(totals[1:], totals[0]), watched
 
-        return gradient_of(replay, [request.values for request in requests])
+        values, count = [request.values for request in requests], requests[0].count
+        if not count:
+            return gradient_of(replay, values)
+
+        def each(which: jax.Array) -> list[Any]:
+            return gradient_of(functools.partial(replay, which=which), values)
+
+        found: list[Any] = jax.vmap(each)(jnp.arange(count))
+        return found
 
     def _with(self, run: Run, index: int, values: tuple[Any, ...]) -> tuple[Substitution, ...]:
         own = Substitution(self.tape, tuple(zip(self.variables, values, strict=True)))

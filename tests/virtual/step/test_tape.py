@@ -189,3 +189,28 @@ def test_value_and_grad_everywhere(two):
     result = two.run(lambda x: unisono.value_and_grad(lambda: jnp.sum(v * x), [v])(), (ragged,))
     assert [float(r) for r in two.local_results(result[0])] == [6.0, 3.0]
     assert [r.tolist() for r in two.local_results(result[1][0])] == [[2.0, 2.0], [1.0, 1.0]]
+
+
+def test_jacobians_are_those_of_jax():
+    x = jnp.arange(12.0).reshape(4, 3)
+    kernel, other = keras.Variable(np.ones((3, 2), "float32")), keras.Variable(1.0)
+
+    @unisono.function
+    def step(x):
+        with unisono.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = jnp.tanh(x @ kernel.value / 10)
+        by_both = tape.jacobian(y, [kernel, x])
+        nothing = tape.jacobian(y, other), tape.jacobian(y, other, "zero")
+        return by_both, tape.batch_jacobian(y, x), nothing
+
+    (by_kernel, by_x), by_rows, (nothing, zeros) = step(x)
+    expected = jax.jacobian(lambda k, x: jnp.tanh(x @ k / 10), (0, 1))(jnp.ones((3, 2)), x)
+    np.testing.assert_allclose(by_kernel, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(by_x, expected[1], rtol=1e-5)
+    np.testing.assert_allclose(by_rows, [expected[1][i, :, i] for i in range(4)], rtol=1e-5)
+    assert nothing is None
+    assert zeros.shape == (4, 2)
+    assert not zeros.any()
+    with pytest.raises(unisono.TapeError, match="stop_gradient"):
+        unisono.GradientTape().stop_recording()

@@ -16,6 +16,8 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
+from unisono.step._conditional import conditional
+from unisono.step._program import current_frame
 from unisono.step.variables._seeds import seed_of_step
 from unisono.tf._entries import device_dtype
 
@@ -310,8 +312,21 @@ def matmul(
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
-    """Return the result of one of two functions."""
-    return ops.cond(pred, true_fn, false_fn)
+    """Return the result of one of two functions; in a step, keep what it assigns."""
+    frame = current_frame()
+    if frame is None or not frame.scope.is_innermost:
+        return ops.cond(pred, true_fn, false_fn)
+    return conditional(frame.scope, pred, true_fn, false_fn)
+
+
+def zeros_like(input: Any, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
+    """Return zeros of a tensor's or variable's shape."""
+    return jnp.zeros_like(ops.convert_to_tensor(input), device_dtype(dtype))
+
+
+def ones_like(input: Any, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
+    """Return ones of a tensor's or variable's shape."""
+    return jnp.ones_like(ops.convert_to_tensor(input), device_dtype(dtype))
 
 
 def map_fn(

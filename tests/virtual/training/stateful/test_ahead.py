@@ -10,12 +10,10 @@ import unisono
 from tests.support import count_compiles
 from tests.virtual.training.stateful._models import L, rows, weights_of
 from tests.virtual.training.test_counts import HostReads
-from tests.virtual.training.test_lookahead import Looks, together
+from tests.virtual.training.test_lookahead import Looks
 from unisono import tf
 from unisono.step._dispatch import CompiledStep
 from unisono.training.trainer import _lookahead, _multi_step
-
-__all__ = ["together"]
 
 
 class Ordinary(keras.Model):
@@ -77,8 +75,9 @@ def close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_numbers_are_those_of_single_steps(together):
+def test_the_numbers_are_those_of_single_steps(monkeypatch):
     """Also of Keras' own form; `predict` runs ahead, too, and the counter counts each step."""
+    run_together(monkeypatch, 5)
     ahead, single, ordinary = made(), made(), made(Ordinary)
     found = [
         fit(ahead, epochs=2),
@@ -97,6 +96,13 @@ def test_the_numbers_are_those_of_single_steps(together):
     assert predicted.shape == (93, 1)
 
 
+def run_together(monkeypatch, steps):
+    """Let so many steps run together, whatever the machine's speed."""
+    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
+    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_multi_step, "_FIRST", steps)
+
+
 def runs(monkeypatch):
     """A list that grows by the lowered form of each program that is started."""
     calls, original = [], CompiledStep.__call__
@@ -112,9 +118,7 @@ def runs(monkeypatch):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_costs_what_an_ordinary_one_costs(monkeypatch, replicas):
     """Programs, their starts, what the host reads, and collectives; nothing is traced again."""
-    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
-    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
-    monkeypatch.setattr(_multi_step, "_FIRST", 6)
+    run_together(monkeypatch, 6)
     costs, calls = [], runs(monkeypatch)
     for kind in (Stateful, Ordinary):
         model = made(kind, replicas)

@@ -1,0 +1,60 @@
+"""One of two functions of a step, chosen by a traced value; both may assign variables.
+
+`jax.lax.cond` takes pure functions: what a branch assigns becomes a result of it, and the other branch
+returns the value from before.
+
+Tests: tests/virtual/training/stateful/test_forms.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono._types import PyTree
+from unisono.step._scope import StateScope
+
+
+def conditional(
+    scope: StateScope, pred: Any, true_fn: Callable[[], PyTree], false_fn: Callable[[], PyTree]
+) -> PyTree:
+    """Return the result of one of two functions, and keep what it assigns.
+
+    Args:
+        scope: the state of the step.
+        pred: which one; a boolean scalar.
+        true_fn: without arguments.
+        false_fn: likewise; returns the same structure.
+    """
+
+    def outcome(fn: Callable[[], PyTree]) -> tuple[PyTree, dict[int, Any]]:
+        before = dict(scope.state_mapping)
+        try:
+            result = fn()
+            after = scope.state_mapping
+            return result, {k: v for k, v in after.items() if before.get(k) is not v}
+        finally:
+            scope.state_mapping = before
+
+    changed: dict[int, None] = {}
+
+    def learn(fn: Callable[[], PyTree]) -> None:
+        changed.update(dict.fromkeys(outcome(fn)[1]))
+
+    for fn in (true_fn, false_fn):
+        jax.eval_shape(lambda fn=fn: learn(fn))
+    current = {k: jnp.asarray(scope.get_current_value(scope.seen[k])) for k in changed}
+
+    def branch(fn: Callable[[], PyTree]) -> Callable[[], tuple[PyTree, list[jax.Array]]]:
+        def run() -> tuple[PyTree, list[jax.Array]]:
+            result, new = outcome(fn)
+            return result, [jnp.asarray(new.get(k, x), x.dtype) for k, x in current.items()]
+
+        return run
+
+    result, values = jax.lax.cond(jnp.asarray(pred, bool), branch(true_fn), branch(false_fn))
+    scope.state_mapping.update(zip(current, values, strict=True))
+    return result
