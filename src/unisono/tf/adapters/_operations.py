@@ -16,8 +16,8 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
-from unisono.step._conditional import conditional
 from unisono.step._program import current_frame
+from unisono.step.functions._conditional import conditional
 from unisono.step.variables._seeds import seed_of_step
 from unisono.tf._entries import device_dtype
 
