@@ -62,6 +62,49 @@ def test_with_staleness_0_the_numbers_are_those_of_one_device(alone):
         )
 
 
+class Noisy(keras.layers.Layer):
+    """Draws in every call, and uses it in training alone, as layers with a cell do in Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x, training=False):
+        noise = keras.random.normal(keras.ops.shape(x), seed=self.seed)
+        return x + noise if training else x
+
+
+def test_evaluate_and_predict_advance_random_generators_that_they_do_not_use():
+    def states(model):
+        """Train, evaluate and predict, twice; return the generator's states and the weights."""
+        (x, y), found = data(70), []
+        for run in (
+            lambda: model.fit(x, y, batch_size=32, shuffle=False, verbose=0),
+            lambda: model.evaluate(x, y, batch_size=32, verbose=0),
+            lambda: model.predict(x, batch_size=32, verbose=0),
+        ) * 2:
+            run()
+            found.append(model.layers[0].seed.state.numpy().tolist())
+        return found, [weight.numpy() for weight in model.trainable_weights]
+
+    def noisy():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), Noisy(), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    expected, weights = states(noisy())
+    assert expected == [[3, n] for n in (3, 6, 9, 12, 15, 18)]
+    with local_strategy(max_staleness=0) as strategy:
+        with strategy.scope():
+            model = noisy()
+        found, own = states(model)
+    assert found == expected
+    for ours, theirs in zip(own, weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 def test_without_a_bound_it_trains_as_well_and_every_step_counts():
     with local_strategy(workers=2, servers=2) as strategy:
         with strategy.scope():

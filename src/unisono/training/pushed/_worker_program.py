@@ -380,6 +380,8 @@ class _Programmed:
         reads = {i for i in used if i < len(self._trace.variables)} - of_tables
         # What is added to a variable is the difference to its value.
         reads |= {self._argument[id(v)] for _, v in self.adds}
+        # `evaluate` and `predict` may draw what they do not use: the state goes on all the same, as in Keras.
+        reads |= {self._argument[id(s.variable)] for s in self.streams}
         given, streams, arrays = self._inputs(reads, used)
         taken = [*given, *(self._argument[id(s.variable)] for s in streams), *arrays]
         specs = tuple(self._trace.specs[i] for i in taken)
