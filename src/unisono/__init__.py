@@ -94,6 +94,9 @@ def __getattr__(name: str) -> Any:
         raise _names.no_attribute("unisono", name, __all__)
     if name in _NEEDS_DEFAULT:
         importlib.import_module("unisono.strategies._one_device")
+    if name == "function":
+        # Its programs donate what variables hold: from now on an assignment gives a variable its own array.
+        importlib.import_module("unisono.training._bind").install()
     value = getattr(importlib.import_module(f"unisono.{module}"), name)
     globals()[name] = value
     return value

@@ -6,7 +6,8 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
 
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created. `Variable.__new__` returns
   the variable of a `VariablesByPath`, where code runs in one.
-- `Variable.value` and `assign` check that the current strategy holds the variable.
+- `Variable.value` and `assign` check that the current strategy holds the variable. What `assign` stores is
+  the variable's own: an array that something else holds is copied.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises. `CallbackList.on_train_batch_end` and its sisters are skipped where
   no callback has a hook of batches, because Keras would wait for the step's logs there.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -94,6 +96,9 @@ Wrapper = Callable[..., object]
 
 _installed = False
 
+#: By thread: whether Keras gives variables the arrays of its loop, which nothing else uses.
+_PUTTING_BACK = threading.local()
+
 
 def install() -> None:
     """Wrap Keras; does nothing the second time."""
@@ -125,6 +130,7 @@ def install() -> None:
         _wrap(keras.Model, f"make_{name}_function", _maker(f"{name}_function", task))
         _wrap(keras.Model, STEPS[task], inherited_step(task))
     _wrap(keras.Model, "_get_jax_state", _take_state)
+    _wrap(keras.Model, "jax_state_sync", _put_back)
     _wrap(keras.Model, "_symbolic_build", _build)
     for name in ("fit", "evaluate", "predict"):
         _wrap(keras.callbacks.CallbackList, *batch_end_of(name))
@@ -184,13 +190,40 @@ def _assign(
         return value
     held = stored_value(self)
     if not isinstance(held, HeldValue):
-        return original(self, value)
+        result = original(self, value)
+        _own_array(self, value)
+        return result
     result = original(self, value)
     # In a stateless scope the variable holds what it held.
     if (new := stored_value(self)) is not held:
         store_value(self, held)
         store_value(self, held.assigned(new))
     return result
+
+
+def _own_array(variable: keras.Variable, given: UserValue) -> None:
+    """Store a copy of an array that is another variable's, or the user's.
+
+    A step donates what its variables hold, and deletes it for all others that hold it, as after
+    `target.assign(source)`.
+    """
+    stored = stored_value(variable)
+    held_elsewhere = stored is given or (
+        isinstance(given, keras.Variable) and given is not variable and stored is stored_value(given)
+    )
+    if not held_elsewhere or not isinstance(stored, jax.Array) or isinstance(stored, jax.core.Tracer):
+        return
+    # A step's own results are new arrays; at the end of Keras' loop its state is put back.
+    if current_frame() is None and not getattr(_PUTTING_BACK, "state", False):
+        store_value(variable, jax.device_put(stored, may_alias=False))
+
+
+def _put_back(original: Callable[..., None], self: keras.Model) -> None:
+    _PUTTING_BACK.state = True
+    try:
+        original(self)
+    finally:
+        _PUTTING_BACK.state = False
 
 
 def _take_from_stores() -> None:

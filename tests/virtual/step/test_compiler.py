@@ -2,10 +2,12 @@
 
 import logging
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
+import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.step._keras_internals import store_value, stored_value
 
@@ -75,3 +77,49 @@ def test_variables_that_were_assigned_one_array_have_memory_of_their_own(replica
     strategy.run(step)
     for variable, expected in [(source, 4.0), (target, 6.0), (read, 2.0)]:
         np.testing.assert_array_equal(variable.value, np.full(3, expected))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_of_one_variable_leaves_those_that_were_assigned_its_array(replicas):
+    """Such as a target network, which the step does not touch; likewise an array of the user's."""
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        source, target, other, read = (keras.Variable(np.ones(3, "f4")) for _ in range(4))
+        own = unisono.Variable(np.ones(3, "f4"), aggregation="mean")
+    given = jnp.full(3, 5.0)
+
+    def step():
+        for variable in (source, other, own):
+            variable.assign_add(variable.value)
+
+    strategy.run(step)
+    target.assign(source)
+    read.assign(source.value)
+    other.assign(given)
+    snapshot = own.read_value()
+    strategy.run(step)
+    strategy.run(step)
+    pairs = [
+        (source.value, 8),
+        (target.value, 2),
+        (read.value, 2),
+        (other.value, 20),
+        (given, 5),
+        (snapshot, 2),
+    ]
+    for value, expected in pairs:
+        np.testing.assert_array_equal(value, np.full(3, expected))
+
+
+def test_the_same_without_a_strategy():
+    source, target = (keras.Variable(np.ones(3, "f4")) for _ in range(2))
+
+    @unisono.function
+    def step():
+        source.assign_add(source.value)
+
+    step()
+    target.assign(source)
+    step()
+    np.testing.assert_array_equal(source.value, np.full(3, 4.0))
+    np.testing.assert_array_equal(target.value, np.full(3, 2.0))

@@ -148,8 +148,11 @@ class Variable(keras.Variable, DistributedValues):
         return tuple(copies[i] for i in range(copies.shape[0]))
 
     def read_value(self) -> ArrayLike:
-        """The value as an array; tf.Variable's name for `value`."""
-        return self.value
+        """A copy of the value, which later steps do not change; tf.Variable's name for `value`."""
+        value = self.value
+        # Steps donate what a variable holds, and their own values are not read twice.
+        is_held = current_frame() is None and isinstance(value, jax.Array)
+        return jax.device_put(value, may_alias=False) if is_held else value
 
     def assign(self, value: ArrayLike) -> ArrayLike:
         """Set the variable; see the class for what a replica's assignment does."""

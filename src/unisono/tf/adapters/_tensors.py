@@ -77,6 +77,9 @@ def constant(
     if not isinstance(array, jax.Array):
         _check_fits(array, target)
     made = jnp.asarray(array, target)
+    # A step donates what a variable holds: the tensor keeps its values.
+    if made is array and array is not value and not isinstance(array, jax.core.Tracer):
+        made = jax.device_put(array, may_alias=False)
     if shape is None:
         return made
     return jnp.broadcast_to(made, shape) if made.ndim == 0 else made.reshape(shape)
