@@ -77,11 +77,11 @@ class Program:
             os.kill(self.pid, 9)
 
 
-def run(command, folder, seconds=500.0):
-    """Run a program to its end; return its exit code, output and messages."""
+def run(command, folder, seconds=500.0, env=None):
+    """Run a program to its end, in `environment()` if None; return its exit code, output and messages."""
     with tempfile.TemporaryDirectory() as place:
         out, err = Path(place) / "out", Path(place) / "err"
-        program = Program(command, folder, out, err)
+        program = Program(command, folder, out, err, env)
         try:
             code = program.wait(seconds)
         finally:

@@ -1,9 +1,6 @@
 """The derivative of max-pooling on CPUs: the bits of XLA's own, which another process computes."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests import forked
 from unisono._lowering._pooling import pooling_gradient
 
 #: Input, window, strides, padding.
@@ -75,23 +73,16 @@ def computed():
 
 @pytest.fixture(scope="module")
 def xla(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pooling") / "xla.npz"
-    env = {**os.environ, "UNISONO_MAX_POOLING": "xla", "KERAS_BACKEND": "jax"}
-    code = (
-        "import sys, numpy, unisono; from tests.virtual.test_pooling import computed\n"
+    folder = tmp_path_factory.mktemp("pooling")
+    (folder / "xla.py").write_text(
+        f"import sys; sys.path.insert(0, {str(forked.REPOSITORY)!r})\n"
+        "import numpy, unisono; from tests.virtual.test_pooling import computed\n"
         "with unisono.OneDeviceStrategy('cpu:0').scope():\n"
-        "    numpy.savez(sys.argv[1], **computed())"
+        "    numpy.savez('xla.npz', **computed())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = forked.run(["xla.py"], folder, env=forked.environment(UNISONO_MAX_POOLING="xla"))
     assert done.returncode == 0, done.stderr
-    return np.load(path)
+    return np.load(folder / "xla.npz")
 
 
 def test_same_bits(xla):

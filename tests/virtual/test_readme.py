@@ -1,12 +1,11 @@
 """The programs of the README run as they stand there, and print what it shows."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 README = Path(__file__).parents[2] / "README.md"
 EPOCH = r"epoch (\d): loss (\d\.\d\d), accuracy (\d\.\d\d)"
@@ -18,11 +17,8 @@ def epochs(text):
 
 def test_readme_programs(tmp_path):
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
-    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "KERAS_BACKEND")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    (tmp_path / "readme.py").write_text(code)
+    done = forked.run(["readme.py"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Replicas: 2" in done.stdout
     (shown,) = re.findall(r"```text\n(.*?)```", README.read_text(), re.DOTALL)
