@@ -1,7 +1,7 @@
 """Other people's models: each on two and on three replicas against plain Keras.
 
-24 rows in batches of 12 are split over two replicas; 20 rows in batches of 10 do not divide over
-three, so that rows are filled up, or every replica computes all.
+20 rows in batches of 10 are split over two replicas; they do not divide over three, so that rows are
+filled up, or every replica computes all.
 """
 
 import functools
@@ -394,21 +394,25 @@ def optimized(name):
 ALL = ZOO | {f"optimizer {name}": Entry(dense, optimized(name)) for name in NAMES}
 
 
+#: A batch divides on two replicas, and does not on three.
+ROWS, BATCH = 20, 10
+
+
 @functools.cache
-def expected(name, rows, batch_size):
-    return trained(ALL[name], 0, rows, batch_size)
+def expected(name):
+    return trained(ALL[name], 0, ROWS, BATCH)
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.splits])
 def test_two_replicas(name):
     """Not where rows meet inside the model, replica by replica."""
     entry = ALL[name]
-    assert_alike(trained(entry, 2, 24, 12), expected(name, 24, 12), entry.tolerance)
+    assert_alike(trained(entry, 2, ROWS, BATCH), expected(name), entry.tolerance)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "frozen MobileNet"])
 def test_three_replicas_and_a_batch_that_does_not_divide(name):
-    assert_alike(trained(ALL[name], 3, 20, 10), expected(name, 20, 10), ALL[name].tolerance)
+    assert_alike(trained(ALL[name], 3, ROWS, BATCH), expected(name), ALL[name].tolerance)
 
 
 @pytest.mark.parametrize(
