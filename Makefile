@@ -14,8 +14,8 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed  ## train a CNN on handwritten digits over two virtual devices
 	$(BIN)/python examples/demo_digits.py
 
-# Their tasks are small scripts without JAX, and mostly wait: they run beside tests that compute.
-LAUNCHER := tests/cluster/test_launch.py tests/cluster/test_launch_restarts.py
+# Their tasks are small scripts without JAX, or mostly wait: they run beside tests that compute.
+LAUNCHER := tests/cluster/test_launch.py tests/cluster/test_launch_restarts.py tests/cluster/test_peers.py
 
 test: $(VENV)/installed  ## clusters alone, as they start processes of their own; the others two at a time
 	$(BIN)/python -m pytest tests/cluster $(LAUNCHER:%=--ignore=%)

@@ -10,6 +10,17 @@ from tests.cluster._workers import Workers
 PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
 
 
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Both clusters, started together, as each mostly waits."""
+    folders = {mode: tmp_path_factory.mktemp(f"peers-{mode}") for mode in ("", "gone")}
+    workers = {mode: Workers(place, [PROGRAM, str(place), *mode.split()]) for mode, place in folders.items()}
+    yield {mode: (place, workers[mode]) for mode, place in folders.items()}
+    for each in workers.values():
+        each.kill()
+        each.wait(10)
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
@@ -22,8 +33,8 @@ PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
         ),
     ],
 )
-def test_a_silent_worker_is_not_waited_for_for_ever(tmp_path, mode, words):
-    workers = Workers(tmp_path, [PROGRAM, str(tmp_path), *mode.split()])
+def test_a_silent_worker_is_not_waited_for_for_ever(launched, mode, words):
+    folder, workers = launched[mode]
     try:
         deadline = time.monotonic() + 180
         while workers.processes[0].poll() is None and time.monotonic() < deadline:
@@ -33,8 +44,8 @@ def test_a_silent_worker_is_not_waited_for_for_ever(tmp_path, mode, words):
     finally:
         workers.kill()
         workers.wait(10)
-    assert int((tmp_path / "step-1").read_text()) == 5, workers.text()
-    assert sorted(path.name for path in tmp_path.glob("trained*")) == ["trained-0-0", "trained-1-0"]
+    assert int((folder / "step-1").read_text()) == 5, workers.text()
+    assert sorted(path.name for path in folder.glob("trained*")) == ["trained-0-0", "trained-1-0"]
     log = workers.logs[0].read_text()
     assert words in log
     assert ("its machine cannot be reached" in log) is bool(mode), log
