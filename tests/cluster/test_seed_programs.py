@@ -82,6 +82,13 @@ def test_three_workers_train_and_evaluate(tmp_path):
 if estimator.config.is_chief:
   print('trained', [float(estimator.get_variable_value(name).sum()) for name in
                     ('global_step', 'dense/kernel', 'dense/bias')])
+
+# MirroredStrategy, and what it does "if auto_shard_dataset is set to True".
+distribution = tf.contrib.distribute.MirroredStrategy(num_gpus_per_worker=2, auto_shard_dataset=True)
+config = tf.estimator.RunConfig(train_distribute=distribution)
+sharded = tf.estimator.Estimator(model_fn=model_fn, config=config).train(input_fn)
+if config.is_chief:
+  print('sharded', sharded.get_variable_value('global_step'))
 """
     hosts = addresses([f"host{i}:port" for i in (1, 2, 3)])
     with Tasks(tmp_path) as tasks:
@@ -93,6 +100,8 @@ if estimator.config.is_chief:
     step, kernel, bias = map(float, re.search(r"trained \[(.*)\]", texts["worker-0"])[1].split(", "))
     assert step == 50
     assert kernel + bias == pytest.approx(1.0, abs=1e-4)
+    # Six devices share 100 elements.
+    assert "sharded 16" in texts["worker-0"]
     assert "Saving checkpoints" not in texts["worker-1"] + texts["worker-2"]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import unisono
 from tests.cluster.standalone_support import KEY, Served, is_alive, until
+from tests.virtual.seeds import documents, programs
 from unisono.standalone import ServerBusyError, _client, _remote_machines, run_on_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -256,36 +257,16 @@ def test_a_program_whose_server_dies_resumes_when_it_is_back(servers, cluster, t
     assert len(weights) == 1
 
 
-def test_an_estimator_trains_on_the_servers_and_is_evaluated_here(cluster, tmp_path):
-    from unisono.estimator import (
-        DistributeConfig,
-        Estimator,
-        EstimatorSpec,
-        EvalSpec,
-        RunConfig,
-        TrainSpec,
-        train_and_evaluate,
-    )
-
-    def model_fn(features, labels, mode):
-        import keras
-
-        from unisono.estimator import train
-
-        loss = keras.ops.mean((keras.layers.Dense(1)(features) - labels) ** 2)
-        return EstimatorSpec(mode, loss=loss, train_op=train.GradientDescentOptimizer(0.1).minimize(loss))
-
-    def input_fn():
-        from unisono.data import Dataset
-
-        return Dataset.from_tensor_slices(([[1.0]] * 8, [[2.0]] * 8)).batch(4).repeat()
-
-    distribute = DistributeConfig(
-        train_distribute=unisono.MultiWorkerMirroredStrategy(), remote_cluster=cluster
-    )
-    config = RunConfig(tmp_path, experimental_distribute=distribute, save_summary_steps=0)
-    estimator = Estimator(model_fn, config=config)
-    spec = EvalSpec(input_fn, steps=1)
-    metrics, _ = train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=60), spec)
-    assert metrics["global_step"] == 60
+def test_the_documents_estimator_trains_on_the_servers_and_is_evaluated_here(cluster, tmp_path, monkeypatch):
+    """Document 001, "Standalone client mode", on two servers of one device, where this process has eight."""
+    machines = ", ".join(map(repr, cluster["worker"]))
+    program = documents.MODEL_FN + documents.STANDALONE
+    changes = {
+        '"host1:port", "host2:port", "host3:port"': machines,
+        "num_gpus_per_worker=2": "num_gpus_per_worker=1",
+    }
+    names = programs.run(program, monkeypatch, tmp_path, changes)
+    metrics, _ = names["results"]
+    # Each worker gives its one device 100 elements.
+    assert metrics["global_step"] == 100
     assert metrics["loss"] < 1e-6

@@ -165,10 +165,7 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
-        # Seeds that each worker drew would give each another order, and rows twice or never.
-        seeds = shuffle_seeds(dataset, drawn=True)
-        seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
-        return with_common_seed(dataset, int(seed))
+        return _shuffled_alike(dataset, group)
     index, count = group.index, group.size
     if policy is AutoShardPolicy.OFF:
         own = with_batches_divided(dataset, count, index, at_least_one=True)
@@ -177,6 +174,34 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         own = with_batches_divided(shard(dataset, count, index), count, index)
     spec = functools.cache(lambda: map_leaves(_any_rows, own.element_spec))
     return own.derived(_Joined(lambda: joined_batches(own, group), own_spec=spec))
+
+
+def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
+    """Return the pipeline of this worker's elements, where an element is a batch for one replica.
+
+    Args:
+        dataset: the user's, the same on all workers.
+        group: all workers.
+
+    Returns:
+        By the policy: for AUTO and DATA every n-th element of a pipeline that shuffles alike on all n
+        workers; for FILE the elements of this worker's files; for HINT of its shard; for OFF all of them.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if group.size == 1 or policy is AutoShardPolicy.OFF:
+        return dataset
+    if policy is AutoShardPolicy.FILE:
+        return file_sharded(dataset, group.size, group.index)
+    if policy is AutoShardPolicy.HINT:
+        return hint_sharded(dataset, group.size, group.index)
+    return _shuffled_alike(dataset, group).shard(group.size, group.index)
+
+
+def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
+    """Return the pipeline with the chief's seeds: those of each worker would give rows twice or never."""
+    seeds = shuffle_seeds(dataset, drawn=True)
+    seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
+    return with_common_seed(dataset, int(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

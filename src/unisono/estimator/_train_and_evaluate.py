@@ -26,6 +26,7 @@ from unisono.estimator.session._progress import shown_progress
 from unisono.standalone._client import run_on_cluster
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
+from unisono.strategies._options import WorkerTerms
 from unisono.strategies._parameter_server import ParameterServerStrategy
 
 if TYPE_CHECKING:
@@ -89,14 +90,15 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
     """Let servers train; evaluate here where none of them does."""
     config = estimator.config
     cluster = (config.remote_cluster or ClusterSpec({})).as_dict()
-    kind = type(config.train_distribute).__name__
-    if kind not in _ON_SERVERS:
+    strategy = config.train_distribute
+    kind = type(strategy).__name__
+    if strategy is None or kind not in _ON_SERVERS:
         raise InvalidArgumentError(
             f"A remote cluster trains on one of {sorted(_ON_SERVERS)}. Received: train_distribute="
-            f"{config.train_distribute!r}. Write `DistributeConfig(train_distribute="
+            f"{strategy!r}. Write `DistributeConfig(train_distribute="
             "unisono.MultiWorkerMirroredStrategy(), remote_cluster=...)`."
         )
-    run_on_cluster(cluster, _as_task, estimator.parts(), kind, train_spec, eval_spec)
+    run_on_cluster(cluster, _as_task, estimator.parts(), (kind, strategy.terms), train_spec, eval_spec)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if TaskType.EVALUATOR not in cluster:
         evaluations.evaluate()
@@ -112,10 +114,14 @@ _ON_SERVERS: dict[str, Callable[[], Strategy]] = {
 }
 
 
-def _as_task(parts: dict[str, Any], kind: str, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+def _as_task(
+    parts: dict[str, Any], made_as: tuple[str, WorkerTerms], train_spec: TrainSpec, eval_spec: EvalSpec
+) -> None:
     """Do the part of a task that TF_CONFIG describes."""
+    kind, terms = made_as
     # Parameter servers, and workers of theirs, serve in the constructor.
     strategy = _ON_SERVERS[kind]()
+    strategy.terms = terms
     arguments = {**parts.pop("config"), "train_distribute": strategy}
     train_and_evaluate(Estimator(**parts, config=RunConfig(**arguments)), train_spec, eval_spec)
 

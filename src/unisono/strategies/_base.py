@@ -24,7 +24,7 @@ from unisono.cluster_resolver._base import ClusterResolver
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
-from unisono.strategies._options import RunOptions, check_run_options
+from unisono.strategies._options import RunOptions, WorkerTerms, check_run_options
 from unisono.training._bind import install
 from unisono.training._binding import bind
 from unisono.training._scope_warnings import strategy_made, strategy_used
@@ -93,6 +93,9 @@ class Strategy(DeprecatedMethods):
     def replicated(self) -> ReplicatedStrategy | None:
         """The strategy on whose mesh programs are compiled: this one, or None where it has no mesh."""
         return None
+
+    #: What was asked of each worker when this strategy was made.
+    terms = WorkerTerms()
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
     runs_ahead = True
@@ -259,9 +262,11 @@ class Strategy(DeprecatedMethods):
         Raises:
             ContextError: inside a replica.
             MixedStrategyError: inside the scope of another strategy.
+            InvalidArgumentError: this worker has another number of devices than its constructor asked for.
             ClusterError: another worker ended, or did not reach a collective in time.
         """
         check_same_strategy(self)
+        self.terms.check(len(self.worker_devices))
         install()
         strategy_used(self)
         try:

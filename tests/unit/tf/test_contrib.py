@@ -1,9 +1,14 @@
 """Strategies with the arguments of `tf.contrib.distribute`."""
 
+import json
+
 import pytest
 
 import unisono
 from unisono import tf
+from unisono.cluster._process_group import SingleProcessGroup
+from unisono.estimator.session._input import data_of
+from unisono.tf.adapters import _contrib
 
 contrib = tf.contrib.distribute
 
@@ -36,9 +41,10 @@ def test_strategies_without_a_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     there = len(contrib.CollectiveAllReduceStrategy().extended.worker_devices)
     assert contrib.CollectiveAllReduceStrategy(num_gpus_per_worker=there).num_replicas_in_sync == there
-    # It may be the client of servers.
-    with pytest.warns(UserWarning, match="num_gpus_per_worker=77"):
-        contrib.CollectiveAllReduceStrategy(num_gpus_per_workers=77)
+    # It may be the client of servers, until this process would train on fewer devices.
+    absent = contrib.CollectiveAllReduceStrategy(num_gpus_per_workers=77)
+    with pytest.raises(unisono.InvalidArgumentError, match="num_gpus_per_worker=77"), absent.scope():
+        pass
     local = contrib.ParameterServerStrategy(num_gpus_per_worker=2)
     assert isinstance(local, unisono.experimental.CentralStorageStrategy)
     assert local.num_replicas_in_sync == 2
@@ -46,3 +52,67 @@ def test_strategies_without_a_cluster(monkeypatch):
     assert contrib.OneDeviceStrategy("/cpu:0", prefetch_on_device=False).num_replicas_in_sync == 1
     resolver = unisono.cluster_resolver.TPUClusterResolver(devices=["cpu:0", "cpu:1"])
     assert contrib.TPUStrategy(resolver, steps_per_run=10).num_replicas_in_sync == 2
+
+
+class Worker(SingleProcessGroup):
+    """One of two workers; what the chief says is kept from its call."""
+
+    said = {}
+    size = 2
+
+    def __init__(self, index):
+        super().__init__()
+        self._number = index
+
+    @property
+    def index(self):
+        return self._number
+
+    def from_chief(self, make):
+        return self.said.setdefault("seed", make())
+
+
+def elements_of_workers(input_fn, monkeypatch, is_sharded):
+    found = []
+    for index in (0, 1):
+        strategy = contrib.MirroredStrategy(num_gpus=1, auto_shard_dataset=is_sharded)
+        monkeypatch.setattr(strategy, "_group", Worker(index))
+        found.append([int(features) for features, _ in data_of(input_fn, strategy, {})])
+    return found
+
+
+def shuffled(policy="AUTO"):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    return tf.data.Dataset.range(9).shuffle(9).with_options(options)
+
+
+def test_workers_read_their_part_of_an_input_fn_or_all_of_it(monkeypatch):
+    monkeypatch.setattr(Worker, "said", {})
+    first, second = elements_of_workers(shuffled, monkeypatch, True)
+    # The two draw other seeds: without the chief's, elements would be read twice or never.
+    assert sorted(first + second) == list(range(9))
+    assert (len(first), len(second)) == (5, 4)
+    for every in elements_of_workers(shuffled, monkeypatch, False):
+        assert sorted(every) == list(range(9))
+    for every in elements_of_workers(lambda: shuffled("OFF"), monkeypatch, True):
+        assert sorted(every) == list(range(9))
+    with pytest.raises(unisono.InvalidArgumentError, match="reads files"):
+        elements_of_workers(lambda: shuffled("FILE"), monkeypatch, True)
+    with pytest.raises(unisono.InvalidArgumentError, match=r"auto_shard_dataset=True .* list"):
+        elements_of_workers(lambda: [1, 2], monkeypatch, True)
+
+
+def test_a_mirrored_strategy_of_a_cluster_has_all_workers(monkeypatch):
+    made = []
+    monkeypatch.setattr(_contrib, "_of_workers", made.append)
+    cluster = {"worker": ["a:1", "b:1"]}
+    environ = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(environ))
+    contrib.MirroredStrategy(num_gpus_per_worker=2, auto_shard_dataset=True)
+    assert [(terms.num_devices, terms.shards_input) for terms in made] == [(2, True)]
+    # Named devices are those of this process; an evaluator evaluates alone.
+    assert contrib.MirroredStrategy(["cpu:0"]).num_replicas_in_sync == 1
+    monkeypatch.setenv("TF_CONFIG", json.dumps({**environ, "task": {"type": "evaluator", "index": 0}}))
+    assert contrib.MirroredStrategy(num_gpus=2).num_replicas_in_sync == 2
+    assert len(made) == 1

@@ -19,9 +19,10 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono.data._batches import as_array, check_values
+from unisono.data._dataset import Dataset
 from unisono.data._distribute import batches_of
 from unisono.data._sharding import InputContext
-from unisono.data._workers import gathered
+from unisono.data._workers import gathered, shard_of_worker
 from unisono.estimator.hooks._logging import NanLossDuringTrainingError
 from unisono.estimator.session._graph_iterators import InputRun
 from unisono.estimator.session._model_step import argument_names
@@ -87,19 +88,24 @@ def data_of(input_fn: Callable[..., Any], strategy: Strategy, given: dict[str, A
 
     Args:
         input_fn: the user's.
-        strategy: whose replicas take the elements.
+        strategy: whose replicas take the elements; all of them on each worker, unless its terms say that
+            they are divided.
         given: further arguments by name, which the input_fn gets if it has them.
 
     Raises:
-        InvalidArgumentError: it returns nothing that holds data.
+        InvalidArgumentError: it returns nothing that holds data, or nothing that can be divided.
     """
     group = strategy.process_group
     context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)
-    return elements_of(input_fn, context, given)
+    is_divided = strategy.terms.shards_input and group.size > 1
+    return elements_of(input_fn, context, given, group if is_divided else None)
 
 
 def elements_of(
-    input_fn: Callable[..., Any], context: InputContext, given: Mapping[str, Any]
+    input_fn: Callable[..., Any],
+    context: InputContext,
+    given: Mapping[str, Any],
+    group: ProcessGroup | None = None,
 ) -> Iterator[PyTree]:
     """Yield the elements of an input_fn: pairs of features and labels.
 
@@ -107,16 +113,30 @@ def elements_of(
         input_fn: the user's.
         context: says which part is asked for.
         given: further arguments by name, which the input_fn gets if it has them.
+        group: the workers between which the elements are divided; None to read all of them.
 
     Raises:
-        InvalidArgumentError: it returns nothing that holds data.
+        InvalidArgumentError: it returns nothing that holds data, or nothing that can be divided.
     """
     every = {**given, "input_context": context}
     known = argument_names(input_fn)
     chosen = {name: value for name, value in every.items() if name in known}
     result, of_iterators = InputRun(lambda: input_fn(**chosen)).first()
+    if group is not None:
+        result = _divided(result, group)
     for element in _elements(result) if of_iterators is None else of_iterators:
         yield _parsed(element)
+
+
+def _divided(result: UserValue, group: ProcessGroup) -> Dataset:
+    """Return a worker's part of the dataset that an input_fn returned."""
+    if not isinstance(result, Dataset):
+        raise InvalidArgumentError(
+            "auto_shard_dataset=True needs an input_fn that returns a `tf.data.Dataset`. Received: "
+            f"{type(result).__name__}. Return the dataset itself, or take this worker's part by "
+            "`input_context`, with auto_shard_dataset=False."
+        )
+    return shard_of_worker(result, group)
 
 
 def _elements(result: UserValue) -> Iterator[PyTree]:

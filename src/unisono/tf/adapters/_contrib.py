@@ -5,7 +5,6 @@ Tests: tests/unit/tf/test_contrib.py.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +12,14 @@ from unisono._errors import InvalidArgumentError
 from unisono._mesh import resolve_devices
 from unisono._types import UserValue
 from unisono.cluster_resolver._detect import resolve
+from unisono.cluster_resolver._spec import worker_count
 from unisono.collectives._cross_device import CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce
 from unisono.strategies._base import Strategy
 from unisono.strategies._central_storage import CentralStorageStrategy
 from unisono.strategies._mirrored import MirroredStrategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._one_device import OneDeviceStrategy
+from unisono.strategies._options import WorkerTerms
 from unisono.strategies._parameter_server import ParameterServerStrategy
 from unisono.strategies._tpu import TPUStrategy
 
@@ -30,19 +31,22 @@ def mirrored(
     cross_device_ops: CrossDeviceOps | None = None,
     auto_shard_dataset: bool = False,
     cross_tower_ops: CrossDeviceOps | None = None,
-) -> MirroredStrategy:
-    """Return a `MirroredStrategy`.
+) -> MirroredStrategy | MultiWorkerMirroredStrategy:
+    """Return a `MirroredStrategy`; in a cluster of several workers the one of all their devices.
 
     Args:
-        devices: of the replicas; None for all GPUs, or for the CPUs.
+        devices: of the replicas; None for all GPUs, or for the CPUs. With names the strategy is that of this
+            process also in a cluster.
         num_gpus: how many GPUs, or virtual CPU devices, in place of `devices`; 0 for the CPU.
-        num_gpus_per_worker: the same.
-        cross_device_ops: how values are reduced.
-        auto_shard_dataset: is not used: one machine reads all data.
+        num_gpus_per_worker: the same; the workers of a cluster must have as many.
+        cross_device_ops: how values are reduced. A cluster reduces in few large messages.
+        auto_shard_dataset: whether each worker of an Estimator gets a part of its `input_fn`'s dataset, by
+            the dataset's `AutoShardPolicy`; False for all of it on each. One machine reads all data.
         cross_tower_ops: the older name of `cross_device_ops`.
 
     Raises:
-        InvalidArgumentError: more than one of the arguments that say which devices there are.
+        InvalidArgumentError: more than one of the arguments that say which devices there are, or a worker
+            of a cluster has another number of them.
         DeviceError: there are fewer GPUs.
     """
     given = {"devices": devices, "num_gpus": num_gpus, "num_gpus_per_worker": num_gpus_per_worker}
@@ -52,9 +56,25 @@ def mirrored(
             f"One argument says which devices a strategy has. Received: {', '.join(map(str, named))}."
         )
     gpus = num_gpus if num_gpus is not None else num_gpus_per_worker
+    terms = WorkerTerms(gpus or 0, auto_shard_dataset)
+    resolver = resolve()
+    workers = worker_count(resolver.cluster_spec(), resolver.task_type or "worker") if resolver else 1
+    if devices is None and workers > 1:
+        return _of_workers(terms)
     if gpus == 0:
         devices, gpus = ["cpu:0"], None
-    return MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus)
+    strategy = MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus)
+    strategy.terms = terms
+    return strategy
+
+
+def _of_workers(terms: WorkerTerms) -> MultiWorkerMirroredStrategy:
+    """Return a strategy of all workers; without a cluster its devices are counted where it is used."""
+    strategy = MultiWorkerMirroredStrategy()
+    strategy.terms = terms
+    if strategy.num_workers > 1:
+        terms.check(len(strategy.worker_devices))
+    return strategy
 
 
 def collective_all_reduce(
@@ -67,22 +87,10 @@ def collective_all_reduce(
         num_gpus_per_workers: the same, as some texts spell it.
 
     Raises:
-        InvalidArgumentError: a worker of a cluster has another number of devices. Without a cluster it is a
-            warning: this may be the client of servers that have them.
+        InvalidArgumentError: a worker of a cluster has another number of devices. Without a cluster the error
+            comes where this process would train, because it may be the client of servers that have them.
     """
-    wanted = num_gpus_per_workers or num_gpus_per_worker
-    strategy = MultiWorkerMirroredStrategy()
-    there = strategy.num_replicas_in_sync // strategy.num_workers
-    if wanted and there != wanted:
-        text = (
-            f"A worker uses all of its devices. Received: num_gpus_per_worker={wanted}, with {there} on this "
-            "worker. Set CUDA_VISIBLE_DEVICES, or try the program with virtual CPU devices: "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
-        )
-        if strategy.num_workers > 1:
-            raise InvalidArgumentError(text)
-        warnings.warn(text + " Servers of a remote cluster use all of theirs.", stacklevel=2)
-    return strategy
+    return _of_workers(WorkerTerms(num_gpus_per_workers or num_gpus_per_worker))
 
 
 def parameter_server(num_gpus_per_worker: int = 0) -> Strategy:
