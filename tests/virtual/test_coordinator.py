@@ -259,6 +259,30 @@ def test_iterators_that_are_dropped_are_forgotten(strategy, coordinator):
     assert not [name for name in strategy.job.pool._of_data if name.startswith("iterator")]
 
 
+def test_an_iterator_that_the_program_drops_serves_the_calls_that_have_it(strategy, coordinator):
+    dataset = coordinator.create_per_worker_dataset(lambda: [np.ones(2)] * 9)
+    results = [coordinator.schedule(take, args=(iter(dataset),)) for _ in range(9)]
+    gc.collect()
+    assert coordinator.fetch(results) == [2.0] * 9
+    coordinator.join()
+    assert not [name for name in strategy.job.pool._of_data if name.startswith("iterator")]
+
+
+def test_workers_shuffle_a_dataset_in_orders_of_their_own(coordinator):
+    @unisono.function
+    def take_one(iterator):
+        return next(iterator), get_current_worker_index()
+
+    dataset = unisono.data.Dataset.range(50).shuffle(50)
+    for given, is_own in ((dataset, True), (unisono.data.Dataset.range(50).shuffle(50, seed=1), False)):
+        iterator = iter(coordinator.create_per_worker_dataset(given))
+        found = {0: [], 1: []}
+        while not all(found.values()) or min(map(len, found.values())) < 4:
+            value, worker = coordinator.schedule(take_one, args=(iterator,)).fetch()
+            found[int(worker)].append(int(value))
+        assert (found[0][:4] != found[1][:4]) is is_own
+
+
 def test_datasets_go_on_where_a_lost_workers_finished_work_ended():
     with local_strategy(workers=1) as strategy:
         coordinator = ClusterCoordinator(strategy)

@@ -5,9 +5,11 @@ Tests: tests/virtual/test_coordinator.py.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -59,6 +61,8 @@ class ClusterCoordinator:
         self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
         #: By function and kinds of arguments.
         self._calls: dict[Hashable, BatchCall] = {}
+        #: What calls will return, with their iterators, which the program may have dropped.
+        self._waiting: collections.deque[tuple[Future[Any], list[PerWorkerIterator]]] = collections.deque()
 
     @property
     def strategy(self) -> ParameterServerStrategy:
@@ -85,6 +89,7 @@ class ClusterCoordinator:
             InvalidArgumentError: an argument is a `RemoteValue`.
             Exception: the error of an earlier function, once.
         """
+        self._drop_iterators()
         own = _python_function(fn)
         given = (tuple(args or ()), dict(kwargs or {}))
         leaves = jax.tree.leaves(given)
@@ -93,13 +98,15 @@ class ClusterCoordinator:
                 "An argument of a scheduled function must be there already. Received: a `RemoteValue`. "
                 "Fetch it first, or compute it inside of the function."
             )
-        iterators = list({leaf.name: leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)})
+        iterators = {leaf.name: leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)}
         if iterators:
-            given_call = GivenCall.of(own, given, iterators)
+            given_call = GivenCall.of(own, given, list(iterators))
             if given_call.key not in self._calls:
                 self._calls[given_call.key] = BatchCall(own, given_call, self._steps, self._job)
             call = self._calls[given_call.key]
-            return RemoteValue(self._job.pool.queue.result, call.run(given_call), call.rebuild)
+            taking = call.run(given_call)
+            self._waiting.append((taking, list(iterators.values())))
+            return RemoteValue(self._job.pool.queue.result, taking, call.rebuild)
         program = self._steps.program(own, *given)
         self._job.placed.place(
             [(v, None) for v in program.variables], program.step.optimizers, program.step.tables
@@ -120,6 +127,8 @@ class ClusterCoordinator:
         except KeyboardInterrupt:
             self._job.pool.leave(0, drops=True)
             raise
+        finally:
+            self._drop_iterators()
 
     def done(self) -> bool:
         """Return whether every scheduled function has run.
@@ -127,6 +136,7 @@ class ClusterCoordinator:
         Raises:
             Exception: the first error of a function, once, when none runs any more.
         """
+        self._drop_iterators()
         return self._job.pool.queue.done()
 
     def fetch(self, val: PyTree) -> PyTree:
@@ -152,6 +162,16 @@ class ClusterCoordinator:
         name = f"dataset {next(_NUMBERS)}"
         self._job.pool.make_dataset(name, pickled(dataset_maker(dataset_fn)))
         return PerWorkerValues(self._job.pool, name)
+
+
+    def _drop_iterators(self) -> None:
+        """Let go of the iterators of calls that have ended.
+
+        Here, and not where a call ends: workers are told to forget an iterator under a lock of the pool, which
+        the thread that ends a call must not wait for.
+        """
+        while self._waiting and self._waiting[0][0].done():
+            self._waiting.popleft()
 
 
 def _here(leaf: Any) -> Any:

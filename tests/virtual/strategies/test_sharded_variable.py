@@ -195,6 +195,17 @@ def test_lookup_of_what_is_no_row_is_an_error(variable):
         unisono.nn.embedding_lookup(np.float32(1), [0])
 
 
+def test_other_variables_may_lie_beside_a_part(strategy, variable):
+    with strategy.scope(), strategy.extended.colocate_vars_with(variable.variables[0]):
+        other = unisono.Variable([4.0, 5.0])
+    np.testing.assert_array_equal(other, [4.0, 5.0])
+
+
+def test_a_variable_of_each_worker_is_refused(strategy):
+    with strategy.scope(), pytest.raises(unisono.UnsupportedError, match="one value for all workers"):
+        unisono.Variable([0.0], per_worker_variable=True)
+
+
 def test_a_bad_partitioner_is_named_where_the_variable_is_made():
     answers = {(3, 2): [0, 1], (3,): "ab", (4, 4): [2, 2]}
     with local_strategy(servers=2, variable_partitioner=lambda shape, dtype: answers[shape]) as strategy:

@@ -87,6 +87,11 @@ class VariableShard:
         self._variable, self.rows = variable, (begin, end)
 
     @property
+    def whole(self) -> Any:
+        """The variable whose rows these are."""
+        return self._variable
+
+    @property
     def name(self) -> str:
         """The variable's, with the number of the part."""
         return f"{self._variable.name}/part_{bounds_of(self._variable).index(self.rows)}"

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from unisono._context import ReplicaContext, check_holder, creator_of, current
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import ArrayLike, UserValue
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
@@ -64,6 +64,7 @@ class Variable(keras.Variable, DistributedValues):
     Raises:
         InvalidArgumentError: for synchronization NONE under a strategy, an unknown name, or
             aggregation MEAN of an integer variable.
+        UnsupportedError: for `per_worker_variable=True`.
 
     >>> v = Variable(1.0)
     >>> float(v.assign_add(2.0))
@@ -85,6 +86,11 @@ class Variable(keras.Variable, DistributedValues):
         constraint: Callable[[Any], Any] | None = None,
         **kwargs: UserValue,
     ) -> None:
+        if kwargs.pop("per_worker_variable", False):
+            raise UnsupportedError(
+                "A variable has one value for all workers. Received: `per_worker_variable=True`. Make one "
+                "with a row for each worker, and write the row `coordinator.get_current_worker_index()`."
+            )
         store = current_store()
         # An earlier run of this code has made it.
         if store is not None and store.is_made(self):

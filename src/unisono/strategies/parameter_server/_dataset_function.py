@@ -5,12 +5,15 @@ Tests: tests/virtual/test_coordinator.py.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
+from unisono.data._dataset import Dataset
+from unisono.data._rewrite import shuffle_seeds, with_common_seed
 from unisono.data._sharding import DatasetCreator, InputContext
 from unisono.step.functions._function import Function
 
@@ -34,6 +37,8 @@ def dataset_maker(dataset: UserValue, gives_context: bool = False) -> Callable[[
         dataset = dataset.python_function
     if callable(dataset):
         return dataset if _takes_context(dataset, gives_context) else lambda context: dataset()
+    if isinstance(dataset, Dataset):
+        return functools.partial(_in_own_order, dataset)
     if isinstance(dataset, Iterable):
         return lambda context: dataset
     raise InvalidTypeError(
@@ -61,6 +66,13 @@ def pickled(make: Callable[[InputContext], Any]) -> bytes:
             f"Received: {make!r}, which cannot be ({type(error).__name__}: {error}). Open files and the "
             "like inside of the function."
         ) from error
+
+
+def _in_own_order(dataset: Dataset, context: InputContext) -> Dataset:
+    """Return a dataset with other orders on each worker, the same whenever that worker is started."""
+    drawn = shuffle_seeds(dataset, drawn=True)
+    worker = context.input_pipeline_id
+    return with_common_seed(dataset, (drawn[0] + (worker << 32)) % 2**64) if drawn and worker else dataset
 
 
 def _takes_context(function: Callable[..., Any], also_optional: bool) -> bool:

@@ -282,6 +282,10 @@ NN |= {
     "nn.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
     "nn.in_top_k": Op("keras.ops.in_top_k"),
     "nn.xw_plus_b": Missing("is gone", "`tf.matmul(x, weights) + biases`"),
+    **{
+        f"nn.{name}": Missing("has no counterpart", "`unisono.nn.embedding_lookup` of dense ids, and a sum")
+        for name in ("embedding_lookup_sparse", "safe_embedding_lookup_sparse")
+    },
     "nn.nce_loss": Missing("has no counterpart", "the cross entropy of all classes"),
     "nn.sampled_softmax_loss": Missing("has no counterpart", "the cross entropy of all classes"),
     "nn.convolution": Missing("has no counterpart", "`keras.ops.conv`"),
