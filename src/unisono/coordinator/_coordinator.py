@@ -163,7 +163,6 @@ class ClusterCoordinator:
         self._job.pool.make_dataset(name, pickled(dataset_maker(dataset_fn)))
         return PerWorkerValues(self._job.pool, name)
 
-
     def _drop_iterators(self) -> None:
         """Let go of the iterators of calls that have ended.
 
