@@ -38,6 +38,7 @@ class CheckpointManager:
         init_fn: called by `restore_or_initialize` where there is no checkpoint.
         keep_checkpoint_every_n_hours: of the checkpoints that `max_to_keep` leaves out, one that is written
             so many hours after the last one of these, or after the start, is kept; None for none.
+        in_one_file: whether arrays are written as one safetensors file, and not by Orbax.
 
     Raises:
         InvalidArgumentError: when `max_to_keep` is below 1.
@@ -54,6 +55,7 @@ class CheckpointManager:
         asynchronous: bool = True,
         init_fn: Callable[[], Any] | None = None,
         keep_checkpoint_every_n_hours: float | None = None,
+        in_one_file: bool = False,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise InvalidArgumentError(
@@ -71,6 +73,7 @@ class CheckpointManager:
         self._newest = 0
         #: Whether a checkpoint of this manager was read back.
         self._was_read = False
+        self._in_one_file = in_one_file
         #: The last checkpoint for which not all workers have waited.
         self._unshared: str | None = None
 
@@ -131,7 +134,9 @@ class CheckpointManager:
         return str(self.directory / name)
 
     def _write(self, name: str, snapshot: Snapshot) -> None:
-        write_snapshot(self.directory, name, snapshot, read_back=not self._was_read)
+        write_snapshot(
+            self.directory, name, snapshot, read_back=not self._was_read, in_one_file=self._in_one_file
+        )
         self._was_read = True
         # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
         if self._keep is not None:

@@ -115,6 +115,8 @@ def test_first_values(tmp_path):
     assert (second.get_variable_value("w"), second.get_variable_value("other")) == (3.0, 3.0)
     # The saver's number of checkpoints, and not that of the configuration.
     assert sorted(p.name for p in (tmp_path / "b").glob("model.ckpt-*")) == ["model.ckpt-2", "model.ckpt-3"]
+    # Not by Orbax: `TrainingSaver`.
+    assert (tmp_path / "b" / "model.ckpt-3" / "arrays.safetensors").is_file()
     second.train(input_fn, steps=1)
     assert calls == [3.0]
 
@@ -146,6 +148,16 @@ def test_some_checkpoints_are_kept_for_good(tmp_path, monkeypatch):
     # The first one is hours after 1970; no other is an hour after it.
     names = ["model.ckpt-0", "model.ckpt-4"]
     assert sorted(p.name for p in tmp_path.glob("model.ckpt-*")) == names
+
+
+def test_sums_over_replicas_are_an_error(tmp_path):
+    def model_fn(features, labels, mode):
+        tf.get_variable("seen", [], aggregation=tf.VariableAggregation.SUM)
+        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=tf.no_op())
+
+    assert estimator(tmp_path / "one", model_fn).train(input_fn, steps=1).get_variable_names()
+    with pytest.raises(InvalidArgumentError, match="aggregation=SUM for 'seen' on 2 replicas"):
+        estimator(tmp_path / "two", model_fn, unisono.MirroredStrategy(["cpu:0", "cpu:1"])).train(input_fn)
 
 
 def test_outside_of_a_model_fn():

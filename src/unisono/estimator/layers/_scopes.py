@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 import keras
 
+from unisono._context import current
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator._collections import current_collections, required_collections
+from unisono.step.variables._merge_rules import VariableAggregation
 
 Made = TypeVar("Made")
 
@@ -186,6 +188,7 @@ def get_variable(
     regularizer: UserValue = None,
     trainable: bool = True,
     collections: UserValue = None,
+    aggregation: UserValue = None,
     **options: UserValue,
 ) -> keras.Variable:
     """Return a variable of the current scope.
@@ -198,10 +201,12 @@ def get_variable(
         regularizer: must be None.
         trainable: whether optimizers change it.
         collections: is not used, and neither are the other options.
+        aggregation: of what several replicas assign: their mean is taken, whatever it says; SUM is an error.
         options: likewise.
 
     Raises:
-        InvalidArgumentError: the name was used before and `reuse` does not say so, or there is a regularizer.
+        InvalidArgumentError: the name was used before and `reuse` does not say so, there is a regularizer, or
+            `aggregation` is SUM where there are several replicas.
 
     >>> with variable_scope("net"):
     ...     get_variable("w", [2], initializer="zeros").path
@@ -212,6 +217,7 @@ def get_variable(
             "A variable by itself has no regularizer. Received: one for "
             f"{name!r}. Add the loss by `tf.losses.add_loss(regularizer(variable))`."
         )
+    _check_aggregation(name, aggregation)
     kind = str(getattr(dtype, "name", None) or dtype)
 
     def make(own: str | None) -> keras.Variable:
@@ -221,3 +227,13 @@ def get_variable(
         return keras.Variable(initializer, dtype=kind, trainable=trainable, name=own)
 
     return found_or_made("variable", keras.Variable, name, None, make)
+
+
+def _check_aggregation(name: str, aggregation: UserValue) -> None:
+    context = current()
+    replicas = 1 if context is None else context.strategy.num_replicas_in_sync
+    if replicas > 1 and getattr(aggregation, "value", aggregation) == VariableAggregation.SUM.value:
+        raise InvalidArgumentError(
+            "What replicas assign to a variable of a model_fn is averaged. Received: aggregation=SUM for "
+            f"{name!r} on {replicas} replicas. Leave it out, and assign the value times {replicas}."
+        )
