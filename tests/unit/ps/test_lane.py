@@ -151,6 +151,48 @@ def test_many_threads_send_whole_messages(ends):
         assert [length for which, length in seen if which == number] == [i * 3000 for i in range(40)]
 
 
+def plain(messages):
+    return [[bytes(part) for part in message] for message in messages]
+
+
+def test_messages_are_whole_wherever_they_are_split_and_keep_their_bytes(raw):
+    """What is received next must not be written over what was received before."""
+    lane, there = raw
+    first, second = [b"ab", b"", b"xyz"], [b"q" * 40]
+    data = b"".join(lane._packed(message)[0] for message in (first, second))
+    kept = []
+    for cut in range(1, len(data)):
+        there.sendall(data[:cut])
+        messages = lane.receive()
+        there.sendall(data[cut:])
+        kept += messages + received(lane, 2 - len(messages))
+    assert plain(kept) == [first, second] * (len(data) - 1)
+
+
+def test_a_message_is_whole_where_the_end_of_the_buffer_cuts_any_byte_of_its_beginning(raw):
+    lane, there = raw
+    second = [bytes([i]) * 10_000 for i in range(7)]
+    head = _lane._PREFIX.size + _lane._PLACE.size
+    for cut in range(head + len(second) * _lane._PLACE.size + 2):
+        first = [b"f" * (_lane._PIECE - head - cut)]
+        # Large parts would lie in shared memory.
+        lane._outgoing.take = lambda nbytes: None
+        there.sendall(b"".join(lane._packed(message)[0] for message in (first, second)))
+        assert plain(lane.receive()) == [first]
+        assert plain(received(lane)) == [second]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_the_last_message_may_be_larger_than_the_buffer(ends, has_ended):
+    here, there = ends
+    message = [bytes([i]) * 10_000 for i in range(7)]
+    assert there.send(message)
+    if has_ended:
+        there.close()
+    assert plain(here.receive_rest()) == [message]
+    assert here.receive_rest() == []
+
+
 def test_the_end_is_told_after_the_last_message(ends):
     sender, receiver = ends
     sender.send([b"last", b""])

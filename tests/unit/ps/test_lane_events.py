@@ -14,6 +14,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps._calls import PeerLostError
 from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
+from unisono.ps._transport import _peer_thread
 from unisono.ps._transport import _shared_memory as shared
 from unisono.ps._transport._endpoint import Endpoint
 from unisono.ps._transport._lane_events import LaneEvents
@@ -169,7 +170,66 @@ def test_room_to_send_is_told_where_it_is_wanted(events, pair):
     events.take()
     events.unwatch(here.fileno())
     events.unwatch(here.fileno())
+    # One that has failed is still given messages, until the peers' thread ends it.
+    events.watch_room(here.fileno(), True)
+    events.take()
     assert ready == [1]
+
+
+class _DoneMeanwhile(Future):
+    """A future that another thread completes just after it was asked whether it is done."""
+
+    def __init__(self, completes):
+        super().__init__()
+        self._completes, self.asked = completes, 0
+
+    def done(self):
+        was_done = super().done()
+        self.asked += 1
+        if self.asked == self._completes:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(self.set_result, None).result(LONG)
+        return was_done
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_an_answer_between_the_look_and_the_wait_ends_the_wait(events, worker, asked):
+    """At first no thread takes what arrives, then this one does and is about to sleep."""
+    future = _DoneMeanwhile(asked)
+    worker.submit(events.take_until, future).result(LONG)
+    assert future.result(0) is None
+    assert not events._turn.locked()
+
+
+def test_what_arrives_as_a_wait_ends_is_left_for_the_thread_of_the_peers(events, worker, pair):
+    here, there = pair
+    done, other = Future(), Future()
+
+    def action():
+        here.recv(1)
+        # In the thread that waited; the second byte is there, and no event follows for it.
+        (done if not done.done() else other).set_result(None)
+
+    there.send(b"xy")
+    events.watch(here.fileno(), action)
+    worker.submit(events.take_until, done).result(LONG)
+    assert not other.done()
+    assert is_ready(events)
+    events.take()
+    assert other.done()
+
+
+def test_a_forked_process_leaves_the_pollers_to_its_parent(worker, monkeypatch):
+    made = _peer_thread.PeerThread()
+    lanes = made.lanes
+    for name in ("_THREAD", "_GUARD"):
+        monkeypatch.setattr(_peer_thread, name, made if name == "_THREAD" else threading.Lock())
+    _peer_thread._forget_thread()
+    worker.submit(made.take_until, Future()).result(LONG)
+    assert _peer_thread._THREAD is None
+    lanes.close()
+    made.mailbox.close()
+    made.context.term()
 
 
 def test_a_worker_takes_its_answers_and_deadlines_hold(worker):
@@ -211,4 +271,69 @@ def test_a_worker_takes_its_answers_and_deadlines_hold(worker):
     finally:
         released.set()
         peer.close()
+        endpoint.close()
+
+
+def test_many_threads_share_the_connections_and_each_has_its_own_answer():
+    """Those who wait take turns; answers are small, larger than the buffer, and in shared memory."""
+    endpoint = Endpoint("127.0.0.1:0", lambda client, request: request.answer(Op.OK, {}, request.arrays))
+    endpoint.start()
+    peers = [Peer(Task("ps", i), endpoint.address) for i in range(2)]
+
+    def asks(number):
+        kept = []
+        for i in range(25):
+            request = 1 + 1000 * number + i
+            arrays = [np.full(size, request) for size in (3, 3000, 9000)[: 1 + i % 3]] * 8
+            kept.append((request, peers[i % 2].call(Frame(Op.PULL, request, arrays=arrays), LONG)))
+        # Later answers have not been written over earlier ones.
+        for request, answer in kept:
+            assert answer.request == request
+            assert all((array == request).all() for array in answer.arrays)
+        return len(kept)
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(asks, range(4))) == [25] * 4
+    finally:
+        for peer in peers:
+            peer.close()
+        endpoint.close()
+
+
+def test_the_last_peer_may_be_closed_by_an_answer(worker, monkeypatch):
+    """In the thread that takes the answer, for which the end of the peers' thread waits."""
+    released, joins = threading.Event(), []
+
+    def handler(client, request):
+        released.wait(LONG)
+        return request.answer(Op.OK)
+
+    endpoint = Endpoint("127.0.0.1:0", handler)
+    endpoint.start()
+    peer = Peer(Task("ps", 0), endpoint.address)
+    thread, closed_in = peer._thread, []
+    monkeypatch.setattr(thread, "join", lambda seconds: joins.append(seconds))
+
+    def close(done):
+        closed_in.append(threading.get_ident())
+        peer.close()
+
+    def waits():
+        sent = peer.send(Frame(Op.PULL, 1), LONG)
+        sent.add_done_callback(close)
+        wait_for(lambda: not thread.lanes._turn.locked())
+        peer.take_until(sent, LONG)
+        return threading.get_ident()
+
+    try:
+        waiting = worker.submit(waits)
+        wait_for(lambda: thread.lanes._taker is not None)
+        wait_for(lambda: peer._link._lane is not None)
+        released.set()
+        assert closed_in == [waiting.result(LONG)]
+        wait_for(lambda: not thread.is_alive())
+        assert joins == []
+    finally:
+        released.set()
         endpoint.close()

@@ -170,13 +170,25 @@ class Lane:
             LaneError: the connection has ended, or its bytes are no messages; it is to be closed.
         """
         with self._receiving:
-            return self._received_messages()
+            return self._received_messages() or []
 
-    def _received_messages(self) -> list[list[Part]]:
+    def receive_rest(self) -> list[list[Part]]:
+        """Return the messages that had come when the connection ended; it is to be closed.
+
+        More than one call receives: a message may be larger than that.
+        """
+        rest: list[list[Part]] = []
+        with self._receiving, contextlib.suppress(LaneError):
+            while (messages := self._received_messages()) is not None:
+                rest += messages
+        return rest
+
+    def _received_messages(self) -> list[list[Part]] | None:
+        """Return the messages that a piece completes; None where nothing has come."""
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([self._piece], _ANCILLARY, _CLOSE_ON_EXEC)
         except (BlockingIOError, InterruptedError):
-            return []
+            return None
         except OSError as error:
             raise LaneError(error.strerror or str(error)) from error
         for level, kind, content in ancillary:

@@ -58,11 +58,15 @@ class LaneEvents:
     def watch_room(self, descriptor: int, is_wanted: bool) -> None:
         """Also call the function when there is room to send, or not any more; from any thread.
 
+        Nothing happens for a connection that is not watched any more: one that has failed may still be given
+        messages, until the peers' thread ends it. `unwatch` must not run in another thread meanwhile.
+
         Args:
-            descriptor: of a connection that is watched.
+            descriptor: of a connection that is or was watched.
             is_wanted: whether it is to be called for that.
         """
-        self._lanes.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
+        if descriptor in self._actions:
+            self._lanes.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
 
     def unwatch(self, descriptor: int) -> None:
         """Undo `watch`, if it has not been undone; from any thread, before the connection is closed.

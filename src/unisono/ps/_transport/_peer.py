@@ -10,7 +10,6 @@ Tests: tests/unit/ps/test_transport.py.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import errno
 import functools
@@ -408,9 +407,7 @@ class _Link:
             # Answers that arrived before the end.
             self._receive()
             if self._lane is not None:
-                with contextlib.suppress(LaneError):
-                    while messages := self._lane.receive():
-                        self._settle(messages)
+                self._settle(self._lane.receive_rest())
         self._hang_up()
         if self._is_closed:
             return

@@ -160,7 +160,8 @@ def release_thread(thread: PeerThread) -> None:
 
 def _end(thread: PeerThread) -> None:
     thread.mailbox.put(thread.stop)
-    if threading.current_thread() is not thread:
+    # The thread waits for the one that takes answers: that may close the last peer for one of them.
+    if not thread.is_present:
         thread.join(CLOSE_SECONDS)
 
 
@@ -174,6 +175,9 @@ def _end_with_process() -> None:
 def _forget_thread() -> None:
     """Begin without peers in a forked process, which has their memory, but not their thread."""
     global _THREAD, _GUARD
+    if _THREAD is not None:
+        # Its pollers are those of the parent: whoever waited here would keep the parent's thread asleep.
+        _THREAD.lanes = None
     _THREAD, _GUARD = None, threading.Lock()
 
 

@@ -30,9 +30,11 @@ def test_a_policy_that_was_chosen_stays():
     assert in_thread(chosen) == (False, os.SCHED_IDLE)
 
 
-def test_a_system_that_refuses_it_goes_on(monkeypatch):
+@pytest.mark.parametrize("name", ["sched_getscheduler", "sched_setscheduler"])
+def test_a_system_that_refuses_it_goes_on(monkeypatch, name):
     def refused(*args):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "sched_setscheduler", refused)
-    assert in_thread(lambda: (let_others_finish(), os.sched_getscheduler(0))) == (False, os.SCHED_OTHER)
+    policy_of = os.sched_getscheduler
+    monkeypatch.setattr(os, name, refused)
+    assert in_thread(lambda: (let_others_finish(), policy_of(0))) == (False, os.SCHED_OTHER)
