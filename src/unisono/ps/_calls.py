@@ -36,11 +36,12 @@ class PeerLostError(ClusterError):
         task: the task.
         address: where it was asked.
         seconds: since the request.
+        why: what is known of the connection; empty for nothing.
     """
 
-    def __init__(self, text: str, task: Task, address: str, seconds: float) -> None:
+    def __init__(self, text: str, task: Task, address: str, seconds: float, why: str = "") -> None:
         super().__init__(text)
-        self.task, self.address, self.seconds = task, address, seconds
+        self.task, self.address, self.seconds, self.why = task, address, seconds, why
 
 
 class PeerRejectedError(ClusterError):
@@ -312,14 +313,15 @@ class PendingCalls:
             since: when it was made.
             why: what happened; by default what is known of the connection.
         """
-        seconds = time.monotonic() - since
+        seconds, known = time.monotonic() - since, why or self.state
         return PeerLostError(
             f"A task must answer while the job runs. Received: no answer from {self._task} at "
-            f"{self._address} to {frame.op.name} after {seconds:.3g} s ({why or self.state}). "
+            f"{self._address} to {frame.op.name} after {seconds:.3g} s ({known}). "
             f"Look into the log of {self._task}: it has ended, or works longer than the timeout.",
             self._task,
             self._address,
             seconds,
+            known,
         )
 
     def closed(self) -> PeerLostError:

@@ -419,18 +419,20 @@ class _Attempts:
             self.answer.set_exception(
                 ClusterError(
                     f"A parameter server must answer within {self._patience:g} s, also after a restart. "
-                    f"Received: nothing from {error.task} at {error.address} for {away:.1f} s. Start it "
-                    "again; with its directory it goes on where it was."
+                    f"Received: nothing from {error.task} at {error.address} for {away:.1f} s"
+                    f"{error.why and f' ({error.why})'}. Start it again; with its directory it goes on where "
+                    "it was."
                 )
             )
             return
         if away >= WARN_AFTER and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
-                "%s at %s does not answer for %.1f s. The request %s is repeated for %g s.",
+                "%s at %s does not answer for %.1f s%s. The request %s is repeated for %g s.",
                 error.task,
                 error.address,
                 away,
+                error.why and f" ({error.why})",
                 self._frame.op.name,
                 self._patience,
             )
@@ -463,7 +465,10 @@ class _PullAnswers:
     def _one_done(self, note: Callable[[Frame], None], sent: Future[Frame]) -> None:
         error = sent.exception()
         if error is None:
-            note(sent.result())
+            try:
+                note(sent.result())
+            except Exception as problem:  # else who waits for the pull would wait for ever
+                error = problem
         with self._lock:
             self._count -= 1
             self._error = self._error or error

@@ -134,8 +134,15 @@ def test_a_server_that_stays_away_is_named(monkeypatch):
     monkeypatch.setattr(_client, "RETRY_AFTER", 0.05)
     monkeypatch.setattr(_client, "RETRY_EVERY", 0.01)
     client = client_of([Server()], lambda frame, is_answer: 0, patience=0.2)
-    with pytest.raises(ClusterError, match=r"nothing from ps:0 at 0 for 0\.\d s\. Start it again"):
+    with pytest.raises(ClusterError, match=r"nothing from ps:0 at 0 for 0\.\d s \(not connected yet\)\."):
         client.pull([(0, 0)]).result(10)
+
+
+def test_an_answer_that_lacks_a_field_ends_the_wait_for_the_values():
+    server = Server()
+    server.pulled = lambda meta: ({"versions": []}, [])
+    with pytest.raises(KeyError, match="lineage"):
+        client_of([server]).pull([(0, 0)]).result(10)
 
 
 def test_the_log_names_a_server_that_is_away_once_for_a_request(monkeypatch, caplog):
