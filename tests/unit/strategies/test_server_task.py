@@ -1,5 +1,7 @@
 """`unisono.Server`: which tasks it may be, and its end. Its service is tested with processes."""
 
+import os
+
 import pytest
 
 import unisono
@@ -8,6 +10,12 @@ from unisono.ps._frames import Frame
 from unisono.ps._ops import Op
 from unisono.ps._transport._local import free_port
 from unisono.ps._transport._peer import Peer
+
+
+@pytest.fixture(autouse=True)
+def flags_as_before(monkeypatch):
+    # A parameter server that is the first to use XLA in its process gives it options.
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
 
 
 def cluster():
