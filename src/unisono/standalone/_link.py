@@ -23,6 +23,7 @@ from unisono.ps._calls import PeerLostError, RequestNumbers, RequestPeer
 from unisono.ps._frames import Frame, blob
 from unisono.ps._ops import Op
 from unisono.ps._transport._local import is_refused
+from unisono.standalone._agent import installed
 from unisono.standalone._protocol import CHUNK
 from unisono.standalone._remote_process import RemoteProcess
 
@@ -118,6 +119,8 @@ class ServerLink:
         self._beginnings = 0
         #: The server's process and its number of this job's beginning for which everything was brought.
         self._taken: tuple[str, int] | None = None
+        #: Why the server could not be taken again, as far as the log says it.
+        self._warned: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
@@ -164,11 +167,19 @@ class ServerLink:
         self._note_taken(self.request(Op.HELLO, meta, timeout=timeout).meta)
 
     def _note_taken(self, told: Mapping[str, Any]) -> None:
-        facts = ServerFacts(
-            told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
-        )
-        # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
-        taken = facts.instance, told["taken"]
+        try:
+            facts = ServerFacts(
+                told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
+            )
+            # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
+            taken = facts.instance, told["taken"]
+        except KeyError as error:
+            there = dict(told.get("packages", {})).get("unisono", "another one")
+            raise ClusterError(
+                "Client and servers must have one version of Unisono. Received: "
+                f"{installed().get('unisono', 'one')} here and {there} at {self.address}, whose answer has "
+                f"no field {error}. Install the same version, and run `unisono serve` there again."
+            ) from None
         if taken != self._taken:
             self._facts = facts
             self._beginnings += 1
@@ -259,19 +270,23 @@ class ServerLink:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            if self._facts is None:
-                self._closing.wait(_RETRY_SECONDS)
-                self._find(_RETRY_SECONDS)
-                continue
-            before = self._facts.instance, self._beginnings
             try:
-                self._copy_news()
-            except (PeerLostError, RequestRefusedError) as error:
-                self._look_for_server(*before, error)
+                self._turn()
             except Exception as error:
                 # Such as a full disk: without this thread the launch would wait for ever.
                 _LOG.exception("What the server %s sent could not be kept.", self.address)
                 self._lose(f"its output could not be kept ({error})", time.time())
+
+    def _turn(self) -> None:
+        if self._facts is None:
+            self._closing.wait(_RETRY_SECONDS)
+            self._find(_RETRY_SECONDS)
+            return
+        before = self._facts.instance, self._beginnings
+        try:
+            self._copy_news()
+        except (PeerLostError, RequestRefusedError) as error:
+            self._look_for_server(*before, error)
 
     def _copy_news(self) -> None:
         running = {key: p for key, p in list(self._processes.items()) if p.poll() is None}
@@ -341,6 +356,8 @@ class ServerLink:
             self._note_taken(_accepted(answer.result(0)).meta)
         except (PeerLostError, RequestRefusedError, TimeoutError):
             return "it does not answer"
+        except ClusterError as error:  # another program has been started there
+            return f"it cannot be used again: {error}"
         self._wake()
         return ""
 
@@ -369,6 +386,12 @@ class ServerLink:
         try:
             self._hello(seconds)
         except (PeerLostError, RequestRefusedError):
+            return False
+        except ClusterError as error:
+            # Another program was started there, which is waited for as if there was none.
+            if (text := f"The server {self.address} cannot be used again: {error}") not in self._warned:
+                self._warned.add(text)
+                _LOG.warning(text)
             return False
         self._wake()
         return True

@@ -3,6 +3,7 @@
 import platform
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -361,6 +362,48 @@ def test_a_server_that_was_taken_without_the_client_seeing_the_answer_gets_its_f
     made.link.take(10.0)
     assert made.prepared == [made.link]
     made.close()
+
+
+def without(agent, *fields):
+    """What an agent of another version answers."""
+
+    def handle(client, frame):
+        answer = agent.handle(client, frame)
+        for field in fields if frame.op is Op.HELLO else ():
+            answer.meta.pop(field)
+        return answer
+
+    return handle
+
+
+def test_a_server_of_another_version_is_named_with_both(tmp_path):
+    made = Linked(tmp_path)
+    agent, made.agent = made.agent, Mock()
+    made.agent.handle = without(agent, "taken")
+    version = installed()["unisono"]
+    text = f"one version of Unisono. Received: {version} here and {version} at a:1, .* no field 'taken'"
+    with pytest.raises(unisono.ClusterError, match=text):
+        made.link.take(10.0)
+    assert made.prepared == []
+    made.close()
+
+
+def test_a_server_that_is_started_again_as_another_version_is_waited_for(linked, monkeypatch, caplog):
+    monkeypatch.setattr("unisono.standalone._link._RETRY_SECONDS", 0.05)
+    process = linked.process()
+    linked.endpoint.close()
+    good = Agent("a:1", linked.machine, lambda *answer: linked.endpoint.reply(*answer))
+    linked.agent = Mock()
+    linked.agent.handle = without(good, "packages", "taken")
+    linked.connect_again()
+    linked.until(lambda: process.poll() is not None)
+    assert "it cannot be used again: Client and servers must have one version" in process.loss
+    linked.until(lambda: "cannot be used again" in caplog.text)
+    linked.endpoint.close()
+    linked.agent = good
+    linked.connect_again()
+    linked.until(lambda: linked.link.is_live)
+    assert caplog.text.count("cannot be used again") == 1
 
 
 def test_an_error_of_the_server_has_its_kind(linked):
