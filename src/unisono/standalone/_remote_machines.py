@@ -1,6 +1,6 @@
 """The servers of a cluster as the machines of a launch: the supervisor of `unisono launch` decides.
 
-Tests: tests/unit/standalone/test_remote_machines.py, tests/cluster/test_standalone.py.
+Tests: tests/cluster/test_standalone.py.
 """
 
 from __future__ import annotations
@@ -185,8 +185,6 @@ class RemoteMachines:
 
     def _process(self, plan: LaunchPlan, task: Task) -> RemoteProcess:
         self._starts += 1
-        # Of a task that is started again alone the supervisor has said it.
-        self._reported |= self._links[self._placed[task]].losses
         key = f"g{plan.generation}-{task.type}-{task.index}-{self._starts}"
         copies = LocalCopies(
             plan.paths.log(task),
@@ -237,26 +235,19 @@ class RemoteMachines:
 
     def capacity(self, paths: RunPaths) -> int | None:
         """Return how many workers the servers have room for that are there."""
+        self._report_losses()
         return self._slots.room(self._live)
 
-    def _report_losses(self, named: Failure | None = None) -> None:
-        """Name the servers that were lost since the last call, and their tasks; in the supervisor's thread.
-
-        Args:
-            named: the failure that the supervisor itself has named.
-        """
-        known = None if named is None else (named.task, named.detail)
+    def _report_losses(self) -> None:
+        """Name the servers that were lost since the last call; in the supervisor's thread."""
         for address, link in self._links.items():
-            placed = [task for task, each in self._placed.items() if each == address]
             for text in sorted(link.losses - self._reported):
                 self._reported.add(text)
-                others = [str(task) for task in placed if (task, text) != known]
-                if others or not placed:
-                    self._say(f"unisono: {', '.join(others) or 'no task'} {text}")
+                tasks = ", ".join(str(task) for task, each in self._placed.items() if each == address)
+                self._say(f"unisono: {tasks} {text}")
 
     def options_after(self, failure: Failure | None) -> LaunchOptions:
         """Return the options: the loss of a server allows restarts, also where a failure does not."""
-        self._report_losses(failure)
         losses = {text for link in self._links.values() for text in link.losses}
         is_loss = failure is not None and failure.detail in losses
         if is_loss and self._options.max_restarts is None:
