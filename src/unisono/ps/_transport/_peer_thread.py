@@ -176,7 +176,7 @@ def _forget_thread() -> None:
     """Begin without peers in a forked process, which has their memory, but not their thread."""
     global _THREAD, _GUARD
     if _THREAD is not None:
-        # Its pollers are those of the parent: a thread that waited here would keep the parent's thread asleep.
+        # Its pollers are those of the parent: a wait here would keep the parent's thread asleep.
         _THREAD.lanes = None
     _THREAD, _GUARD = None, threading.Lock()
 
