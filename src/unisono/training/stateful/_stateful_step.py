@@ -9,13 +9,15 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import keras
 
-from unisono._context import Context, OneReplica, ReplicaContext, current, entered
+from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, current, entered
 from unisono._errors import InvalidTypeError
 from unisono._types import PyTree
 from unisono._values import Mirrored
 from unisono.step._program import ReplicaFrame, current_frame
+from unisono.step._scope import StateScope
 from unisono.training.stateful._form import STEPS
 from unisono.training.stateful._replica_metrics import ReplicaMetrics
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -37,6 +39,8 @@ class StatefulStep:
     model: keras.Model
     strategy: ReplicatedStrategy
     task: TrainerTask
+    #: Variables that a whole batch's step has used, by `id`.
+    used: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
 
     def split(self, batch: PyTree) -> Mirrored[PyTree]:
         """Run the step of one replica on its part of the rows; return the logs, or predictions, of all.
@@ -65,8 +69,27 @@ class StatefulStep:
         """
         context, frame = self._running()
         own = ReplicaContext(self.strategy, OneReplica())
+        if context.replica is not None and context.replica.num_replicas_in_sync > 1:
+            self._unite_copies(context.replica.engine, frame.scope)
         with entered(dataclasses.replace(context, replica=own, means=True)), frame.scope.synced():
-            return Mirrored(self._step(batch))
+            result = self._step(batch)
+        self.used.update(frame.scope.seen)
+        return Mirrored(result)
+
+    def _unite_copies(self, engine: ReplicaEngine, scope: StateScope) -> None:
+        """Give all replicas the mean of the copies of each variable that has one for each replica.
+
+        Steps of split batches add gradients up in such copies. A step that every replica computes as the only
+        one takes their mean, as gradients are: with its own copy each would update the weights in another way.
+        """
+        for key, variable in self.used.items():
+            value = scope.state_mapping.get(key)
+            if value is None or getattr(variable, "stored_copies", None) is None:
+                continue
+            if jnp.issubdtype(value.dtype, jnp.inexact):
+                copies = engine.all_gather(value[None], 0)
+                # Exact where the copies are equal.
+                scope.state_mapping[key] = copies[0] + jnp.mean(copies - copies[0], axis=0)
 
     def alone(self, batch: PyTree) -> PyTree:
         """Run the step where there is one replica; return the logs or predictions.

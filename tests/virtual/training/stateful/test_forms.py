@@ -49,10 +49,11 @@ class AverageLoss(Form):
 class Accumulates(ReduceMean):
     """Applies the mean of two gradients every other step, in a branch."""
 
+    aggregation = tf.VariableAggregation.MEAN
+
     def __init__(self):
         super().__init__()
-        # Each replica adds its own gradient: without an aggregation the copies would stay apart.
-        options = {"trainable": False, "aggregation": tf.VariableAggregation.MEAN}
+        options = {"trainable": False, "aggregation": self.aggregation}
         self.sums = [tf.Variable(tf.zeros_like(v), **options) for v in self.net.trainable_variables]
         self.steps = tf.Variable(0, trainable=False)
 
@@ -67,6 +68,12 @@ class Accumulates(ReduceMean):
                 total.assign(tf.zeros_like(total))
 
         tf.cond(tf.equal(self.steps % 2, 0), apply, lambda: None)
+
+
+class AccumulatesApart(Accumulates):
+    """Each replica adds its own gradients to its own copy, until a ragged batch."""
+
+    aggregation = tf.VariableAggregation.NONE
 
 
 def trained(kind, replicas, batch_size=8):
@@ -85,7 +92,7 @@ def close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [AverageLoss, Accumulates])
+@pytest.mark.parametrize("kind", [AverageLoss, Accumulates, AccumulatesApart])
 def test_two_replicas_give_the_numbers_of_one_device(kind):
     """`test_ahead` does it for `compute_loss`."""
     (weights, losses), (expected, expected_losses) = trained(kind, 2), trained(kind, 1)
