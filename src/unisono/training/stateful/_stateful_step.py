@@ -79,8 +79,8 @@ class StatefulStep:
     def _unite_copies(self, engine: ReplicaEngine, scope: StateScope) -> None:
         """Give all replicas the mean of the copies of each variable that has one for each replica.
 
-        Steps of split batches add gradients up in such copies. A step that every replica computes as the only
-        one takes their mean, as gradients are: with its own copy each would update the weights in another way.
+        Steps of split batches add gradients up in such copies. Where every replica computes the step of all
+        rows, it takes their mean, as of gradients: with its own copy each would update weights differently.
         """
         for key, variable in self.used.items():
             value = scope.state_mapping.get(key)

@@ -185,6 +185,9 @@ class StepGroups:
         size, timer = self._group_size, self._runner.timer
         self._note(first)
         room = left if self.ahead is None else min(size.size, stager.slots)
+        # A callback stopped the training before the first batch: Keras looks after it.
+        if self.ahead is not None and self._task is TrainerTask.TRAIN and self._model.stop_training:
+            room = 1
         began, count = perf_counter(), 1
         timer.wait()
         waits = self.ahead is None or size.is_agreed

@@ -259,7 +259,12 @@ class TrainerFunction:
         # One until it is known whether steps may run in a loop: others could not be given back to the data.
         if self._can_loop is None:
             return 1
-        return left if self.lookahead is None else min(self._group_size.size, stager.slots)
+        if self.lookahead is None:
+            return left
+        # A callback stopped the training before the first batch: Keras looks after it.
+        if self._task is TrainerTask.TRAIN and self._model.stop_training:
+            return 1
+        return min(self._group_size.size, stager.slots)
 
     def _fill(
         self,

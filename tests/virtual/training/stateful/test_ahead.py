@@ -90,6 +90,14 @@ def test_the_numbers_are_those_of_single_steps(monkeypatch):
         for name in ("loss", "mae"):
             close(found[0][name], history[name])
         close(weights_of(ahead), weights_of(model))
+    # Where the training is stopped before a batch, Keras runs this one.
+    for model in (ahead, ordinary):
+        stop = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_, m=model: setattr(m, "stop_training", True)
+        )
+        done = int(model.optimizer.iterations)
+        fit(model, callbacks=[stop])
+        assert int(model.optimizer.iterations) == done + 1
     x = data(11)[0]
     predicted = ahead.predict(x, batch_size=8, verbose=0)
     close(predicted, np.asarray(ahead(x)))
