@@ -139,8 +139,8 @@ class TrainingSaver:
     ) -> None:
         objects: dict[str, Any] = dict(saved_variables(variables))
         self._variables = variables
-        # Not by Orbax: of 84 checkpoints that were written beside the steps of a busy machine, one failed, as
-        # TensorStore (0.1.86) did not find a file that it had just written (2026-11-22).
+        # Not by Orbax: in one of 12 trainings on a busy machine a save failed, as TensorStore (0.1.86) did
+        # not find a file that it had just written (2026-11-22).
         self._manager = CheckpointManager(
             Checkpoint(**objects), directory, max_to_keep or None, checkpoint_name=SERIES,
             keep_checkpoint_every_n_hours=every_n_hours, in_one_file=True,
