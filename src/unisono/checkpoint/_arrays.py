@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import numpy as np
 
 from unisono._errors import CheckpointError
 from unisono.checkpoint import _safetensors
+
+_LOG = logging.getLogger("unisono")
 
 _FOLDER = "arrays"
 _FILE = "arrays.safetensors"
@@ -49,7 +52,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: 
     (folder / _EMPTY).write_text(json.dumps(empty))
     if full:
         with _plain_path(folder) as plain, _quiet():
-            _save(plain / _FOLDER, full)
+            _save_with_retry(plain / _FOLDER, full)
 
 
 def load_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -149,6 +152,24 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_shown)
+
+
+def _save_with_retry(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Save once more where TensorStore does not find a file that it has just written itself.
+
+    With version 0.1.86 one of 12 short trainings on a busy machine ended so (2026-11-22).
+    """
+    try:
+        _save(folder, arrays)
+    except ValueError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        _LOG.warning("The arrays of a checkpoint are written once more, as TensorStore failed: %s", error)
+        # Orbax's folder may still have the name under which it is written.
+        for path in folder.parent.glob(f"{_FOLDER}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+        _save(folder, arrays)
 
 
 def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:

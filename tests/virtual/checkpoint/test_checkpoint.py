@@ -477,6 +477,33 @@ def test_arrays_in_one_file_and_those_that_it_cannot_hold(tmp_path):
         np.testing.assert_array_equal(found[name], array)
 
 
+@pytest.mark.parametrize(("reason", "tries"), [("NOT_FOUND: state/d/a8925d", 2), ("INVALID_ARGUMENT", 1)])
+def test_a_save_in_which_tensorstore_loses_a_file_is_repeated(tmp_path, monkeypatch, caplog, reason, tries):
+    from unisono.checkpoint import _arrays
+
+    save, calls = _arrays._save, []
+
+    def fails_first(folder, arrays):
+        calls.append(folder)
+        if len(calls) == 1:
+            left = folder.with_name("arrays.orbax-checkpoint-tmp")
+            left.mkdir()
+            (left / "part").write_text("half")
+            raise ValueError(reason)
+        save(folder, arrays)
+
+    monkeypatch.setattr(_arrays, "_save", fails_first)
+    if tries == 1:
+        with pytest.raises(ValueError, match=reason):
+            _arrays.save_arrays(tmp_path, {"w": np.ones(3, "f4")})
+    else:
+        _arrays.save_arrays(tmp_path, {"w": np.ones(3, "f4")})
+        assert "once more" in caplog.text
+        assert not list(tmp_path.glob("*tmp*"))
+        np.testing.assert_array_equal(_arrays.load_arrays(tmp_path)["w"], np.ones(3))
+    assert len(calls) == tries
+
+
 def test_a_backup_needs_no_orbax(tmp_path, monkeypatch):
     """Where all types are common ones; Orbax takes 40 ms for a small model."""
     monkeypatch.setattr(_arrays, "_save", None)
