@@ -24,7 +24,7 @@ from unisono._lowering._executables import Executables
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
-from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks
+from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks, checked_listeners
 from unisono.estimator._warm_start import initializer_of
 from unisono.estimator.hooks._stopping import StopAtStepHook
 from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
@@ -144,7 +144,7 @@ class Estimator:
             InvalidArgumentError: for both of `steps` and `max_steps`, or one that is not above 0.
         """
         checked_call(input_fn, "input_fn")
-        given = list(checked_hooks(hooks, "hooks"))
+        given, listeners = list(checked_hooks(hooks, "hooks")), list(checked_listeners(saving_listeners))
         _check_steps(steps, max_steps)
         strategy = _replicated(self._config.train_distribute)
         path = newest_checkpoint(self.model_dir, strategy.process_group)
@@ -158,7 +158,7 @@ class Estimator:
         is_pushed = isinstance(strategy, ParameterServerStrategy) and strategy.has_cluster
         data = WorkerInput(input_fn, arguments) if is_pushed else data_of(input_fn, strategy, arguments)
         task = TrainTask(
-            self._function, self._config, strategy, self.model_dir, given, list(saving_listeners or ()),
+            self._function, self._config, strategy, self.model_dir, given, listeners,
             path, initializer_of(self._warm_start), self._executables,
         )  # fmt: skip
         with shown_progress() if strategy.is_chief else contextlib.nullcontext():

@@ -35,6 +35,7 @@ class ModeKeys:
 MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 
 _HOOK_METHODS = ("begin", "before_run", "after_run", "end")
+_LISTENER_METHODS = ("begin", "before_save", "after_save", "end")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,6 +171,12 @@ def _checked_metrics(metrics: Mapping[str, UserValue] | None) -> Mapping[str, An
             f"{type(metrics).__name__}. Write `{{'accuracy': metric}}`."
         )
     for name, value in metrics.items():
+        # `evaluate` adds it itself.
+        if name == "global_step":
+            raise InvalidArgumentError(
+                "A metric may not have the name 'global_step', under which `evaluate` returns the step. "
+                f"Received: `eval_metric_ops` with {sorted(metrics)}. Give it another name."
+            )
         if metric_of(value) is None:
             raise InvalidTypeError(
                 "Values of `eval_metric_ops` must be Keras metrics that model_fn has updated, or what "
@@ -212,6 +219,26 @@ def checked_hooks(hooks: Sequence[UserValue] | None, name: str) -> tuple[Any, ..
                 "class from `unisono.estimator.SessionRunHook`."
             )
     return tuple(hooks)
+
+
+def checked_listeners(listeners: Sequence[UserValue] | None) -> tuple[Any, ...]:
+    """Return saving listeners as a tuple.
+
+    Args:
+        listeners: a list, a tuple or None.
+
+    Raises:
+        InvalidTypeError: when one is no listener.
+    """
+    for listener in listeners or ():
+        if isinstance(listener, type) or not all(
+            callable(getattr(listener, m, None)) for m in _LISTENER_METHODS
+        ):
+            raise InvalidTypeError(
+                f"`saving_listeners` must be `CheckpointSaverListener` instances. Received: {listener!r}. "
+                "Derive its class from `unisono.estimator.CheckpointSaverListener`."
+            )
+    return tuple(listeners or ())
 
 
 def checked_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
-from unisono.estimator._spec import checked_call, checked_hooks
+from unisono.estimator._spec import checked_call, checked_hooks, checked_listeners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TrainSpec:
 
     Raises:
         InvalidArgumentError: when `max_steps` is not above 0.
-        InvalidTypeError: when `input_fn` cannot be called, or a hook is none.
+        InvalidTypeError: when `input_fn` cannot be called, or a hook or listener is none.
 
     >>> TrainSpec(lambda: None, max_steps=100).max_steps
     100
@@ -44,7 +44,7 @@ class TrainSpec:
         if self.max_steps is not None and self.max_steps <= 0:
             raise InvalidArgumentError(f"Must specify max_steps > 0. Received: max_steps={self.max_steps}.")
         object.__setattr__(self, "hooks", checked_hooks(self.hooks, "hooks"))
-        object.__setattr__(self, "saving_listeners", tuple(self.saving_listeners or ()))
+        object.__setattr__(self, "saving_listeners", checked_listeners(self.saving_listeners))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,6 +49,7 @@ def test_a_loss_of_one_element_becomes_a_scalar():
         ({"mode": PREDICT, "predictions": {"a": "text"}}, TypeError, "type str"),
         ({"mode": EVAL, "loss": 1.0, "eval_metric_ops": {"a": 3}}, TypeError, "'a'"),
         ({"mode": EVAL, "loss": 1.0, "eval_metric_ops": [3]}, TypeError, "dict"),
+        ({"mode": EVAL, "loss": 1.0, "eval_metric_ops": {"global_step": 3}}, ValueError, "'global_step'"),
         ({"mode": PREDICT, "predictions": {}, "export_outputs": [3]}, TypeError, "export_outputs"),
         ({"mode": EVAL, "loss": 1.0, "training_hooks": [object()]}, TypeError, "SessionRunHook"),
         ({"mode": EVAL, "loss": 1.0, "evaluation_hooks": Hook()}, TypeError, "list of hooks"),
@@ -57,6 +58,12 @@ def test_a_loss_of_one_element_becomes_a_scalar():
 def test_errors(arguments, error, text):
     with pytest.raises(error, match=text):
         EstimatorSpec(**arguments)
+
+
+@pytest.mark.parametrize("listener", ["x", unisono.estimator.CheckpointSaverListener])
+def test_what_is_no_listener(listener):
+    with pytest.raises(TypeError, match="CheckpointSaverListener"):
+        unisono.estimator.TrainSpec(lambda: None, saving_listeners=[listener])
 
 
 def test_the_package_gives_the_public_names():
