@@ -6,8 +6,8 @@ Keras does. Who holds what is in `_binding`, what happens inside a replica in `_
 
 - `Variable.__init__`, `Model.__new__` note the scope in which they are created. `Variable.__new__` returns
   the variable of a `VariablesByPath`, where code runs in one.
-- `Variable.value` and `assign` check that the current strategy holds the variable. What `assign` stores is
-  the variable's own: an array that something else holds is copied.
+- `Variable.value` and `assign` check that the current strategy holds the variable. What `__init__` and
+  `assign` store is the variable's own: an array that something else holds is copied.
 - `Model.compile` binds the model to the strategy; `fit` and the like enter its scope, and put
   the weights back when anything raises. `CallbackList.on_train_batch_end` and its sisters are skipped where
   no callback has a hook of batches, because Keras would wait for the step's logs there.
@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -174,6 +175,10 @@ def _marked(
         args, kwargs = store.arguments(self, (args, kwargs))
     mark_creation(self)
     original(self, *args, **kwargs)
+    # The argument, or what its function returns, may be an array that something else holds, too. Two
+    # references are the variable's and that of the call which counts.
+    if sys.getrefcount(stored_value(self)) > 2:
+        _own_array(self)
     if store is not None:
         store.made(self)
     if (strategy := current_strategy()) is not None:
@@ -191,7 +196,9 @@ def _assign(
     held = stored_value(self)
     if not isinstance(held, HeldValue):
         result = original(self, value)
-        _own_array(self, value)
+        source = stored_value(value) if isinstance(value, keras.Variable) else value
+        if value is not self and stored_value(self) is source:
+            _own_array(self)
         return result
     result = original(self, value)
     # In a stateless scope the variable holds what it held.
@@ -201,17 +208,14 @@ def _assign(
     return result
 
 
-def _own_array(variable: keras.Variable, given: UserValue) -> None:
-    """Store a copy of an array that is another variable's, or the user's.
+def _own_array(variable: keras.Variable) -> None:
+    """Store a copy of an array that another variable or the user holds, too.
 
     A step donates what its variables hold, and deletes it for all others that hold it, as after
-    `target.assign(source)`.
+    `target.assign(source)` or `keras.Variable(array)`.
     """
     stored = stored_value(variable)
-    held_elsewhere = stored is given or (
-        isinstance(given, keras.Variable) and given is not variable and stored is stored_value(given)
-    )
-    if not held_elsewhere or not isinstance(stored, jax.Array) or isinstance(stored, jax.core.Tracer):
+    if not isinstance(stored, jax.Array) or isinstance(stored, jax.core.Tracer):
         return
     # A step's own results are new arrays; at the end of Keras' loop its state is put back.
     if current_frame() is None and not getattr(_PUTTING_BACK, "state", False):

@@ -86,10 +86,13 @@ def test_a_step_of_one_variable_leaves_those_that_were_assigned_its_array(replic
     with strategy.scope():
         source, target, other, read = (keras.Variable(np.ones(3, "f4")) for _ in range(4))
         own = unisono.Variable(np.ones(3, "f4"), aggregation="mean")
+        first = jnp.ones(3)
+        made, copied = keras.Variable(first), keras.Variable(source.value)
+        filled = keras.Variable(lambda shape, dtype: first, shape=(3,))
     given = jnp.full(3, 5.0)
 
     def step():
-        for variable in (source, other, own):
+        for variable in (source, other, own, made):
             variable.assign_add(variable.value)
 
     strategy.run(step)
@@ -106,6 +109,10 @@ def test_a_step_of_one_variable_leaves_those_that_were_assigned_its_array(replic
         (other.value, 20),
         (given, 5),
         (snapshot, 2),
+        (first, 1),
+        (made.value, 8),
+        (copied.value, 1),
+        (filled.value, 1),
     ]
     for value, expected in pairs:
         np.testing.assert_array_equal(value, np.full(3, expected))
