@@ -71,7 +71,7 @@ def note_iteration(source: DataSource) -> None:
         reader.iterate(source)
 
 
-class _NotInAStep:
+class _ReadRejection:
     """Rejects reads inside a step."""
 
     def iterate(self, source: DataSource) -> NoReturn:
@@ -88,4 +88,4 @@ class _NotInAStep:
 
 
 #: The reader while a compiled step is traced.
-NOT_IN_A_STEP = _NotInAStep()
+NOT_IN_A_STEP = _ReadRejection()

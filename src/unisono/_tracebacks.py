@@ -26,7 +26,7 @@ _BETWEEN = (contextlib.__file__, functools.__file__)
 _HINT = f"Unisono's own frames are not shown: set {_VARIABLE}=full to see them."
 
 
-def is_users(filename: str) -> bool:
+def is_user_code(filename: str) -> bool:
     """Return whether the code of a file is the user's, and not that of the libraries below.
 
     Args:
@@ -49,7 +49,7 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
     frames = []
     at = trace
     while at is not None:
-        if is_users(at.tb_frame.f_code.co_filename):
+        if is_user_code(at.tb_frame.f_code.co_filename):
             frames.append(at)
         at = at.tb_next
     shown: TracebackType | None = None

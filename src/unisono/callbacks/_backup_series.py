@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError
-from unisono.callbacks._interval import Written
+from unisono.callbacks._interval import WriteRecord
 from unisono.checkpoint import _commits, _markers
 from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Snapshot
@@ -35,7 +35,7 @@ class Backups:
         self.directory = directory
         self.read_only = read_only
         self.written = 0
-        self.last: Written | None = None
+        self.last: WriteRecord | None = None
         self._keep, self._asynchronous = keep, asynchronous
         self._writer = BackgroundWriter(directory, "unisono-backup")
         # A `fit` of this program that failed may still be writing.
@@ -82,7 +82,7 @@ class Backups:
             # Training is worth more than one backup: the next may find room again.
             _LOG.warning("A backup could not be written, and training continues without it. %s", error)
         size = sum(a.nbytes for a in snapshot.arrays.values())
-        self.last = Written(time.perf_counter() - began, size)
+        self.last = WriteRecord(time.perf_counter() - began, size)
 
     def wait(self) -> None:
         """Wait until all are on the disk."""

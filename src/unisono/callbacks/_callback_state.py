@@ -34,7 +34,7 @@ _DERIVED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class CallbackBaseline:
     """A callback as the program made it.
 
     Args:
@@ -46,7 +46,7 @@ class Made:
     is_new: bool
 
     @classmethod
-    def of(cls, callback: keras.callbacks.Callback) -> Made:
+    def of(cls, callback: keras.callbacks.Callback) -> CallbackBaseline:
         """Note what a callback is before `fit` begins."""
         return cls(attributes_of(callback), not has_had_model(callback))
 
@@ -77,7 +77,7 @@ def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return found
 
 
-def state_of(callback: keras.callbacks.Callback, made: Made) -> dict[str, Any]:
+def state_of(callback: keras.callbacks.Callback, made: CallbackBaseline) -> dict[str, Any]:
     """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
 
     Args:
@@ -100,7 +100,9 @@ def state_of(callback: keras.callbacks.Callback, made: Made) -> dict[str, Any]:
     }
 
 
-def set_state_of(callback: keras.callbacks.Callback, state: Mapping[str, Any], made: Made) -> list[str]:
+def set_state_of(
+    callback: keras.callbacks.Callback, state: Mapping[str, Any], made: CallbackBaseline
+) -> list[str]:
     """Put a state from `state_of` back, and leave the arguments as the program has them.
 
     Args:

@@ -44,7 +44,7 @@ import numpy as np
 from unisono._errors import CheckpointError
 from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
-from unisono.callbacks._callback_state import Made, names_of, set_state_of, state_of
+from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
 from unisono.callbacks._counting_train_function import CountingTrainFunction, mute
 from unisono.callbacks._data import check_facts
 from unisono.callbacks._fit_progress import Progress, progress_in, restore_model, snapshot_of
@@ -130,7 +130,7 @@ class FitBackup:
         call.callbacks = [owner, *self._others, LastCallback(self)]
         # These two are not saved, so that a run can resume with another number of workers, or one.
         self._remembering = [c for c in self._others if not isinstance(c, (SameState, SharedDecisions))]
-        self._made = [Made.of(c) for c in self._remembering]
+        self._made = [CallbackBaseline.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 
     # --- before fit -------------------------------------------------------------------------

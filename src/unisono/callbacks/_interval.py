@@ -50,7 +50,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WriteRecord:
     """A backup that was written.
 
     Args:
@@ -114,7 +114,7 @@ def _size(size: int) -> str:
 
 
 @dataclasses.dataclass
-class _Running:
+class _BackupRun:
     """A backup that is being written, and the steps beside it."""
 
     blocked: float
@@ -151,11 +151,11 @@ class BackupInterval:
         self._compiling = _COMPILING
         self._quiet: collections.deque[float] = collections.deque(maxlen=_STEPS)
         self._quiet_now = 0
-        self._running: _Running | None = None
+        self._running: _BackupRun | None = None
         self._finished = 0
         self._costs: collections.deque[Costs] = collections.deque(maxlen=_RECENT)
 
-    def begin_batch(self, batches: int, is_busy: bool, written: Written | None) -> None:
+    def begin_batch(self, batches: int, is_busy: bool, written: WriteRecord | None) -> None:
         """Note that an execution begins.
 
         Args:
@@ -181,7 +181,7 @@ class BackupInterval:
         began = self._clock()
         yield
         now = self._began = self._clock()
-        self._running = _Running(now - began)
+        self._running = _BackupRun(now - began)
         self._mark = None if self._mark is None else (now, self._mark[1])
 
     def is_due(self, batches: int) -> bool:
@@ -214,7 +214,7 @@ class BackupInterval:
             self._quiet.append(seconds / steps)
             self._quiet_now += 1
 
-    def _end_backup(self, backup: _Running, written: Written) -> None:
+    def _end_backup(self, backup: _BackupRun, written: WriteRecord) -> None:
         self._running, self._quiet_now = None, 0
         self._finished += 1
         if self._finished == 1 or not (self._quiet or backup.steps):

@@ -180,8 +180,8 @@ def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         with _orbax() as orbax:
             orbax.save(folder, arrays)
         return
-    # In a cluster, `v1.save` compares the folder between all processes of JAX, also those that it was
-    # told do not take part. The older interface does not, and `v1.load` reads what it writes.
+    # In a cluster, `v1.save` compares the folder between all processes of JAX, also those outside of its
+    # `active_processes`. The older interface does not, and `v1.load` reads what it writes.
     from orbax import checkpoint
 
     own = jax.process_index()
@@ -201,7 +201,7 @@ def _orbax() -> Iterator[Any]:
 
     own = jax.process_index()
     context = v1.Context()
-    # Orbax waits at a barrier for all processes of JAX unless told which take part.
+    # By default Orbax waits at a barrier for all processes of JAX.
     context.multiprocessing.primary_host = own
     context.multiprocessing.active_processes = {own}
     context.multiprocessing.barrier_sync_key_prefix = f"unisono{own}"

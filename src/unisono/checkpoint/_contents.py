@@ -19,7 +19,7 @@ import numpy as np
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
 from unisono._types import ArrayLike, Json, Trackable
 from unisono.checkpoint._json_state import decode, encode
-from unisono.checkpoint._tracking import Growing, Holder, TrackedDict, TrackedList
+from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
 from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import (
@@ -142,7 +142,7 @@ class Parts:
         self.stateful: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.units: list[Unit] = []
-        self.growing: list[Growing] = []
+        self.growing: list[GrowthNotifier] = []
         self._deferred, self._builds = deferred, builds
         # An optimizer that has a name of its own is not saved a second time below its model.
         self._own = {id(o) for o in objects.values()}
@@ -170,7 +170,7 @@ class Parts:
             self.values[name] = value
 
     def _add_container(self, name: str, value: Trackable) -> None:
-        if isinstance(value, Growing):
+        if isinstance(value, GrowthNotifier):
             self.growing.append(value)
         items = value.objects if isinstance(value, Holder) else value
         for key, item in items.items() if isinstance(items, Mapping) else enumerate(items):

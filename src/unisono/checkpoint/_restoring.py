@@ -37,7 +37,7 @@ from unisono.training.stateful._stateful_function import when_built_by_step
 _LOG = logging.getLogger("unisono")
 
 
-class Waiting:
+class PendingValues:
     """What of a checkpoint waits for objects that do not exist yet.
 
     Args:
@@ -81,7 +81,7 @@ class Restoration:
         #: Prefixes of the objects that had no variables yet.
         self._unbuilt: set[str] = set()
         self._uncompiled: set[str] = set()
-        self.waiting = Waiting(path)
+        self.waiting = PendingValues(path)
 
     def begin(self) -> dict[str, Any]:
         """Restore what exists, all of it or nothing, and let the rest wait.

@@ -11,7 +11,7 @@ from typing import Any, Self, SupportsIndex
 from unisono._types import Trackable
 
 
-class Growing:
+class GrowthNotifier:
     """What objects can be added to after a checkpoint was restored into it."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Growing:
             call()
 
 
-class TrackedList(list[Trackable], Growing):
+class TrackedList(list[Trackable], GrowthNotifier):
     """A list whose additions are restored.
 
     >>> TrackedList([1]) == [1]
@@ -42,7 +42,7 @@ class TrackedList(list[Trackable], Growing):
 
     def __init__(self, items: Iterable[Trackable] = ()) -> None:
         list.__init__(self, items)
-        Growing.__init__(self)
+        GrowthNotifier.__init__(self)
 
     def append(self, item: Trackable) -> None:
         """As of a list."""
@@ -68,7 +68,7 @@ class TrackedList(list[Trackable], Growing):
         self._has_grown()
 
 
-class TrackedDict(dict[Hashable, Trackable], Growing):
+class TrackedDict(dict[Hashable, Trackable], GrowthNotifier):
     """A dict whose additions are restored.
 
     >>> TrackedDict(a=1) == {"a": 1}
@@ -77,7 +77,7 @@ class TrackedDict(dict[Hashable, Trackable], Growing):
 
     def __init__(self, *args: Trackable, **kwargs: Trackable) -> None:
         dict.__init__(self, *args, **kwargs)
-        Growing.__init__(self)
+        GrowthNotifier.__init__(self)
 
     def __setitem__(self, key: Hashable, item: Trackable) -> None:
         super().__setitem__(key, item)
@@ -100,7 +100,7 @@ class TrackedDict(dict[Hashable, Trackable], Growing):
         return self
 
 
-class Holder(Growing):
+class Holder(GrowthNotifier):
     """An object that holds others by name, such as a `Checkpoint`."""
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from unisono.data._methods import SAVED, FurtherTransforms
 from unisono.data._options import Options
 from unisono.data._pipeline import _functions, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._indexed import Range, Slices, Source, Stored
+from unisono.data._pipeline._indexed import Range, Slices, Source, StoreSource
 from unisono.data._pipeline._plan import Node, PipelineIterator, describe
-from unisono.data._pipeline._sampling import Directed, Random, chooser
+from unisono.data._pipeline._sampling import Random, Selection, chooser
 from unisono.data._pipeline._store import FileStore
 from unisono.data._pipeline._streams import Generator
 from unisono.data._pipeline._structure import Element
@@ -317,7 +317,7 @@ class Dataset(FurtherTransforms, DataSet):
         used = tuple(weights is None or weights[number] > 0 for number in range(len(nodes)))
         numbers = Random(_functions.seed_or_drawn(seed), bool(rerandomize_each_iteration), seed is not None)
         choices = _build.mapped(numbers, choose, None)
-        node = Directed(choices, tuple(nodes), bool(stop_on_empty_dataset), used)
+        node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), used)
         return datasets[0].derived(node, *datasets[1:])
 
     @staticmethod
@@ -344,7 +344,7 @@ class Dataset(FurtherTransforms, DataSet):
         _check_some(nodes, "choose_from_datasets")
         choices = node_of(choice_dataset, "choose_from_datasets")
         # The choices are data: any data set may still be chosen.
-        node = Directed(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
+        node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
         return datasets[0].derived(node, *datasets[1:])
 
     @staticmethod
@@ -376,7 +376,7 @@ class Dataset(FurtherTransforms, DataSet):
                 f"load needs a directory that save wrote. Received: path={path!r}, without the file "
                 f"{SAVED!r}. Write dataset.save({path!r}) first."
             )
-        loaded = Dataset(Stored(FileStore(name)))
+        loaded = Dataset(StoreSource(FileStore(name)))
         if reader_func is None:
             return loaded
         # As in tf.data the function receives a data set of shards; `save` writes one.

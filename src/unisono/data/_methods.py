@@ -15,10 +15,10 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedE
 from unisono._types import ArrayLike, UserValue
 from unisono.data import _build
 from unisono.data._pipeline import _functions, _structure
-from unisono.data._pipeline._indexed import Held
+from unisono.data._pipeline._indexed import ElementList
 from unisono.data._pipeline._padding import padded_spec
-from unisono.data._pipeline._passing import Counted, IgnoreErrors, Scan, TakeWhile, Unique
-from unisono.data._pipeline._plan import Indexed, Node
+from unisono.data._pipeline._passing import IgnoreErrors, Scan, SizeCheck, TakeWhile, Unique
+from unisono.data._pipeline._plan import IndexedNode, Node
 from unisono.data._pipeline._sampling import Resample, distribution
 from unisono.data._pipeline._store import write_all
 from unisono.data._pipeline._structure import Element
@@ -66,7 +66,7 @@ class FurtherTransforms(Transforms):
         numbers = (size, "size"), (size if shift is None else shift, "shift"), (stride, "stride")
         length, distance, every = (_functions.whole(number, name, 1, hint) for number, name in numbers)
         drop = bool(drop_remainder)
-        if isinstance(self.node, Indexed):
+        if isinstance(self.node, IndexedNode):
             return self.derived(Windows(self.node, self.derived, length, distance, every, drop))
         return self.derived(StreamWindows(self.node, self.derived, length, distance, every, drop))
 
@@ -109,7 +109,7 @@ class FurtherTransforms(Transforms):
 
         def reduced(key: int, elements: list[Element]) -> Node:
             # tf.data passes keys as int64.
-            made = reduce_func(np.int64(key), self.derived(Held(elements)))
+            made = reduce_func(np.int64(key), self.derived(ElementList(elements)))
             return node_of(made, "group_by_window's function")
 
         def checked_size(key: int) -> int:
@@ -171,7 +171,7 @@ class FurtherTransforms(Transforms):
             return bucket
 
         def batched(bucket: int, elements: list[Element]) -> Node:
-            source = Held(elements)
+            source = ElementList(elements)
             if no_padding:
                 return _build.batched(source, sizes[bucket], drop_remainder)
             shapes = padded_shapes
@@ -326,7 +326,7 @@ class FurtherTransforms(Transforms):
         5
         """
         size = _functions.whole(expected_cardinality, "expected_cardinality", -1, "Write the number.")
-        return self.derived(Counted(self.node, size))
+        return self.derived(SizeCheck(self.node, size))
 
     def snapshot(
         self,

@@ -13,11 +13,11 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._dataset import Dataset
-from unisono.data._pipeline._indexed import Batch, Shuffle, Slices, Source, Strided
+from unisono.data._pipeline._indexed import Batch, Shuffle, Slices, Source, Stride
 from unisono.data._pipeline._interleave import Interleave
 from unisono.data._pipeline._plan import Node, Pass, walk
 from unisono.data._pipeline._sampling import Random, Resample
-from unisono.data._pipeline._streams import StreamBatch, StreamShuffle, StreamStrided
+from unisono.data._pipeline._streams import StreamBatch, StreamShuffle, StreamStride
 from unisono.data._pipeline._structure import Element, leading_size
 from unisono.data._sharding import balanced_sizes, split_points
 
@@ -66,7 +66,7 @@ def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
             )
         # Directly at the names: shuffles after it may have other seeds on other workers, which then would
         # read files twice or not at all.
-        return Strided(node, index, num_shards)
+        return Stride(node, index, num_shards)
 
     return _rewritten(dataset, shard)
 
@@ -89,7 +89,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
     """
 
     def shard(node: Node, _: Node) -> Node:
-        if isinstance(node, (Strided, StreamStrided)) and node.hinted:
+        if isinstance(node, (Stride, StreamStride)) and node.hinted:
             return dataclasses.replace(node, start=index, step=num_shards)
         return node
 

@@ -173,7 +173,7 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
         own = with_batches_divided(shard(dataset, count, index), count, index)
     spec = functools.cache(lambda: map_leaves(_any_rows, own.element_spec))
-    return own.derived(_Joined(lambda: joined_batches(own, group), own_spec=spec))
+    return own.derived(_JoinedBatches(lambda: joined_batches(own, group), own_spec=spec))
 
 
 def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
@@ -205,7 +205,7 @@ def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Joined(Generator):
+class _JoinedBatches(Generator, label="_Joined"):
     """Batches of all workers; to know their shapes, this worker's own are enough.
 
     Args:

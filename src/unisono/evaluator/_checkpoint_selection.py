@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class CheckpointEntry:
     """A checkpoint in the directory.
 
     Args:
@@ -51,7 +51,7 @@ class View:
         idle: seconds without a new checkpoint.
     """
 
-    found: tuple[Found, ...] = ()
+    found: tuple[CheckpointEntry, ...] = ()
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Mapping[str, str] = dataclasses.field(default_factory=dict)
     over: bool = False
@@ -73,8 +73,8 @@ class Evaluate:
         overtaken: older ones that never will be.
     """
 
-    chosen: Found
-    overtaken: tuple[Found, ...] = ()
+    chosen: CheckpointEntry
+    overtaken: tuple[CheckpointEntry, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     return Finish(FinishReason.TIMEOUT) if view.idle >= timeout else Wait()
 
 
-def in_order(found: Iterable[Found]) -> list[Found]:
+def in_order(found: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
     """Return checkpoints in the order in which they were written.
 
     That is the order of their times; but within a series of commits the number counts, as a copied
@@ -127,10 +127,10 @@ def in_order(found: Iterable[Found]) -> list[Found]:
     return sorted(found, key=lambda f: (ages[f.name], f.number or 0, f.name))
 
 
-def signatures(found: Iterable[Found]) -> dict[str, str]:
+def signatures(found: Iterable[CheckpointEntry]) -> dict[str, str]:
     """Name -> signature.
 
-    >>> signatures([Found("ckpt-1", "ckpt", 1, 0, "a", True)])
+    >>> signatures([CheckpointEntry("ckpt-1", "ckpt", 1, 0, "a", True)])
     {'ckpt-1': 'a'}
     """
     return {f.name: f.signature for f in found}

@@ -27,7 +27,7 @@ from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono.checkpoint._checkpoint import read_snapshot
 from unisono.checkpoint._commits import MANIFEST
 from unisono.checkpoint._contents import Parts, weights_by_path
-from unisono.evaluator._checkpoint_selection import Found
+from unisono.evaluator._checkpoint_selection import CheckpointEntry
 
 _WEIGHTS = "/weights/"
 _COUNTER = "iteration"
@@ -41,7 +41,7 @@ _H5_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 Description = Mapping[str, str]
 
 
-def list_checkpoints(directory: Path) -> tuple[Found, ...]:
+def list_checkpoints(directory: Path) -> tuple[CheckpointEntry, ...]:
     """Return the checkpoints of a directory; one that is deleted meanwhile may be missing."""
     try:
         paths = [p for p in directory.iterdir() if not p.name.startswith(".")]
@@ -50,7 +50,7 @@ def list_checkpoints(directory: Path) -> tuple[Found, ...]:
     return tuple(found for path in sorted(paths) if (found := _found(path)) is not None)
 
 
-def _found(path: Path) -> Found | None:
+def _found(path: Path) -> CheckpointEntry | None:
     is_file = path.name.endswith((_KERAS, _H5))
     try:
         stat = (path if is_file and path.is_file() else path / MANIFEST).stat()
@@ -61,7 +61,7 @@ def _found(path: Path) -> Found | None:
     numbers = re.findall(r"\d+", re.sub(r"\d+\.\d+", "", stem))
     number = int(numbers[-1]) if numbers else None
     series = re.sub(r"\d+$", "", path.name)
-    return Found(
+    return CheckpointEntry(
         path.name, series, number, stat.st_mtime_ns, f"{stat.st_mtime_ns}-{stat.st_size}", not is_file
     )
 

@@ -34,10 +34,10 @@ from unisono.cluster_resolver._base import process_environ
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.evaluator._checkpoint_selection import (
+    CheckpointEntry,
     Evaluate,
     Finish,
     FinishReason,
-    Found,
     View,
     Wait,
     next_action,
@@ -52,7 +52,7 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds without a new checkpoint, where no launcher says whether training continues.
 _TIMEOUT = 4 * 3600.0
-#: How long a signal may go unheard while the evaluator waits, in seconds.
+#: How often a waiting evaluator looks whether a signal arrived, in seconds.
 _SLICE = 0.1
 
 
@@ -163,7 +163,7 @@ class SidecarEvaluator:
                     if isinstance(action, Finish):
                         break
                     if isinstance(action, Evaluate):
-                        with contextlib.suppress(_Stopped):
+                        with contextlib.suppress(_EvaluationStop):
                             self._take(action, record, restorer, write)
                         keeps = keeps and write_record(path, record)
                         began = time.monotonic()
@@ -297,7 +297,7 @@ class SidecarEvaluator:
         self._asked = True
 
 
-class _Stopped(Exception):  # noqa: N818 (no error)
+class _EvaluationStop(Exception):  # noqa: N818 (no error)
     """An evaluation was given up: its numbers are not those of all data."""
 
 
@@ -318,10 +318,10 @@ class _Interrupt(keras.callbacks.Callback):
         """Keras has emptied the variables: they are filled again before the end."""
         if self._is_wanted():
             self.model.jax_state_sync()
-            raise _Stopped
+            raise _EvaluationStop
 
 
-def _is_last(mark: Mark | None, found: tuple[Found, ...], obeyed: str) -> bool:
+def _is_last(mark: Mark | None, found: tuple[CheckpointEntry, ...], obeyed: str) -> bool:
     """Whether a mark is of the run that is watched: none has followed it, and no evaluator ended by it."""
     return mark is not None and mark.name != obeyed and all(f.time_ns <= mark.time_ns for f in found)
 

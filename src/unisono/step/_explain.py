@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from unisono._errors import UnsupportedError
-from unisono._tracebacks import is_users
+from unisono._tracebacks import is_user_code
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -160,7 +160,7 @@ def _place_of(trace: TracebackType | None) -> _Place | None:
     """The innermost place of a traceback in the user's code."""
     found = None
     while trace is not None:
-        if is_users(trace.tb_frame.f_code.co_filename) and "site-packages" not in (
+        if is_user_code(trace.tb_frame.f_code.co_filename) and "site-packages" not in (
             trace.tb_frame.f_code.co_filename
         ):
             found = trace

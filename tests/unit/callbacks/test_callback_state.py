@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.callbacks._callback_state import Made, set_state_of, state_of
+from unisono.callbacks._callback_state import CallbackBaseline, set_state_of, state_of
 from unisono.checkpoint._json_state import decode, encode
 
 C = keras.callbacks
@@ -15,7 +15,7 @@ C = keras.callbacks
 
 def saved(callback, train):
     """The state after `train`, as a backup holds it."""
-    made = Made.of(callback)
+    made = CallbackBaseline.of(callback)
     train(callback)
     arrays = {}
     state = json.loads(json.dumps(encode(state_of(callback, made), arrays, "x")))
@@ -23,7 +23,7 @@ def saved(callback, train):
 
 
 def resumed(callback, state, begin=lambda callback: None):
-    made = Made.of(callback)
+    made = CallbackBaseline.of(callback)
     begin(callback)
     return set_state_of(callback, state, made)
 

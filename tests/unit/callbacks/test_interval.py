@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unisono.callbacks._interval import BackupInterval, Costs, Written, interval_of, sentence
+from unisono.callbacks._interval import BackupInterval, Costs, WriteRecord, interval_of, sentence
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ class Training:
     def run(self, executions):
         for _ in range(executions):
             busy = self.now < self.busy_until
-            self.interval.begin_batch(self.batches, busy, Written(self.written, 2_800_000))
+            self.interval.begin_batch(self.batches, busy, WriteRecord(self.written, 2_800_000))
             if not busy and self.interval.is_due(self.batches - self.saved_at):
                 self.save()
             self.now += (self.slow if self.now < self.busy_until else self.step) * self.together

@@ -3,10 +3,10 @@
 import pytest
 
 from unisono.evaluator._checkpoint_selection import (
+    CheckpointEntry,
     Evaluate,
     Finish,
     FinishReason,
-    Found,
     View,
     Wait,
     in_order,
@@ -16,11 +16,13 @@ from unisono.evaluator._checkpoint_selection import (
 
 
 def commit(number, time_ns=None, signature="s", series="ckpt-"):
-    return Found(f"{series}{number}", series, number, number if time_ns is None else time_ns, signature, True)
+    return CheckpointEntry(
+        f"{series}{number}", series, number, number if time_ns is None else time_ns, signature, True
+    )
 
 
 def file(name, time_ns, signature="s"):
-    return Found(name, name, None, time_ns, signature, False)
+    return CheckpointEntry(name, name, None, time_ns, signature, False)
 
 
 def action(*found, known=(), before=(), most=None, timeout=60.0, **seen):

@@ -15,7 +15,7 @@ import numpy as np
 from unisono.data._pipeline._cardinality import UNKNOWN
 from unisono.data._pipeline._plan import (
     Draw,
-    Indexed,
+    IndexedNode,
     Node,
     Pass,
     StatefulNode,
@@ -111,10 +111,10 @@ class _Cache(StatefulNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IndexedCache(_Cache, Indexed):
+class IndexedCache(_Cache, IndexedNode):
     """Stores elements by position, in the order of the requests."""
 
-    parent: Indexed
+    parent: IndexedNode
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         held, current = self.held(run)

@@ -14,13 +14,13 @@ import numpy as np
 
 from unisono.data._pipeline import _cardinality, _padding, _structure
 from unisono.data._pipeline._cardinality import INFINITE
-from unisono.data._pipeline._plan import Counting, Indexed, Pass, first_spec
+from unisono.data._pipeline._plan import CountingNode, IndexedNode, Pass, first_spec
 from unisono.data._pipeline._store import Store
 from unisono.data._pipeline._structure import Element
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Slices(Indexed):
+class Slices(IndexedNode):
     """The rows of arrays.
 
     Args:
@@ -47,7 +47,7 @@ class Slices(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Range(Indexed):
+class Range(IndexedNode):
     """The numbers `start, start + step, ...`."""
 
     start: int
@@ -71,7 +71,7 @@ class Range(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source(Indexed):
+class Source(IndexedNode):
     """The records of an object that supports `len()` and indexing.
 
     Args:
@@ -94,7 +94,7 @@ class Source(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Held(Indexed):
+class ElementList(IndexedNode, label="Held"):
     """Elements in memory.
 
     Args:
@@ -116,7 +116,7 @@ class Held(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stored(Indexed):
+class StoreSource(IndexedNode, label="Stored"):
     """The elements of a file that `save` wrote: record 0 is their spec."""
 
     store: Store
@@ -137,7 +137,7 @@ class Stored(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Map(Indexed):
+class Map(IndexedNode):
     """A function applied to each element.
 
     Args:
@@ -147,7 +147,7 @@ class Map(Indexed):
         signature: Spec of the results, None where it is not known.
     """
 
-    parent: Indexed
+    parent: IndexedNode
     fn: Callable[[Element], Element]
     calls: int = 0
     signature: Element = None
@@ -169,7 +169,7 @@ class Map(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Strided(Indexed):
+class Stride(IndexedNode, label="Strided"):
     """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative.
 
     Args:
@@ -180,7 +180,7 @@ class Strided(Indexed):
         hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
     """
 
-    parent: Indexed
+    parent: IndexedNode
     start: int = 0
     step: int = 1
     limit: int = -1
@@ -204,10 +204,10 @@ class Strided(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Repeat(Indexed):
+class Repeat(IndexedNode):
     """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
-    parent: Indexed
+    parent: IndexedNode
     count: int
 
     @functools.cached_property
@@ -245,11 +245,11 @@ class Repeat(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Concatenate(Indexed):
+class Concatenate(IndexedNode):
     """The elements of a finite data set, then those of another."""
 
-    first: Indexed
-    second: Indexed
+    first: IndexedNode
+    second: IndexedNode
 
     @functools.cached_property
     def cardinality(self) -> int:
@@ -278,7 +278,7 @@ class Concatenate(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Zip(Indexed):
+class Zip(IndexedNode):
     """Tuples (or other structures) of one element of each of several data sets.
 
     Args:
@@ -286,7 +286,7 @@ class Zip(Indexed):
         arrange: Builds one element from one element of each.
     """
 
-    parents: tuple[Indexed, ...]
+    parents: tuple[IndexedNode, ...]
     arrange: Callable[[Sequence[Element]], Element]
 
     @functools.cached_property
@@ -307,7 +307,7 @@ class Zip(Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shuffle(Counting, Indexed):
+class Shuffle(CountingNode, IndexedNode):
     """The elements in the order of a buffered shuffle, whose buffer holds positions instead of elements.
 
     Args:
@@ -318,7 +318,7 @@ class Shuffle(Counting, Indexed):
         seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
     """
 
-    parent: Indexed
+    parent: IndexedNode
     buffer_size: int
     seed: int
     reshuffle: bool
@@ -353,10 +353,10 @@ class Shuffle(Counting, Indexed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch(Indexed):
+class Batch(IndexedNode):
     """Batches of `batch_size` elements."""
 
-    parent: Indexed
+    parent: IndexedNode
     batch_size: int
     drop_remainder: bool
 
@@ -400,10 +400,10 @@ class PaddedBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReadAhead(Indexed):
+class ReadAhead(IndexedNode):
     """The same elements, computed ahead by threads."""
 
-    parent: Indexed
+    parent: IndexedNode
     count: int
     calls: int
 

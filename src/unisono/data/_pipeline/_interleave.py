@@ -13,13 +13,13 @@ from typing import Any
 import grain
 
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import Counting, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._plan import CountingNode, Node, Pass, StateIterator, first_spec
 from unisono.data._pipeline._streams import StreamReadAhead
 from unisono.data._pipeline._structure import Element, unbatched_spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Interleave(Counting):
+class Interleave(CountingNode):
     """The elements of the data sets that a function returns, a block from each of several in turn.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import Indexed, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._plan import IndexedNode, Node, Pass, StateIterator, first_spec
 from unisono.data._pipeline._streams import ReplayIterator
 from unisono.data._pipeline._structure import Element
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("unisono")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Passing(Node):
+class _SubsetNode(Node):
     """Some of the elements of the input, unchanged."""
 
     parent: Node
@@ -40,7 +40,7 @@ class _Passing(Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TakeWhile(_Passing):
+class TakeWhile(_SubsetNode):
     """The elements before the first for which a predicate is false."""
 
     predicate: Callable[[Element], bool]
@@ -74,7 +74,7 @@ class _TakeWhileIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scan(_Passing):
+class Scan(_SubsetNode):
     """The outputs of a function with a state.
 
     Args:
@@ -107,7 +107,7 @@ class Scan(_Passing):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unique(_Passing):
+class Unique(_SubsetNode):
     """The first of equal elements."""
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -135,7 +135,7 @@ def _bytes_of(element: Element) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IgnoreErrors(_Passing):
+class IgnoreErrors(_SubsetNode):
     """The elements whose computation raises no error.
 
     Args:
@@ -146,12 +146,12 @@ class IgnoreErrors(_Passing):
     log_warning: bool
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        if isinstance(self.parent, Indexed):
-            return _IgnoringPositions(self.parent, run, self.log_warning)
-        return _Ignoring(self.parent.iterate(run), self.log_warning)
+        if isinstance(self.parent, IndexedNode):
+            return _IgnoreErrorsByPosition(self.parent, run, self.log_warning)
+        return _IgnoreErrorsIterator(self.parent.iterate(run), self.log_warning)
 
 
-class _Ignoring(StateIterator):
+class _IgnoreErrorsIterator(StateIterator):
     def __init__(self, parent: grain.DatasetIterator, log_warning: bool) -> None:
         super().__init__(parent)
         self._source = parent
@@ -180,10 +180,10 @@ class _Ignoring(StateIterator):
         self._source.set_state(state["parent"])
 
 
-class _IgnoringPositions(StateIterator):
+class _IgnoreErrorsByPosition(StateIterator):
     """Ignores errors of an indexed node: the next position can always be tried."""
 
-    def __init__(self, node: Indexed, run: Pass, log_warning: bool) -> None:
+    def __init__(self, node: IndexedNode, run: Pass, log_warning: bool) -> None:
         super().__init__()
         self._node = node
         self._run = run
@@ -214,7 +214,7 @@ def _note(error: Exception, log_warning: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Counted(_Passing):
+class SizeCheck(_SubsetNode, label="Counted"):
     """The same elements, with a check of their number."""
 
     size: int
@@ -224,10 +224,10 @@ class Counted(_Passing):
         return self.size
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        return _CountedIterator(self.parent.iterate(run), self.size)
+        return _SizeCheckIterator(self.parent.iterate(run), self.size)
 
 
-class _CountedIterator(StateIterator):
+class _SizeCheckIterator(StateIterator):
     def __init__(self, parent: grain.DatasetIterator, size: int) -> None:
         super().__init__(parent)
         self._source = parent

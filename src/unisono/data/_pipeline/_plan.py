@@ -1,7 +1,7 @@
 """The plan of a pipeline: a tree of nodes, and one pass over it.
 
 A node is a frozen record of a source or a transformation; a user's data set holds the last one. There are two
-families. An `Indexed` node finds any of its elements by position: the state of a whole chain of them is one
+families. An `IndexedNode` finds any of its elements by position: the state of a whole chain of them is one
 position, and a batch is gathered by one NumPy operation. A stream node yields its elements in sequence.
 
 The number of earlier iterations decides the order of a shuffle. Nodes hold no other state. A `Pass` takes
@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import grain
 import numpy as np
@@ -102,6 +102,12 @@ class Pass:
 class Node(abc.ABC):
     """A source or a transformation. Its inputs are the fields that hold nodes or tuples of nodes."""
 
+    #: The name in `describe`, which saved states hold: it stays when the class gets another name.
+    label: ClassVar[str]
+
+    def __init_subclass__(cls, label: str = "") -> None:
+        cls.label = label or cls.__name__
+
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
         """The nodes that this one reads."""
@@ -173,7 +179,7 @@ class StatefulNode(Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Counting(StatefulNode):
+class CountingNode(StatefulNode):
     """A node that numbers its passes."""
 
     # `dataclasses.replace` hands the counter on: a pipeline that is rewritten for a worker continues to count
@@ -192,7 +198,7 @@ class Counting(StatefulNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Indexed(Node):
+class IndexedNode(Node):
     """A node whose elements can be computed in any order, by position."""
 
     @abc.abstractmethod
@@ -217,8 +223,8 @@ class Indexed(Node):
         nodes = list(walk(self))
         # One reader for the whole chain: each of its threads computes an element of this node through all
         # nodes below. With a `batch` last, whole batches are computed in parallel.
-        threads = max(node.threads for node in nodes if isinstance(node, Indexed))
-        ahead = sum(node.ahead for node in nodes if isinstance(node, Indexed))
+        threads = max(node.threads for node in nodes if isinstance(node, IndexedNode))
+        ahead = sum(node.ahead for node in nodes if isinstance(node, IndexedNode))
         if not threads and not ahead:
             return _DirectIterator(self, run)
         # Grain reads ahead only with at least one thread, and never runs more threads than its buffer has
@@ -245,7 +251,7 @@ class StateIterator(grain.DatasetIterator):
 class _DirectIterator(StateIterator):
     """Computes the elements in sequence. Grain's reader takes four times as long for small ones."""
 
-    def __init__(self, node: Indexed, run: Pass) -> None:
+    def __init__(self, node: IndexedNode, run: Pass) -> None:
         super().__init__()
         self._node = node
         self._run = run
@@ -268,7 +274,7 @@ class _DirectIterator(StateIterator):
 class _OnePass(grain.MapDataset):
     """One pass over an indexed node, as a data set of Grain."""
 
-    def __init__(self, node: Indexed, run: Pass) -> None:
+    def __init__(self, node: IndexedNode, run: Pass) -> None:
         super().__init__()
         self._node = node
         self._run = run
@@ -354,7 +360,7 @@ def first_spec(node: Node) -> Element:
 def describe(node: Node) -> str:
     """Return the names of the nodes, as in `Shuffle(Slices)`."""
     below = ", ".join(describe(part) for part in node.inputs)
-    return f"{type(node).__name__}({below})" if below else type(node).__name__
+    return f"{node.label}({below})" if below else node.label
 
 
 class PipelineIterator(StateIterator, DataIterator):

@@ -18,7 +18,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import Counting, Indexed, Node, Pass, StateIterator
+from unisono.data._pipeline._plan import CountingNode, IndexedNode, Node, Pass, StateIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
 #: Random numbers that are computed together: 8 KiB. Their seed includes the chunk's number, for random
@@ -27,7 +27,7 @@ _CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Random(Counting, Indexed):
+class Random(CountingNode, IndexedNode):
     """An infinite sequence of random whole numbers from 0 to 2**32 - 1.
 
     Args:
@@ -106,7 +106,7 @@ def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.i
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Directed(Node):
+class Selection(Node, label="Directed"):
     """Elements of several data sets, in an order that another data set decides.
 
     Args:
@@ -133,11 +133,11 @@ class Directed(Node):
         return self.parents[0].spec
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        return _DirectedIterator(self, run)
+        return _SelectionIterator(self, run)
 
 
-class _DirectedIterator(StateIterator):
-    def __init__(self, node: Directed, run: Pass) -> None:
+class _SelectionIterator(StateIterator):
+    def __init__(self, node: Selection, run: Pass) -> None:
         super().__init__()
         self._node = node
         self._choices = node.choices.iterate(run)
@@ -198,7 +198,7 @@ class _DirectedIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Resample(Counting):
+class Resample(CountingNode):
     """Pairs of class and element, of which some are dropped so that classes have the wanted distribution.
 
     Args:

@@ -96,8 +96,8 @@ class FileStore(Store):
         self._path = path
         # Reader threads share the position in the file.
         self._lock = threading.Lock()
-        self._part: _Part | None = None
-        self._whole: _Whole | None = None
+        self._part: _PartialFile | None = None
+        self._whole: _CompleteFile | None = None
 
     @property
     def size(self) -> int | None:
@@ -130,15 +130,15 @@ class FileStore(Store):
     def fresh(self) -> Store:
         return FileStore(self._path)
 
-    def _open_part(self) -> _Part:
+    def _open_part(self) -> _PartialFile:
         if self._part is None:
-            self._part = _Part(self._path)
+            self._part = _PartialFile(self._path)
         return self._part
 
-    def _open_whole(self) -> _Whole | None:
+    def _open_whole(self) -> _CompleteFile | None:
         # Not checked once writing has started: another process may have published another order meanwhile.
         if self._whole is None and self._part is None and os.path.exists(self._path):
-            self._whole = _Whole(self._path)
+            self._whole = _CompleteFile(self._path)
         return self._whole
 
 
@@ -149,7 +149,7 @@ def write_all(path: str, elements: Iterable[Element]) -> None:
         path: The file.
         elements: The elements, in order.
     """
-    part = _Part(path)
+    part = _PartialFile(path)
     try:
         for position, element in enumerate(elements):
             part.put(position, element)
@@ -159,7 +159,7 @@ def write_all(path: str, elements: Iterable[Element]) -> None:
         part.discard()
 
 
-class _Whole:
+class _CompleteFile:
     """A complete file, open for reading."""
 
     def __init__(self, path: str) -> None:
@@ -173,7 +173,7 @@ class _Whole:
         return (_records.read(self._file, int(self.offsets[position])),)
 
 
-class _Part:
+class _PartialFile:
     """An incomplete file, removed unless it is published."""
 
     def __init__(self, path: str) -> None:

@@ -20,7 +20,7 @@ import grain
 
 from unisono.data._pipeline import _cardinality, _order, _padding, _structure
 from unisono.data._pipeline._cardinality import UNKNOWN
-from unisono.data._pipeline._plan import Counting, Node, Pass, StateIterator, Stream, first_spec
+from unisono.data._pipeline._plan import CountingNode, Node, Pass, StateIterator, Stream, first_spec
 from unisono.data._pipeline._structure import Element
 
 
@@ -235,8 +235,8 @@ class Take(_OneParent):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamStrided(_OneParent):
-    """The elements at `start, start + step, ...`; `hinted` as in `Strided`."""
+class StreamStride(_OneParent, label="StreamStrided"):
+    """The elements at `start, start + step, ...`; `hinted` as in `Stride`."""
 
     start: int = 0
     step: int = 1
@@ -247,10 +247,10 @@ class StreamStrided(_OneParent):
         return _cardinality.strided(self.parent.cardinality, self.start, self.step)
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        return _StridedIterator(self.parent.iterate(run), self.start, self.step)
+        return _StrideIterator(self.parent.iterate(run), self.start, self.step)
 
 
-class _StridedIterator(StateIterator):
+class _StrideIterator(StateIterator):
     def __init__(self, parent: grain.DatasetIterator, start: int, step: int) -> None:
         super().__init__(parent)
         self._source = parent
@@ -275,7 +275,7 @@ class _StridedIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamShuffle(Counting, _OneParent):
+class StreamShuffle(CountingNode, _OneParent):
     """The elements in the order of a buffered shuffle; fields as in `Shuffle`."""
 
     buffer_size: int

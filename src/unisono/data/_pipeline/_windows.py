@@ -17,8 +17,8 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._indexed import Held
-from unisono.data._pipeline._plan import Counting, Indexed, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._indexed import ElementList
+from unisono.data._pipeline._plan import CountingNode, IndexedNode, Node, Pass, StateIterator, first_spec
 from unisono.data._pipeline._streams import ReplayIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
@@ -63,14 +63,14 @@ class _WindowNode(Node):
 
     def _component(self, parts: list[Any]) -> Any:
         # The elements are held as they are, not stacked: those of a window may differ in shape.
-        return self.wrap(Held(parts))
+        return self.wrap(ElementList(parts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Windows(_WindowNode, Indexed):
+class Windows(_WindowNode, IndexedNode):
     """Windows over an indexed node."""
 
-    parent: Indexed
+    parent: IndexedNode
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return [self.made(self.parent.rows(run, self._members(p))) for p in positions.tolist()]
@@ -136,7 +136,7 @@ class _WindowIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Groups(Counting):
+class Groups(CountingNode):
     """Groups of elements with equal keys, each mapped by a function to a data set.
 
     Args:

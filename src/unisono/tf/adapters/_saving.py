@@ -160,8 +160,8 @@ def save_model(
 
 def _write(model: keras.Model, path: str | os.PathLike[str]) -> None:
     # Keras finds a class of the user's only where it is imported: the inference needs none.
-    is_users = not type(model).__module__.startswith("keras.")
-    export_saved_model(model, path, with_inference=is_users and model.built)
+    is_user_code = not type(model).__module__.startswith("keras.")
+    export_saved_model(model, path, with_inference=is_user_code and model.built)
 
 
 class SavedInference:
