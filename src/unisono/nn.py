@@ -20,7 +20,7 @@ import numpy as np
 from unisono._context import ReplicaContext, current, get_replica_context
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.step.variables._sharded_variable import held_in_rows
+from unisono.step.variables._sharded_variable import rows_handle_of
 from unisono.training.replica._losses import mark_local
 
 Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")
@@ -133,7 +133,7 @@ def embedding_lookup(
     table = params if isinstance(params, keras.Variable) else jnp.asarray(params)
     chosen = jnp.asarray(ids)
     _check_ids(chosen, tuple(table.shape))
-    held = held_in_rows(table) if isinstance(table, keras.Variable) else None
+    held = rows_handle_of(table) if isinstance(table, keras.Variable) else None
     if held is None or isinstance(chosen, jax.core.Tracer):
         rows: jax.Array = keras.ops.take(table, chosen, axis=0)
     else:

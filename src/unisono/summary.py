@@ -24,7 +24,7 @@ from unisono._checks import local_path, whole_number
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._summary._recording import (
     Condition,
-    Constant,
+    HostData,
     NullSink,
     Step,
     SummaryWriter,
@@ -251,7 +251,7 @@ def text(name: str, data: ArrayLike, step: Step | None = None) -> bool:
             f"The data of text {name!r} must be strings. Received: {data!r}. Write `scalar` for a number, "
             "or `str(...)` to show it as text."
         )
-    return record("text", name, Constant(data), step, None, "text")
+    return record("text", name, HostData(data), step, None, "text")
 
 
 def _is_real(dtype: DTypeLike) -> bool:

@@ -190,7 +190,7 @@ def settle() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class HostData:
     """Data that are part of a program, such as text, of which devices have no arrays."""
 
     value: ArrayLike
@@ -199,7 +199,7 @@ class Constant:
 def record(
     kind: str,
     tag: str,
-    data: Constant | ArrayLike,
+    data: HostData | ArrayLike,
     step: Step | None,
     check: Callable[[tuple[int, ...], DTypeLike], bool] | None,
     what: str,
@@ -221,7 +221,7 @@ def record(
         is_outside = step is None and "step" not in defaults.traced and not isinstance(own, jax.core.Tracer)
         _send(_TracedSummary(kind, tag, options, defaults, None if is_outside else own), data)
         return True
-    value = data.value if isinstance(data, Constant) else np.asarray(data)
+    value = data.value if isinstance(data, HostData) else np.asarray(data)
     defaults.writer.write(kind, tag, int(own), value, **options)
     return True
 
@@ -329,7 +329,7 @@ def is_tracing() -> bool:
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
-def _send(sent: _TracedSummary, data: Constant | ArrayLike) -> None:
+def _send(sent: _TracedSummary, data: HostData | ArrayLike) -> None:
     """Make the first replica of the traced program send a value."""
     global _programs_send
     frame = current_frame()
@@ -343,7 +343,7 @@ def _send(sent: _TracedSummary, data: Constant | ArrayLike) -> None:
     decision = decision() if callable(decision) else decision
     conditions = [c for c in (is_first, decision) if isinstance(c, jax.core.Tracer)]
     arrays: dict[str, jax.Array] = {}
-    if isinstance(data, Constant):
+    if isinstance(data, HostData):
         sent = dataclasses.replace(sent, constant=data.value)
     else:
         arrays["data"] = jax.lax.stop_gradient(jnp.asarray(data))

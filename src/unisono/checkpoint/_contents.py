@@ -21,7 +21,6 @@ from unisono._types import ArrayLike, Json, Trackable
 from unisono.checkpoint._json_state import decode, encode
 from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import (
     initialize_with,
     store_value,
@@ -29,6 +28,7 @@ from unisono.step._keras_internals import (
     stored_value,
     trained_variables,
 )
+from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of
@@ -420,7 +420,7 @@ def _set_logical_value(variable: keras.Variable, saved: np.ndarray) -> None:
         with jax.ensure_compile_time_eval():
             new = jnp.asarray(value, stored_dtype(variable))
             # A value on parameter servers stays there.
-            store_value(variable, held.assigned(new) if isinstance(held, HeldValue) else new)
+            store_value(variable, held.assigned(new) if isinstance(held, ValueHandle) else new)
 
 
 def _difference(name: str, variable: keras.Variable, saved: np.ndarray) -> list[str]:

@@ -26,7 +26,7 @@ from unisono.step.functions._function import Function
 from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
 from unisono.strategies.parameter_server._job import Job
 from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.pushed._function_step import (
+from unisono.training.remote_step._function_step import (
     FunctionProgram,
     FunctionSteps,
     WorkerIterator,
@@ -71,7 +71,7 @@ class ClusterCoordinator:
         if hasattr(self, "_strategy"):
             return
         self._strategy, self._job = strategy, strategy.job
-        self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
+        self._steps = FunctionSteps(strategy, tables=self._job.variables.may_be_table)
         #: By function and kinds of arguments.
         self._functions: dict[Hashable, ScheduledFunction] = {}
         #: What calls will return, with their iterators, which the program may have dropped.

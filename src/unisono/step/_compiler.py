@@ -22,11 +22,11 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
 from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
-from unisono.step._held_value import HeldInRows, HeldValue
 from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
+from unisono.step._value_handle import RowsHandle, ValueHandle
 from unisono.step.eager._recording import current_recorder, note_read
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Entry:
         self._held: list[Any] = [_NOTHING] * len(plan.slots)
         self._arrays: list[Any] = [None] * len(plan.slots)
         #: By slot: what stands for a value on parameter servers, which stays there and is read for each step.
-        self._elsewhere: dict[int, HeldInRows] = {}
+        self._elsewhere: dict[int, RowsHandle] = {}
         self._written = [(i, s) for i, s in enumerate(plan.slots) if s.written]
         self._read = [i for i, s in enumerate(plan.slots) if not s.written]
         # Asked of each variable in each step: 320 small variables have 962 slots.
@@ -172,7 +172,7 @@ class Entry:
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Of what lies in parts each worker has its own, and parameter servers have one value for all.
-        new = [s for s in new if not isinstance(_stored(s), HeldValue)]
+        new = [s for s in new if not isinstance(_stored(s), ValueHandle)]
         values = self.strategy.process_group.broadcast_arrays([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
             _store(slot, jnp.asarray(value))
@@ -193,7 +193,7 @@ class Entry:
         # What is written is donated: where the step then fails, it is placed anew.
         self._held[number] = _NOTHING
         self._elsewhere.pop(number, None)
-        if isinstance(value, HeldInRows):
+        if isinstance(value, RowsHandle):
             self._elsewhere[number] = value
             self._arrays[number] = slot.layout.place(value.whole())
             return

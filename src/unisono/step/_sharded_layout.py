@@ -37,9 +37,9 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
+from unisono.step._value_handle import ValueHandle
 
 _LOG = logging.getLogger("unisono")
 
@@ -50,7 +50,7 @@ _MARK = "_unisono_shards"
 _IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
-class Shards(HeldValue):
+class Shards(ValueHandle):
     """What a variable holds whose elements lie in parts on the replicas; becomes an array where it is read.
 
     Args:
@@ -242,7 +242,7 @@ def as_read(value: Any) -> Any:
     Raises:
         ContextError: where this process may not read it now.
     """
-    return value.read() if isinstance(value, HeldValue) and not _IN_PARTS.get() else value
+    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value
 
 
 class ShardedLayout(StateLayout):

@@ -29,13 +29,13 @@ from unisono.strategies._replicated import ReplicatedStrategy, Runner
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._epoch_callbacks import epoch_callbacks
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits, watch_program
-from unisono.strategies.parameter_server._fit import PushedFunction, PushedStatefulFunction
+from unisono.strategies.parameter_server._fit import RemoteStatefulTrainFunction, RemoteTrainFunction
 from unisono.strategies.parameter_server._job import Cluster, Job
-from unisono.strategies.parameter_server._own_data import RunningCalls, WorkerDatasets
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
+from unisono.strategies.parameter_server._worker_datasets import RunningCalls, WorkerDatasets
 from unisono.training._scope_warnings import servers_joined
-from unisono.training.pushed._push_layout import PushLayout
+from unisono.training.remote_step._push_layout import PushLayout
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -194,7 +194,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Return what sends each batch to a worker."""
         if self._job is None:
             return super().make_trainer_function(model, task)
-        made = PushedStatefulFunction if is_stateful(model, task) else PushedFunction
+        made = RemoteStatefulTrainFunction if is_stateful(model, task) else RemoteTrainFunction
         return made(model, self, task)
 
     def make_step_runner(
@@ -216,7 +216,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return self._job is not None
 
     @property
-    def own_data(self) -> WorkerDatasets | None:
+    def worker_datasets(self) -> WorkerDatasets | None:
         """What workers make themselves for the call of `fit` or `evaluate` that runs now."""
         return None if self._calls is None else self._calls.current
 

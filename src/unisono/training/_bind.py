@@ -43,11 +43,11 @@ from unisono._lowering._install import install_lowerings
 from unisono._mesh import on_device
 from unisono._types import PyTree, UserValue
 from unisono.step._explain import explaining
-from unisono.step._held_value import HeldValue
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import check_keras, store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import as_read
+from unisono.step._value_handle import ValueHandle
 from unisono.step.eager._recording import note_read, read_as
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import (
@@ -200,9 +200,9 @@ def _marked(
 
 def _assign(
     original: Callable[..., jax.Array], self: keras.Variable, value: UserValue
-) -> jax.Array | HeldValue:
+) -> jax.Array | ValueHandle:
     check_holder(self)
-    if isinstance(value, HeldValue):
+    if isinstance(value, ValueHandle):
         # Where Keras' loop ends, it puts back what the last step has left.
         store_value(self, value)
         return value
@@ -212,7 +212,7 @@ def _assign(
     # In a stateless scope the variable holds what it held, which may be what it is assigned.
     if new is held:
         return result
-    if isinstance(held, HeldValue):
+    if isinstance(held, ValueHandle):
         store_value(self, held)
         store_value(self, held.assigned(new))
     elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):

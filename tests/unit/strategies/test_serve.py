@@ -11,7 +11,7 @@ from tests.support import LIMIT
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.strategies.parameter_server import _serve
-from unisono.strategies.parameter_server._last_word import leave_word
+from unisono.strategies.parameter_server._end_marker import leave_end_marker
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import (
     CHIEF_VARIABLE,
@@ -127,7 +127,7 @@ def test_the_limit_must_be_a_number_of_seconds(monkeypatch, text):
 
 def test_a_task_that_comes_after_the_end_of_its_job_ends_with_its_code():
     served = Served()
-    leave_word(["localhost:1"], 7)
+    leave_end_marker(["localhost:1"], 7)
     assert served.join() == 7
     assert served.is_closed
 

@@ -34,7 +34,7 @@ from unisono.estimator import (
     train_and_evaluate,
 )
 from unisono.estimator._train_op import minimize
-from unisono.strategies.parameter_server import _placed
+from unisono.strategies.parameter_server import _remote_variables
 
 SCE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -188,7 +188,7 @@ def test_train_and_evaluate_in_turn(tmp_path):
         for _ in range(4):
             estimator.train(data(X, Y, 10), steps=2)
             assert [len(server.store.variables) for server in strategy.cluster.servers] == [0]
-            assert not strategy.job.placed._placed
+            assert not strategy.job.variables._placed
             assert not strategy.job._names
             assert not strategy.state_layout._notes
         assert estimator.get_variable_value("global_step") == 38
@@ -222,8 +222,8 @@ def test_data_must_hold_an_element_and_be_sent(tmp_path):
 
 @pytest.mark.parametrize("scales", [False, True])
 def test_a_rate_of_the_step_reaches_updates_by_rows(monkeypatch, scales):
-    monkeypatch.setattr(_placed, "SMALL_TABLE_BYTES", 0)
-    monkeypatch.setattr(_placed, "TABLE_BYTES", 0)
+    monkeypatch.setattr(_remote_variables, "SMALL_TABLE_BYTES", 0)
+    monkeypatch.setattr(_remote_variables, "TABLE_BYTES", 0)
 
     def optimizer():
         plain = keras.optimizers.SGD(lambda: 0.05)
@@ -238,5 +238,5 @@ def test_a_rate_of_the_step_reaches_updates_by_rows(monkeypatch, scales):
     one = trained(None, model_fn, data(words, Y[:40, 0], 10))
     with local_strategy(workers=1, servers=2) as strategy:
         ours = trained(strategy, model_fn, data(words, Y[:40, 0], 10))
-        assert any(placed.is_table for placed in strategy.job.placed._placed.values())
+        assert any(placed.is_table for placed in strategy.job.variables._placed.values())
     assert_equal(ours, one)

@@ -76,7 +76,7 @@ def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():
         with strategy.scope():
             model = compiled()
         model.fit(*data(), batch_size=32, verbose=0)
-        placed = strategy.job.placed
+        placed = strategy.job.variables
         homes = {v.path: placed[v].homes for v in model.variables}
         kernel, bias = model.layers[0].variables
         # 192 bytes on the first, then 32, 64 and 8 on the second.
@@ -100,7 +100,7 @@ def test_variables_that_come_home_go_to_the_servers_again():
         for each in (model, twin):
             each.set_weights([w + 0.01 for w in twin.get_weights()])
             each.fit(x, y, batch_size=32, shuffle=False, verbose=0)
-        placed, stores = strategy.job.placed, [server.store for server in strategy.cluster.servers]
+        placed, stores = strategy.job.variables, [server.store for server in strategy.cluster.servers]
         count, nbytes = sum(len(store.variables) for store in stores), sum(placed._placement.nbytes)
         of_model = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
         placed.release(of_model)
@@ -129,10 +129,10 @@ def test_reads_and_assignments_reach_the_servers():
         kernel.assign(np.ones(kernel.shape))
         assert repr(stored_value(kernel)).startswith("<on servers:")
         np.testing.assert_array_equal(kernel.numpy(), 1)
-        ((server, number),) = strategy.job.placed[kernel].keys
+        ((server, number),) = strategy.job.variables[kernel].keys
         np.testing.assert_array_equal(strategy.cluster.servers[server].store.read(number), 1)
         model.optimizer.learning_rate = 0.25
-        assert strategy.job.placed[model.optimizer.learning_rate].homes == (0, 1)
+        assert strategy.job.variables[model.optimizer.learning_rate].homes == (0, 1)
         for server in strategy.cluster.servers:
             values = [v.host() for v in server.store.variables.values() if "learning_rate" in v.spec.name]
             assert [float(v) for v in values] == [0.25]
@@ -143,7 +143,7 @@ def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
         with strategy.scope():
             read = unisono.Variable(np.zeros(3, "float32"))
             written = unisono.Variable(np.zeros(3, "float32"), aggregation="sum")
-        strategy.job.placed.place([(read, None), (written, None)])
+        strategy.job.variables.place([(read, None), (written, None)])
 
         def step():
             written.assign_add(read.value + 1)
@@ -156,7 +156,7 @@ def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
         for number, call in enumerate((lambda: strategy.run(step),) * 3 + (function,) * 2):
             np.testing.assert_array_equal(call(), number)
             read.assign_add(np.ones(3))
-        np.testing.assert_array_equal(strategy.job.placed.read(written), 5 + sum(range(5)))
+        np.testing.assert_array_equal(strategy.job.variables.read(written), 5 + sum(range(5)))
         np.testing.assert_array_equal(written, 15)
 
 

@@ -7,8 +7,8 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.partitioners import FixedShardsPartitioner
-from unisono.strategies.parameter_server import _placed
-from unisono.training.pushed import _push_layout
+from unisono.strategies.parameter_server import _remote_variables
+from unisono.training.remote_step import _push_layout
 from unisono.training.tables._row_initial import NotMade
 
 K, L = keras.optimizers, keras.layers
@@ -18,8 +18,8 @@ ROWS = 90
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch):
     """Let tables be large from 300 bytes on, and be made by servers."""
-    monkeypatch.setattr(_placed, "SMALL_TABLE_BYTES", 300)
-    monkeypatch.setattr(_placed, "TABLE_BYTES", 300)
+    monkeypatch.setattr(_remote_variables, "SMALL_TABLE_BYTES", 300)
+    monkeypatch.setattr(_remote_variables, "TABLE_BYTES", 300)
     monkeypatch.setattr(_push_layout, "MADE_LATER", 300)
 
 
@@ -50,7 +50,7 @@ def assert_same(model, other):
 
 
 def is_table(strategy, variable):
-    return strategy.job.placed[variable].is_table
+    return strategy.job.variables[variable].is_table
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from unisono.estimator.hooks._runner import HookRunner
 from unisono.estimator.hooks._summaries import SummarySaverHook
 from unisono.estimator.session._input import data_of, rows_of
 from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
-from unisono.estimator.session._pushed_steps import PushedStepRunner
+from unisono.estimator.session._remote_steps import RemoteStepRunner
 from unisono.estimator.session._saving import Initializer, TrainingSaver, initialize, restore
 from unisono.estimator.session._steps import StepRunner
 from unisono.estimator.session._worker_input import WorkerInput
@@ -77,10 +77,10 @@ class Training:
         self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
         self.runner = task.strategy.make_step_runner(self._on_replicas, self._on_workers)
 
-    def _on_workers(self, strategy: ParameterServerStrategy) -> StepRunner | PushedStepRunner:
-        return PushedStepRunner(strategy, self.step, self._data)
+    def _on_workers(self, strategy: ParameterServerStrategy) -> StepRunner | RemoteStepRunner:
+        return RemoteStepRunner(strategy, self.step, self._data)
 
-    def _on_replicas(self, strategy: ReplicatedStrategy) -> StepRunner | PushedStepRunner:
+    def _on_replicas(self, strategy: ReplicatedStrategy) -> StepRunner | RemoteStepRunner:
         elements = data_of(self._data.input_fn, strategy, self._data.given)
         rows = rows_of(elements, len(strategy.mesh.local_replicas))
         return StepRunner(strategy, self.step, rows, self._task.executables)

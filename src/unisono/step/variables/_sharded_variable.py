@@ -21,9 +21,9 @@ import numpy as np
 
 from unisono._context import check_holder
 from unisono._types import ArrayLike, UserValue
-from unisono.step._held_value import HeldInRows
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._sharded_layout import in_parts
+from unisono.step._value_handle import RowsHandle
 
 #: The attribute of a divided variable that holds the bounds of its parts.
 _BOUNDS = "_unisono_bounds"
@@ -59,7 +59,7 @@ class ShardedVariable:
             index: what NumPy takes: numbers, slices with any step, `...`, None, arrays.
         """
         needed = needed_rows(index, self.shape[0])  # type: ignore[attr-defined]
-        held = held_in_rows(self) if needed is not None else None
+        held = rows_handle_of(self) if needed is not None else None
         if needed is None or held is None:
             return super().__getitem__(index)  # type: ignore[misc]
         begin, end, left = needed
@@ -128,7 +128,7 @@ class VariableShard:
         """
         begin, end = self.rows
         new = jnp.broadcast_to(jnp.asarray(value, stored_dtype(self._variable)), self.shape)
-        held = held_in_rows(self._variable)
+        held = rows_handle_of(self._variable)
         if held is None:
             self._variable.assign(jnp.asarray(self._variable.value).at[begin:end].set(new))
         else:
@@ -207,7 +207,7 @@ def bounds_of(variable: Any) -> list[tuple[int, int]]:
     return bounds
 
 
-def held_in_rows(variable: Any) -> HeldInRows | None:
+def rows_handle_of(variable: Any) -> RowsHandle | None:
     """Return what a variable holds, where code here would read it from servers; else None.
 
     Args:
@@ -217,7 +217,7 @@ def held_in_rows(variable: Any) -> HeldInRows | None:
         return None  # a layer of mixed precision reads it
     with in_parts():
         held = variable.value
-    return held if isinstance(held, HeldInRows) else None
+    return held if isinstance(held, RowsHandle) else None
 
 
 def needed_rows(index: Any, rows: int) -> tuple[int, int, tuple[Any, ...]] | None:

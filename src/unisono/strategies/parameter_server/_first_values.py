@@ -15,7 +15,7 @@ from unisono.ps._placement import Division, VariablePart
 from unisono.ps.state._create import NewVariable
 from unisono.ps.state._variables import DENSE, TABLE, StoredSpec
 from unisono.rpc._ops import Op
-from unisono.step._held_value import HeldValue
+from unisono.step._value_handle import ValueHandle
 from unisono.training.tables._row_initial import NotMade, RowInitializer
 
 #: Bytes of a table that travel at once where all of it is read.
@@ -56,7 +56,7 @@ class FirstValue:
 
 
 def read_table(
-    client: ServerClient, division: Division, numbers: Mapping[VariablePart, int], held: HeldValue
+    client: ServerClient, division: Division, numbers: Mapping[VariablePart, int], held: ValueHandle
 ) -> np.ndarray:
     """Return all rows of a table, which travel in pieces: there is one copy of it here.
 

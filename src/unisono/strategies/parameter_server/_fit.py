@@ -29,8 +29,8 @@ from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import mark_synced
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training._model_state import hold_state
-from unisono.training.pushed._function_step import FunctionProgram, FunctionSteps
-from unisono.training.pushed._worker_step import WorkerStep
+from unisono.training.remote_step._function_step import FunctionProgram, FunctionSteps
+from unisono.training.remote_step._worker_step import WorkerStep
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._stateful_function import mark_built
 from unisono.training.stateful._stateful_step import StatefulStep
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _WAITING = 2
 
 
-class PushedFunction:
+class RemoteTrainFunction:
     """Keras' `train_function`, `test_function` or `predict_function` on the workers.
 
     Args:
@@ -56,7 +56,7 @@ class PushedFunction:
     def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
         self._names = tuple(f"{name}_variables" for name in task.value)
-        self._steps = WorkerStep(model, strategy, task, tables=strategy.job.placed.may_be_table)
+        self._steps = WorkerStep(model, strategy, task, tables=strategy.job.variables.may_be_table)
         #: The variables that are on servers, by `id`, and which of them are states of random generators.
         self._ids: tuple[int, ...] = ()
         self._is_seed: list[bool] = []
@@ -97,7 +97,7 @@ class PushedFunction:
         variables = [v for part in variables_of(self._model, self._task) for v in part]
         values = [value for part in state for value in part]
         trains = self._task is TrainerTask.TRAIN
-        own, tally = self._strategy.own_data, self._strategy.tally if trains else None
+        own, tally = self._strategy.worker_datasets, self._strategy.tally if trains else None
         ids = tuple(map(id, variables))
         if ids != self._ids:
             # Not at each step: for a model of three layers that were 64 questions (2026-11-22).
@@ -105,7 +105,7 @@ class PushedFunction:
             # The step tells which of them are tables, and what it calls besides the model's optimizer.
             step = self._steps.program(batch)
             others = [o for o in step.optimizers if o is not self._model.optimizer]
-            job.placed.place(
+            job.variables.place(
                 list(zip(variables, values, strict=True)),
                 [*([self._model.optimizer] if trains else []), *others],
                 step.tables,
@@ -124,7 +124,7 @@ class PushedFunction:
             lazy = self._lazy(self._steps.program(batch).result, own.run(self._of_batches, tally))
         # What Keras finds in its variables when its loop ends.
         held: Iterator[Any] = iter(
-            job.streams.held(v) if is_seed else job.placed[v].held
+            job.streams.held(v) if is_seed else job.variables[v].held
             for v, is_seed in zip(variables, self._is_seed, strict=True)
         )
         after = tuple([next(held) for _ in part] for part in state)
@@ -148,7 +148,7 @@ class PushedFunction:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
-class PushedStatefulFunction(PushedFunction):
+class RemoteStatefulTrainFunction(RemoteTrainFunction):
     """The same for a step in TensorFlow's form, whose variables are found as those of a scheduled function.
 
     Args:
@@ -160,7 +160,7 @@ class PushedStatefulFunction(PushedFunction):
     def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
         super().__init__(model, strategy, task)
         self._step = StatefulStep(model, strategy, task).alone
-        self._functions = FunctionSteps(strategy, tables=strategy.job.placed.may_be_table)
+        self._functions = FunctionSteps(strategy, tables=strategy.job.variables.may_be_table)
 
     @property
     def num_programs(self) -> int:
@@ -177,7 +177,7 @@ class PushedStatefulFunction(PushedFunction):
         mark_built(self._model)
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
-        job, own = self._strategy.job, self._strategy.own_data
+        job, own = self._strategy.job, self._strategy.worker_datasets
         tally = self._strategy.tally if self._task is TrainerTask.TRAIN else None
         found = self._of_batches(batch)
         job.place(found)

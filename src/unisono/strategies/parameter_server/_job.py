@@ -24,12 +24,12 @@ from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult,
 from unisono.ps.worker._step_plan import OWN_INDEX
 from unisono.rpc._calls import RequestPeer
 from unisono.step._interrupts import INTERRUPTS
-from unisono.strategies.parameter_server._last_word import leave_word
-from unisono.strategies.parameter_server._placed import PlacedVariables
+from unisono.strategies.parameter_server._end_marker import leave_end_marker
 from unisono.strategies.parameter_server._plans import PlanMaker
+from unisono.strategies.parameter_server._remote_variables import RemoteVariables
 from unisono.strategies.parameter_server._streams import RandomStreams
-from unisono.training.pushed._function_step import FunctionProgram
-from unisono.training.pushed._worker_program import WorkerProgram
+from unisono.training.remote_step._function_step import FunctionProgram
+from unisono.training.remote_step._worker_program import WorkerProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Job:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers)
         generation = self.client.begin_job(cluster.generation)
-        self.placed = PlacedVariables(self.client, self._settle)
+        self.variables = RemoteVariables(self.client, self._settle)
         self.streams = RandomStreams()
-        self._plans = PlanMaker(self.placed, self.client)
+        self._plans = PlanMaker(self.variables, self.client)
         self.pool = WorkerPool(
             cluster.workers,
             rules,
@@ -98,7 +98,7 @@ class Job:
             found: the function's program.
         """
         pairs = [(variable, None) for variable in found.variables]
-        self.placed.place(pairs, found.step.optimizers, found.step.tables)
+        self.variables.place(pairs, found.step.optimizers, found.step.tables)
 
     def use(self, program: WorkerProgram, of_batches: tuple[BatchFunction, str] | None = None) -> str:
         """Bring a program to workers and servers, once; return the name of its plan.
@@ -155,7 +155,7 @@ class Job:
         gone = {id(program) for program in programs}
         optimizers = list({id(o): o for program in programs for o in program.optimizers}.values())
         slots = [v for optimizer in optimizers for v in optimizer.variables]
-        self.placed.release([*variables, *slots])
+        self.variables.release([*variables, *slots])
         self._names = {key: named for key, named in self._names.items() if key[0] not in gone}
         self._plans.forget(optimizers)
 
@@ -209,8 +209,8 @@ class Job:
         else:
             away = self.pool.away
             # A launcher ends those that come later.
-            self.pool.end(code, away if self._cluster.is_supervised else leave_word(away, code))
-            leave_word(self.client.end(code), code)
+            self.pool.end(code, away if self._cluster.is_supervised else leave_end_marker(away, code))
+            leave_end_marker(self.client.end(code), code)
         self._cluster.close()
 
 

@@ -22,12 +22,12 @@ from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_plan import PushPlan, StepPlan
 from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
 from unisono.step._keras_internals import trained_variables
-from unisono.strategies.parameter_server._placed import PlacedVariables
-from unisono.training.pushed._jaxprs import exported
-from unisono.training.pushed._preparation import extras_of
-from unisono.training.pushed._push_layout import UpdateCall
-from unisono.training.pushed._server_update import Piece, ServerUpdate
-from unisono.training.pushed._worker_program import WorkerProgram
+from unisono.strategies.parameter_server._remote_variables import RemoteVariables
+from unisono.training.remote_step._jaxprs import exported
+from unisono.training.remote_step._preparation import extras_of
+from unisono.training.remote_step._push_layout import UpdateCall
+from unisono.training.remote_step._server_update import Piece, ServerUpdate
+from unisono.training.remote_step._worker_program import WorkerProgram
 from unisono.training.tables._lookups import TableLookups
 
 #: What an undivided array counts as: one part.
@@ -45,7 +45,7 @@ class _Outputs:
     results: tuple[int, ...]
 
     @classmethod
-    def of(cls, program: WorkerProgram, placed: PlacedVariables, count: int) -> _Outputs:
+    def of(cls, program: WorkerProgram, placed: RemoteVariables, count: int) -> _Outputs:
         numbers = iter(range(count))
 
         def of_parts(variable: keras.Variable) -> dict[VariablePart, int]:
@@ -71,7 +71,7 @@ class PlanMaker:
         client: of the servers.
     """
 
-    def __init__(self, placed: PlacedVariables, client: ServerClient) -> None:
+    def __init__(self, placed: RemoteVariables, client: ServerClient) -> None:
         self._placed, self._client = placed, client
         self._updates: dict[tuple[int, int, tuple[bool, ...]], tuple[str, ServerUpdate]] = {}
 
@@ -231,7 +231,7 @@ def _numbers_in_parts(blob: bytes, divisions: Sequence[Division | None]) -> byte
     return exported(numbers, specs, inner.platforms)
 
 
-def in_parts(program: WorkerProgram, placed: PlacedVariables) -> tuple[bytes, int]:
+def in_parts(program: WorkerProgram, placed: RemoteVariables) -> tuple[bytes, int]:
     """Return a program that takes and gives the parts of divided variables, and the number of its outputs.
 
     Args:

@@ -35,7 +35,7 @@ from unisono.rpc._transport._endpoint import Endpoint
 from unisono.rpc._transport._keys import read_keys
 from unisono.rpc._transport._peer import Peer
 from unisono.rpc._transport._refusal import require_key_or_refuse
-from unisono.strategies.parameter_server._last_word import started_at, word_left
+from unisono.strategies.parameter_server._end_marker import end_marker_of, started_at
 from unisono.strategies.parameter_server._roles import Roles
 from unisono.training._scope_warnings import servers_joined
 
@@ -185,7 +185,7 @@ class Service(abc.ABC):
         is_watching = in_main_thread() and not is_supervised()
         watch = SignalWatch(self._note_signal, signal.SIGTERM) if is_watching else None
         try:
-            word = self._wait()
+            code = self._wait()
         finally:
             atexit.unregister(self.close)
             self.close()
@@ -194,14 +194,14 @@ class Service(abc.ABC):
         if self._obeys:
             # As if it arrived now: to the handler that the program had before.
             signal.raise_signal(signal.SIGTERM)
-        return self.exit_code if word is None else word
+        return self.exit_code if code is None else code
 
     def _note_signal(self) -> None:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
     def _waits_no_longer(self, silence: float) -> bool:
-        """Return whether a task that got SIGTERM obeys, without a word of its chief."""
+        """Return whether a task that got SIGTERM obeys, without a decision of its chief."""
         if self._asked_at is None:
             return False
         self._obeys = silence >= _VANISHED or time.monotonic() - self._asked_at >= self._grace
@@ -212,8 +212,8 @@ class Service(abc.ABC):
         heard_at, silence, asked_at = self.heard_at, 0.0, None
         address, began = self._roles.addresses[self._roles.task], started_at()
         while True:
-            if (word := word_left(address, began)) is not None:
-                return word
+            if (code := end_marker_of(address, began)) is not None:
+                return code
             before = time.monotonic()
             if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._patience / 10))):
                 return None

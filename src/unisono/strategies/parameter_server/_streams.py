@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.training.pushed._worker_program import RandomStream
+from unisono.training.remote_step._worker_program import RandomStream
 
 
 class RandomStreams:

@@ -25,7 +25,7 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step._layout import GradientReducer
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import Aside, gather_rows, own_rows, rows_of
+from unisono.training.replica._rows import Skipped, gather_rows, own_rows, rows_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -125,7 +125,7 @@ def _row_use(
     masks = _masks(given[1])
     arrays = jax.tree.map(jnp.asarray, (*given, masks))
     try:
-        with entered(None), Aside():
+        with entered(None), Skipped():
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
         # For example a function that holds arrays of this replica's rows: it cannot see all rows.

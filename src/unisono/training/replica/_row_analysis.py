@@ -24,13 +24,13 @@ from unisono._types import ArrayLike, PyTree
 from unisono.training.replica._row_rules import RULES, anything
 from unisono.training.replica._row_states import (
     MIXED,
-    Apart,
+    Constant,
     Equation,
-    Fixed,
     Mixed,
+    Reduced,
     RowState,
+    RowWise,
     Step,
-    Total,
     is_fill,
 )
 
@@ -92,7 +92,7 @@ def uses_in_traces(
         ratio: how many times as many.
         counts_rows: for each argument, whether its first axis counts rows.
     """
-    start: list[RowState] = [Apart(0) if counts else Fixed() for counts in counts_rows]
+    start: list[RowState] = [RowWise(0) if counts else Constant() for counts in counts_rows]
     states = _TraceReader(ratio).closed(few, many, start)
     if states is None:
         return [RowUse.MIXED] * len(few.jaxpr.outvars)
@@ -141,27 +141,27 @@ class _TraceReader:
         """Return the state of a number that the traces hold, or of an array that the function closes over."""
         if few is many:
             if isinstance(few, jax.core.Tracer) or np.size(few) > _SMALL:
-                return Fixed()
+                return Constant()
         elif isinstance(few, jax.core.Tracer) or isinstance(many, jax.core.Tracer):
             return MIXED
         if np.shape(few) != np.shape(many):
             return MIXED
         if np.size(few) > _SMALL:
-            return Fixed() if np.array_equal(few, many) else MIXED
+            return Constant() if np.array_equal(few, many) else MIXED
         return self.measured(np.asarray(few), np.asarray(many))
 
     def measured(self, few: np.ndarray, many: np.ndarray) -> RowState:
         """A state that remembers small values."""
-        return Fixed(0, (few, many))
+        return Constant(0, (few, many))
 
     def settled(self, state: RowState) -> RowState:
         """The state with the power that its values have, for an operation that does not compute them."""
-        if not isinstance(state, Fixed) or state.known is None:
+        if not isinstance(state, Constant) or state.known is None:
             return state
         few, many = state.known
         for power in (0, 1, -1):
             if np.allclose(few.astype("f8") * float(self._ratio) ** power, many.astype("f8"), 1e-6, 0):
-                return Fixed(power, state.known)
+                return Constant(power, state.known)
         return MIXED
 
     def _results(self, step: Step, operands: list[RowState]) -> list[RowState]:
@@ -198,7 +198,7 @@ class _TraceReader:
         """What is certain whichever branch is taken, where rows do not decide it."""
         index, *rest = operands
         few, many = (e.params["branches"] for e in (step.eqn, step.other))
-        if self.settled(index) != Fixed() or len(few) != len(many):
+        if self.settled(index) != Constant() or len(few) != len(many):
             return None
         found = [self.closed(a, b, rest) for a, b in zip(few, many, strict=True)]
         if any(f is None for f in found):
@@ -219,9 +219,9 @@ class _TraceReader:
             operands[consts : consts + carry],
             operands[consts + carry :],
         )
-        if any(isinstance(s, Apart) and s.axis == 0 for s in along):
+        if any(isinstance(s, RowWise) and s.axis == 0 for s in along):
             return None
-        inner = [Apart(s.axis - 1, s.power) if isinstance(s, Apart) else s for s in along]
+        inner = [RowWise(s.axis - 1, s.power) if isinstance(s, RowWise) else s for s in along]
         bodies = step.eqn.params["jaxpr"], step.other.params["jaxpr"]
         for _ in range(_ROUNDS):
             results = self.closed(*bodies, [*fixed, *carried, *inner])
@@ -233,36 +233,36 @@ class _TraceReader:
                 ends = results[carry:]
                 return [
                     *carried,
-                    *(Apart(s.axis + 1, s.power) if isinstance(s, Apart) else s for s in ends),
+                    *(RowWise(s.axis + 1, s.power) if isinstance(s, RowWise) else s for s in ends),
                 ]
             carried = after
         return None
 
 
 def _unknown(state: RowState) -> RowState:
-    return Fixed(state.power) if isinstance(state, Fixed) else state
+    return Constant(state.power) if isinstance(state, Constant) else state
 
 
 def _joined(a: RowState, b: RowState) -> RowState:
     """What is certain of a value that is one or the other."""
     if a == b:
-        return Fixed(a.power) if isinstance(a, Fixed) else a
-    if isinstance(a, Fixed):
+        return Constant(a.power) if isinstance(a, Constant) else a
+    if isinstance(a, Constant):
         a, b = b, a
-    if isinstance(a, Apart) and isinstance(b, Fixed) and a.power == b.power:
+    if isinstance(a, RowWise) and isinstance(b, Constant) and a.power == b.power:
         return a
     return MIXED
 
 
 def _use_of(state: RowState) -> RowUse:
     match state:
-        case Fixed(power=0):
+        case Constant(power=0):
             return RowUse.NONE
-        case Apart(axis=0, power=0):
+        case RowWise(axis=0, power=0):
             return RowUse.APART
-        case Total(power=0):
+        case Reduced(power=0):
             return RowUse.SUM
-        case Total(power=-1):
+        case Reduced(power=-1):
             return RowUse.MEAN
     return RowUse.MIXED
 
@@ -272,7 +272,7 @@ def _use_of(state: RowState) -> RowUse:
 _SMALL = 16
 
 #: How often a loop's body is read until the states of its carry repeat. Each reading can only lose certainty,
-#: in the order Fixed, Apart, Mixed, so two or three are enough for a few carries.
+#: in the order Constant, RowWise, Mixed, so two or three are enough for a few carries.
 _ROUNDS = 4
 
 #: Operations that call a function, and under which name they hold it.
@@ -317,7 +317,7 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
 
 def _computed(step: Step, operands: list[RowState]) -> tuple[np.ndarray, np.ndarray] | None:
     """Both traces' values of a result, where all operands' are known; else None."""
-    pairs = [s.known for s in operands if isinstance(s, Fixed) and s.known is not None]
+    pairs = [s.known for s in operands if isinstance(s, Constant) and s.known is not None]
     if len(pairs) != len(operands) or not pairs:
         return None
     name = step.eqn.primitive.name
@@ -355,7 +355,7 @@ def _reduced(name: str, eqn: Equation, value: np.ndarray) -> np.ndarray:
 def _chosen(step: Step, operands: list[RowState]) -> int | None:
     """Which operand a choice takes, where the condition is known."""
     condition = operands[0] if step.eqn.primitive.name == "select_n" else None
-    if not isinstance(condition, Fixed) or condition.known is None:
+    if not isinstance(condition, Constant) or condition.known is None:
         return None
     taken = {int(x) for part in condition.known for x in np.ravel(part)}
     return 1 + taken.pop() if len(taken) == 1 else None

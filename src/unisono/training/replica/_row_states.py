@@ -18,7 +18,7 @@ Equation: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Constant:
     """Not of the rows: equal in both traces but for a power of the number of rows.
 
     Along an axis that counts rows all entries are equal. `known` are both traces' values: small
@@ -30,7 +30,7 @@ class Fixed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart:
+class RowWise:
     """Along `axis`, whose size is a multiple of the rows, entries depend on their own row alone."""
 
     axis: int
@@ -38,7 +38,7 @@ class Apart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class Reduced:
     """A sum over all rows, times a power of their number."""
 
     power: int = 0
@@ -48,7 +48,7 @@ class Mixed:
     """Anything."""
 
 
-RowState = Fixed | Apart | Total | Mixed
+RowState = Constant | RowWise | Reduced | Mixed
 MIXED = Mixed()
 
 
@@ -97,4 +97,4 @@ def _counting(few: Sequence[int], many: Sequence[int]) -> set[int]:
 
 def is_fill(state: RowState) -> bool:
     """Whether a state is that of an array filled with one known number."""
-    return isinstance(state, Fixed) and state.known is not None and np.ndim(state.known[0]) == 0
+    return isinstance(state, Constant) and state.known is not None and np.ndim(state.known[0]) == 0

@@ -19,9 +19,9 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import stored_dtype
-from unisono.training.pushed._jaxprs import exported
+from unisono.training.remote_step._jaxprs import exported
 from unisono.training.replica._row_analysis import CALLS
-from unisono.training.tables._row_program import RowProgram, RowsAtHand
+from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup, aval_of, inlined
 
 _LOG = logging.getLogger("unisono")
@@ -148,12 +148,12 @@ class RowStep:
         """Return the step's results; traced."""
         left = iter(given)
         arguments = dict(others)
-        hands: dict[int, RowsAtHand] = {}
+        hands: dict[int, GatheredRows] = {}
         for root in self._roots:
             for i, _ in self._of(root):
                 arguments[i] = next(left)
                 count = arguments[i].shape[0]
-            hands[id(root)] = RowsAtHand(count, next(left))
+            hands[id(root)] = GatheredRows(count, next(left))
         ordered = [arguments[i] for i in range(len(self._program.jaxpr.invars))]
         return self._program.evaluate(ordered, lambda root: hands[id(root)], list(left))
 

@@ -18,18 +18,18 @@ import keras
 import numpy as np
 
 from unisono._context import current
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import store_value
-from unisono.training.pushed._jaxprs import exported
-from unisono.training.pushed._push_layout import PushLayout
-from unisono.training.tables._row_program import RowProgram, RowsAtHand
+from unisono.step._value_handle import ValueHandle
+from unisono.training.remote_step._jaxprs import exported
+from unisono.training.remote_step._push_layout import PushLayout
+from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
 #: A server makes rows of this many bytes at once.
 _PIECE = 4 << 20
 
 
-class NotMade(HeldValue):
+class NotMade(ValueHandle):
     """Stands for the first value of a variable, which is made where it is needed.
 
     Args:
@@ -95,7 +95,7 @@ class RowInitializer:
 
         def rows(first: jax.Array) -> list[jax.Array]:
             numbers = first + begin + jnp.arange(count, dtype=jnp.int32)
-            return self._program.evaluate([], lambda _: RowsAtHand(count, count, numbers))
+            return self._program.evaluate([], lambda _: GatheredRows(count, count, numbers))
 
         return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)], ("cpu",))
 

@@ -18,7 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono.training.pushed._jaxprs import pruned
+from unisono.training.remote_step._jaxprs import pruned
 from unisono.training.replica._row_analysis import CALLS
 from unisono.training.tables._row_random import random_rows
 from unisono.training.tables._row_values import (
@@ -45,7 +45,7 @@ _SiteKey = tuple[Operand, bool, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LookupSite:
+class GatherSite:
     """One array of numbers of rows.
 
     Args:
@@ -60,7 +60,7 @@ class LookupSite:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowsAtHand:
+class GatheredRows:
     """The rows of a group with which a program is evaluated.
 
     Args:
@@ -101,7 +101,7 @@ class RowProgram:
         self._tables, self._in_rows, self._created = dict(tables), dict(in_rows), created
         self._known: dict[jex.Var, RowKnowledge] = {}
         #: By variable, mode and number of rows: an array of numbers may be used several times.
-        self._sites: dict[_SiteKey, LookupSite] = {}
+        self._sites: dict[_SiteKey, GatherSite] = {}
         for number, group in tables.items():
             self._known[self._closed.jaxpr.invars[number]] = Rows(group)
         for eqn in self._closed.jaxpr.eqns:
@@ -109,7 +109,7 @@ class RowProgram:
         self._check_results()
 
     @property
-    def sites(self) -> list[LookupSite]:
+    def sites(self) -> list[GatherSite]:
         """The arrays of numbers of rows, in the order of their first use."""
         return list(self._sites.values())
 
@@ -216,7 +216,7 @@ class RowProgram:
             # Tables that are looked up with one array share their rows.
             self._sites[key].group.join(group)
         else:
-            self._sites[key] = LookupSite(group, eqn.invars[1], key[1])
+            self._sites[key] = GatherSite(group, eqn.invars[1], key[1])
 
     def _key(self, eqn: jex.JaxprEqn) -> _SiteKey:
         numbers = eqn.invars[1]
@@ -271,7 +271,7 @@ class RowProgram:
     def evaluate(
         self,
         given: Sequence[Any],
-        hand: Callable[[RowGroup], RowsAtHand],
+        hand: Callable[[RowGroup], GatheredRows],
         places: Sequence[Any] = (),
     ) -> list[Any]:
         """Return the results, of which those by rows have as many rows as there are at hand; traced.
@@ -361,7 +361,7 @@ class _RowEvaluation:
     """
 
     def __init__(
-        self, program: RowProgram, hand: Callable[[RowGroup], RowsAtHand], places: Sequence[Any]
+        self, program: RowProgram, hand: Callable[[RowGroup], GatheredRows], places: Sequence[Any]
     ) -> None:
         self._program, self._hand, self._places = program, hand, places
         #: Arrays; of values whose rows are equal, what makes them for a number of rows.
@@ -380,7 +380,7 @@ class _RowEvaluation:
             results.append(self._whole(atom) if group is None else self._of(atom, self._at(group).count))
         return results
 
-    def _at(self, group: RowGroup) -> RowsAtHand:
+    def _at(self, group: RowGroup) -> GatheredRows:
         return self._hand(group.root)
 
     def _of(self, atom: Operand, count: Any) -> Any:
@@ -408,7 +408,7 @@ class _RowEvaluation:
         change = {"shape": (count, *eqn.params["shape"][1:])} if "shape" in eqn.params else {}
         return bound(eqn, operands, **change)[0]
 
-    def _by_rows(self, eqn: jex.JaxprEqn, hand: RowsAtHand, states: Sequence[RowKnowledge]) -> Any:
+    def _by_rows(self, eqn: jex.JaxprEqn, hand: GatheredRows, states: Sequence[RowKnowledge]) -> Any:
         name, params = eqn.primitive.name, eqn.params
         operands = [self._of(atom, hand.count) for atom in eqn.invars]
         change: dict[str, Any] = {}
@@ -432,7 +432,7 @@ class _RowEvaluation:
         return bound(eqn, operands, **change)[0]
 
     @staticmethod
-    def _masked(rows: Any, hand: RowsAtHand, neutral: Any) -> Any:
+    def _masked(rows: Any, hand: GatheredRows, neutral: Any) -> Any:
         """Return rows with those that are none replaced, whatever they hold."""
         is_row = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0) < hand.used
         return jnp.where(is_row, rows, jnp.asarray(neutral, rows.dtype))

@@ -19,8 +19,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.pushed._jaxprs import pruned
-from unisono.training.tables._row_program import RowProgram, RowsAtHand
+from unisono.training.remote_step._jaxprs import pruned
+from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
 #: Rows with which an update without a gradient is tried.
@@ -92,7 +92,7 @@ def row_update(
         named = dict(zip(values, given, strict=True))
         named[gradient] = pushed[0]
         named.update({i: flag[0] for i, flag in zip(flags, pushed[1:], strict=True)})
-        hand = RowsAtHand(given[0].shape[0], given[0].shape[0])
+        hand = GatheredRows(given[0].shape[0], given[0].shape[0])
         found = program.evaluate([named[i] for i in used], lambda _: hand)
         named.update(zip(sorted(rows), found, strict=True))
         return [named[i] for i in values], []

@@ -11,8 +11,8 @@ import unisono
 from tests.ps_cluster import local_strategy
 from tests.virtual.training.stateful._models import L, gan, rows, weights_of
 from unisono import tf
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import stored_value
+from unisono.step._value_handle import ValueHandle
 from unisono.training._binding import bind
 
 DATA = rows(3, 4)
@@ -125,7 +125,7 @@ def test_workers_and_servers_train_as_by_hand(expected):
         # Each variable is on a server, also the optimizers' own.
         slots = [v for v in model.optimizers["g"].variables if v.shape]
         assert len(slots) == 8
-        assert all(isinstance(stored_value(v), HeldValue) for v in slots)
+        assert all(isinstance(stored_value(v), ValueHandle) for v in slots)
 
 
 def test_without_a_strategy_the_default_one_trains_in_a_program_of_unisono_tf(expected):

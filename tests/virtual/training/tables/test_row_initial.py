@@ -10,7 +10,7 @@ import pytest
 import unisono
 from unisono.ps._programs import ExportedProgram
 from unisono.step._keras_internals import stored_value
-from unisono.training.pushed import _push_layout
+from unisono.training.remote_step import _push_layout
 from unisono.training.tables._row_initial import NotMade
 
 pytestmark = pytest.mark.numbers
@@ -70,7 +70,7 @@ def test_what_cannot_be_made_by_rows_is_made_as_a_whole():
 
 def test_large_variables_of_a_cluster_are_made_later(monkeypatch):
     monkeypatch.setattr(_push_layout, "MADE_LATER", 1000)
-    from tests.virtual.training.pushed._dict_cluster import DictStrategy
+    from tests.virtual.training.remote_step._dict_cluster import DictStrategy
 
     with DictStrategy().scope():
         large = keras.Variable(K.RandomUniform(seed=3), shape=(100, 16), dtype="float32")

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.tables._row_program import RowProgram, RowsAtHand
+from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
 pytestmark = pytest.mark.numbers
@@ -34,7 +34,7 @@ def by_rows(function, tables, others, in_rows=()):
         ]
         every = np.concatenate([np.empty(0, int), *flat])
         rows = np.unique(every[(every >= 0) & (every < root.size)])
-        hands[id(root)] = rows, RowsAtHand(len(rows) + 3, len(rows))
+        hands[id(root)] = rows, GatheredRows(len(rows) + 3, len(rows))
     for site, given_numbers in zip(program.sites, found, strict=True):
         rows, _ = hands[id(site.group.root)]
         x = np.asarray(given_numbers)

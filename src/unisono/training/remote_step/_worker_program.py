@@ -9,7 +9,7 @@ What a variable's new value becomes is read from the traced program:
 | does not depend on it | an overwrite |
 | of a random generator: the state plus a constant | nothing: the chief counts, see `RandomStream` |
 
-Tests: tests/virtual/training/pushed/test_worker_step.py.
+Tests: tests/virtual/training/remote_step/test_worker_step.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
-from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, pruned
-from unisono.training.pushed._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
+from unisono.training.remote_step._jaxprs import Mask, dependencies, exported, is_argument, pruned
+from unisono.training.remote_step._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written: an

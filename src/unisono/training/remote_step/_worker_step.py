@@ -1,6 +1,6 @@
 """Keras' steps as programs of workers: `train_step`, `test_step` and `predict_step`, also a user's own.
 
-Tests: tests/virtual/training/pushed/test_worker_step.py.
+Tests: tests/virtual/training/remote_step/test_worker_step.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from unisono._reads import NOT_IN_A_STEP
 from unisono._types import PyTree
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
-from unisono.training.pushed._push_layout import push_layout_of
-from unisono.training.pushed._worker_program import (
+from unisono.training.remote_step._push_layout import push_layout_of
+from unisono.training.remote_step._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import unisono
-from tests.virtual.training.pushed._dict_cluster import DictCluster
+from tests.virtual.training.remote_step._dict_cluster import DictCluster
 from unisono.ps._placement import Division, VariablePart
-from unisono.training.pushed._preparation import prepare_gradients
-from unisono.training.pushed._server_update import OptimizerUpdates
+from unisono.training.remote_step._preparation import prepare_gradients
+from unisono.training.remote_step._server_update import OptimizerUpdates
 
 #: XLA fuses a server's part of the update in another way than the whole of it: a few units in the last place
 #: of float32 for each of the steps.

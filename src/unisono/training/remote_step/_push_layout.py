@@ -11,7 +11,7 @@ traced again, and the worker computes the update for itself, too. So it does whe
 several times in a step, as for the critic of a WGAN: each call has notes of its own, and the servers update
 as often, in one push.
 
-Tests: tests/virtual/training/pushed/test_worker_step.py.
+Tests: tests/virtual/training/remote_step/test_worker_step.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
-from unisono.training.pushed._preparation import extras_of, prepare_gradients
+from unisono.training.remote_step._preparation import extras_of, prepare_gradients
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20

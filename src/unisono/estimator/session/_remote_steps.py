@@ -32,9 +32,9 @@ from unisono.ps.scheduling._workers import RunResult
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._program import current_frame
 from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.pushed._function_step import FunctionProgram, FunctionSteps, traced_worker_index
-from unisono.training.pushed._push_layout import push_layout_of
-from unisono.training.pushed._worker_program import RandomStream
+from unisono.training.remote_step._function_step import FunctionProgram, FunctionSteps, traced_worker_index
+from unisono.training.remote_step._push_layout import push_layout_of
+from unisono.training.remote_step._worker_program import RandomStream
 
 if TYPE_CHECKING:
     from unisono.strategies._parameter_server import ParameterServerStrategy
@@ -69,7 +69,7 @@ class NoData:
     states: list[Any]
 
 
-class PushedStepRunner:
+class RemoteStepRunner:
     """Runs the training steps of a model_fn on workers; `StepRunner`'s methods.
 
     Args:
@@ -80,7 +80,7 @@ class PushedStepRunner:
 
     def __init__(self, strategy: ParameterServerStrategy, step: ModelStep, data: WorkerInput) -> None:
         self._strategy, self._job, self._step, self._data = strategy, strategy.job, step, data
-        self._steps = FunctionSteps(strategy, tables=self._job.placed.may_be_table)
+        self._steps = FunctionSteps(strategy, tables=self._job.variables.may_be_table)
         self._layout = push_layout_of(strategy)
         number = next(_NUMBERS)
         self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"

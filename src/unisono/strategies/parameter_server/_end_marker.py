@@ -4,7 +4,7 @@ The chief leaves a file beside the task's socket. A process that was started bef
 belongs to the job that has ended; a later one belongs to the next. So the chief need not wait for tasks that
 may never come.
 
-Tests: tests/unit/strategies/test_last_word.py.
+Tests: tests/unit/strategies/test_end_marker.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from unisono._errors import ClusterError
 from unisono._system._files import replace_file
 from unisono.rpc._transport._local import is_loopback, socket_directory, socket_path, split_address
 
-#: Seconds after which a word that was never read is removed.
+#: Seconds after which a marker that no task has read is removed.
 _KEPT = 3600.0
 
 
-def leave_word(addresses: Iterable[str], code: int) -> set[str]:
-    """Leave word that a job has ended; return the addresses for which that was possible.
+def leave_end_marker(addresses: Iterable[str], code: int) -> set[str]:
+    """Mark for tasks that their job has ended; return the addresses for which that was possible.
 
     Args:
         addresses: of tasks that are away.
@@ -41,12 +41,12 @@ def leave_word(addresses: Iterable[str], code: int) -> set[str]:
     return left
 
 
-def word_left(address: str, since: float) -> int | None:
-    """Return the exit code that was left for a task, None without a word.
+def end_marker_of(address: str, since: float) -> int | None:
+    """Return the exit code that was left for a task, None without a marker.
 
     Args:
         address: of the task.
-        since: when its process was started, in seconds since the epoch: an older word is of another job.
+        since: when its process was started, in seconds since the epoch: an older marker is of another job.
     """
     try:
         path = _path(address)

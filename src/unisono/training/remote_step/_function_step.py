@@ -4,7 +4,7 @@ The function is traced on the chief. Batches that it takes with `next` from a wo
 of its program, in the order in which it takes them; `strategy.run`, `reduce` and `local_results` in it mean
 one replica.
 
-Tests: tests/virtual/training/pushed/test_function_step.py.
+Tests: tests/virtual/training/remote_step/test_function_step.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from unisono.step._functional import discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
-from unisono.training.pushed._push_layout import PushTrace, push_layout_of, pushing
-from unisono.training.pushed._worker_program import (
+from unisono.training.remote_step._push_layout import PushTrace, push_layout_of, pushing
+from unisono.training.remote_step._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,

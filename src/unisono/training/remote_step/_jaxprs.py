@@ -1,6 +1,6 @@
 """Traced programs: what their results depend on, the part that some results need, and their bytes.
 
-Tests: tests/virtual/training/pushed/test_jaxprs.py.
+Tests: tests/virtual/training/remote_step/test_jaxprs.py.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.step._held_value import HeldValue
 from unisono.step._keras_internals import stored_value
-from unisono.training.pushed._held import OnServers, bring_home, hold_on_servers
+from unisono.step._value_handle import ValueHandle
+from unisono.training.remote_step._remote_array import RemoteArray, bring_home, keep_on_servers
 
 
 class Server:
@@ -37,7 +37,7 @@ class Server:
 
     def hold(self, variables):
         for variable in variables:
-            value = hold_on_servers(variable, self)
+            value = keep_on_servers(variable, self)
             self.values[id(variable)] = np.array(value)
 
 
@@ -63,7 +63,7 @@ def test_reads_and_writes_go_to_the_servers(model):
     kernel.assign_add(np.ones((3, 2)))
     np.testing.assert_allclose(server.values[id(kernel)], before[0] + 1)
     assert server.written_paths == [kernel.path]
-    assert isinstance(stored_value(kernel), OnServers)
+    assert isinstance(stored_value(kernel), RemoteArray)
     model.set_weights(before)
     np.testing.assert_array_equal(server.values[id(kernel)], before[0])
     server.values[id(kernel)] = np.zeros((3, 2), "float32")
@@ -87,7 +87,7 @@ def test_what_needs_no_value_asks_no_server(model):
     server = Server()
     server.hold(model.variables)
     held = stored_value(model.trainable_variables[0])
-    assert isinstance(held, HeldValue)
+    assert isinstance(held, ValueHandle)
     assert not held.is_deleted()
     assert (held.shape, held.dtype, held.ndim) == ((3, 2), np.float32, 2)
     assert model.count_params() == 16
@@ -105,7 +105,7 @@ def test_a_wrong_assignment_changes_nothing(model):
         kernel.assign(np.zeros((3, 2)))
         assert not np.asarray(kernel.value).any()
     assert scope.get_current_value(kernel) is not None
-    assert isinstance(stored_value(kernel), OnServers)
+    assert isinstance(stored_value(kernel), RemoteArray)
     assert not server.written_paths
     # Keras' loop takes a variable's value and puts it back.
     held = stored_value(kernel)
@@ -124,10 +124,10 @@ def test_a_model_is_saved_and_copied_with_the_servers_values(model, tmp_path):
     for got, variable in zip(loaded.variables, model.variables, strict=True):
         np.testing.assert_array_equal(got, server.values[id(variable)])
     twin = copy.deepcopy(kernel)
-    assert not isinstance(stored_value(twin), HeldValue)
+    assert not isinstance(stored_value(twin), ValueHandle)
     np.testing.assert_array_equal(twin, np.full((3, 2), 7))
     bring_home(kernel)
-    assert not isinstance(stored_value(kernel), HeldValue)
+    assert not isinstance(stored_value(kernel), ValueHandle)
     kernel.assign(np.ones((3, 2)))
     assert (server.values[id(kernel)] == 7).all()
 

@@ -28,7 +28,7 @@ from unisono.strategies.parameter_server._dataset_function import dataset_maker,
 from unisono.strategies.parameter_server._epoch_numbers import EpochNumbers
 from unisono.strategies.parameter_server._job import Job
 from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.pushed._function_step import FunctionProgram
+from unisono.training.remote_step._function_step import FunctionProgram
 
 _NUMBERS = itertools.count()
 

@@ -8,7 +8,7 @@ Of a variable that is divided over servers each server updates its rows: the upd
 as a part has. That is exact where the update of a row needs this row alone, which is read from the trace for
 the whole variable; any other update is refused.
 
-Tests: tests/virtual/training/pushed/test_server_update.py.
+Tests: tests/virtual/training/remote_step/test_server_update.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from unisono._context import entered
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
-from unisono.training.pushed._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
-from unisono.training.pushed._preparation import extra_spec, extras_of, of_prepared_gradients
+from unisono.training.remote_step._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
+from unisono.training.remote_step._preparation import extra_spec, extras_of, of_prepared_gradients
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
 from unisono.training.tables._row_values import NotByRowsError

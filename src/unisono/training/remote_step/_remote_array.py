@@ -1,6 +1,6 @@
 """What a variable holds whose value lies on servers: where it is, and how the chief reads and writes it.
 
-Tests: tests/virtual/training/pushed/test_held.py.
+Tests: tests/virtual/training/remote_step/test_remote_array.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.step._held_value import HeldInRows
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value
+from unisono.step._value_handle import RowsHandle
 
 
 class ServerValues(Protocol):
@@ -35,7 +35,7 @@ class ServerValues(Protocol):
         """Replace rows that follow each other."""
 
 
-class OnServers(HeldInRows):
+class RemoteArray(RowsHandle):
     """Stands for a variable's array that lies on servers.
 
     Each read asks the servers, each assignment goes to them: no copy here can be out of date.
@@ -57,7 +57,7 @@ class OnServers(HeldInRows):
         """Return False: no step is given the servers' arrays."""
         return False
 
-    def assigned(self, value: jax.Array) -> OnServers:
+    def assigned(self, value: jax.Array) -> RemoteArray:
         """Send a value to the servers; the variable holds what it held."""
         self._servers.write(self._variable, value)
         return self
@@ -82,7 +82,7 @@ class OnServers(HeldInRows):
         return f"<on servers: {self._variable.path!r} {self.dtype}{list(self.shape)}>"
 
 
-def hold_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
+def keep_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
     """Let a variable's value lie on servers; return the array that it has held here.
 
     Args:
@@ -90,7 +90,7 @@ def hold_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
         servers: read and write it.
     """
     value = stored_value(variable)
-    store_value(variable, OnServers(variable, servers))
+    store_value(variable, RemoteArray(variable, servers))
     return value
 
 
@@ -101,5 +101,5 @@ def bring_home(variable: keras.Variable) -> None:
         variable: any.
     """
     held = stored_value(variable)
-    if isinstance(held, OnServers):
+    if isinstance(held, RemoteArray):
         store_value(variable, held.whole())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import unisono
-from tests.virtual.training.pushed._dict_cluster import DictCluster, DictStrategy
-from unisono.training.pushed._function_step import FunctionSteps, WorkerIterator, traced_worker_index
+from tests.virtual.training.remote_step._dict_cluster import DictCluster, DictStrategy
+from unisono.training.remote_step._function_step import FunctionSteps, WorkerIterator, traced_worker_index
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 

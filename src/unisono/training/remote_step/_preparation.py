@@ -10,7 +10,7 @@ worker, too, and goes to every server.
 An optimizer that accumulates gradients clips their sum, which the servers hold: its gradients are pushed as
 they are. So are those of an optimizer with its own `apply`, of which it is not known what it does first.
 
-Tests: tests/virtual/training/pushed/test_server_update.py.
+Tests: tests/virtual/training/remote_step/test_server_update.py.
 """
 
 from __future__ import annotations

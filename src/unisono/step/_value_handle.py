@@ -1,6 +1,7 @@
 """What a variable holds between steps that is no array on a device of this process.
 
-Tests: tests/virtual/strategies/test_sharded_state.py, tests/virtual/training/pushed/test_held.py.
+Tests: tests/virtual/training/remote_step/test_remote_array.py,
+tests/virtual/strategies/test_sharded_state.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 
 
-class HeldValue(abc.ABC):
+class ValueHandle(abc.ABC):
     """Stands for a variable's array that lies elsewhere; becomes an array where it is read.
 
     Args:
@@ -50,7 +51,7 @@ class HeldValue(abc.ABC):
         return np.asarray(self.whole(), dtype)
 
 
-class HeldInRows(HeldValue):
+class RowsHandle(ValueHandle):
     """Stands for an array of which single rows can be read and written."""
 
     @abc.abstractmethod

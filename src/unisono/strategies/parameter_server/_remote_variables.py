@@ -24,8 +24,8 @@ from unisono.step._keras_internals import store_value, stored_dtype, stored_valu
 from unisono.step.variables._merge_rules import kind_of
 from unisono.step.variables._sharded_variable import bounds_of
 from unisono.strategies.parameter_server._first_values import FirstValue, read_table
-from unisono.training.pushed._held import OnServers
-from unisono.training.pushed._server_update import OptimizerUpdates
+from unisono.training.remote_step._remote_array import RemoteArray
+from unisono.training.remote_step._server_update import OptimizerUpdates
 from unisono.training.tables._row_update import RowUpdate
 from unisono.training.tables._row_values import NotByRowsError
 
@@ -39,7 +39,7 @@ SMALL_TABLE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
+class RemoteVariable:
     """A variable on servers.
 
     Args:
@@ -53,7 +53,7 @@ class Placed:
     variable: keras.Variable
     division: Division
     numbers: dict[VariablePart, int]
-    held: OnServers
+    held: RemoteArray
     is_table: bool = False
 
     @property
@@ -67,7 +67,7 @@ class Placed:
         return [(part.server, self.numbers[part]) for part in self.division.pulled]
 
 
-class PlacedVariables:
+class RemoteVariables:
     """The variables that lie on servers.
 
     A variable goes to the servers when it is first used in a step: what was assigned or loaded before is its
@@ -83,7 +83,7 @@ class PlacedVariables:
         self._client, self._before_read = client, before_read
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
-        self._placed: dict[int, Placed] = {}
+        self._placed: dict[int, RemoteVariable] = {}
         #: Numbers in the order of placement, part of the names on servers.
         self._order: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -94,7 +94,7 @@ class PlacedVariables:
         #: The `id`s of variables that are used by rows, and of their slots.
         self._tables: set[int] = set()
 
-    def __getitem__(self, variable: keras.Variable) -> Placed:
+    def __getitem__(self, variable: keras.Variable) -> RemoteVariable:
         return self._placed[id(variable)]
 
     def may_be_table(self, variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
@@ -165,7 +165,7 @@ class PlacedVariables:
         values = {id(v): value for v, value in variables}
         slots = {id(v) for optimizer in optimizers for v in optimizer.variables}
         trained = [(v, None) for optimizer in optimizers for v in trained_variables(optimizer)]
-        new: list[Placed] = []
+        new: list[RemoteVariable] = []
         with self._all_or_none(new):
             for variable, _ in [*variables, *trained]:
                 if id(variable) not in slots and not kind_of(variable).is_seed:
@@ -177,7 +177,7 @@ class PlacedVariables:
             store_value(placed.variable, placed.held)
 
     @contextlib.contextmanager
-    def _all_or_none(self, new: Sequence[Placed]) -> Iterator[None]:
+    def _all_or_none(self, new: Sequence[RemoteVariable]) -> Iterator[None]:
         """Place nothing where a block fails: an optimizer that cannot be used may be replaced."""
         nbytes = self._placement.nbytes
         try:
@@ -189,7 +189,7 @@ class PlacedVariables:
                 self._beside.discard(id(placed.variable))
             raise
 
-    def _create(self, new: Sequence[Placed], values: Mapping[int, Any]) -> None:
+    def _create(self, new: Sequence[RemoteVariable], values: Mapping[int, Any]) -> None:
         """Bring variables to their servers, all of one server in one request."""
         firsts = {id(p): FirstValue(_value(p.variable, values), p.is_table) for p in new}
         for server in range(self._client.num_servers):
@@ -205,7 +205,7 @@ class PlacedVariables:
             for (placed, part), number in zip(own, numbers, strict=True):
                 placed.numbers[part] = number
 
-    def _place_slots(self, new: list[Placed], optimizer: keras.Optimizer) -> None:
+    def _place_slots(self, new: list[RemoteVariable], optimizer: keras.Optimizer) -> None:
         updates = self._updates_of(optimizer)
         for i, variable in enumerate(updates.trained):
             if self[variable].is_table:
@@ -214,7 +214,7 @@ class PlacedVariables:
         for slot, division in zip(optimizer.variables, divisions, strict=True):
             self._add(new, slot, division)
 
-    def _add(self, new: list[Placed], variable: keras.Variable, division: Division | None) -> None:
+    def _add(self, new: list[RemoteVariable], variable: keras.Variable, division: Division | None) -> None:
         """Place a variable that is not placed yet: where it is said, or on the emptiest servers."""
         if id(variable) in self._placed:
             return
@@ -223,9 +223,9 @@ class PlacedVariables:
             division = self._placement.divide(shape, _nbytes(variable), len(bounds_of(variable)) or 1)
         else:
             self._beside.add(id(variable))
-        held = OnServers(variable, self)
+        held = RemoteArray(variable, self)
         self._order[id(variable)] = next(self._numbers)
-        self._placed[id(variable)] = placed = Placed(
+        self._placed[id(variable)] = placed = RemoteVariable(
             variable, division, {}, held, id(variable) in self._tables
         )
         new.append(placed)
