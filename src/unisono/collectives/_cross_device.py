@@ -225,7 +225,7 @@ def _combine(op: ReduceOp, value: PerReplica) -> jax.Array:
     return jnp.sum(stacked, axis=0) if op is ReduceOp.SUM else jnp.mean(stacked, axis=0)
 
 
-class _Packed(CrossDeviceOps):
+class _PackingOps(CrossDeviceOps):
     """An all-reduce algorithm on a fixed number of buckets."""
 
     algorithm = "xla"
@@ -253,7 +253,7 @@ class _Packed(CrossDeviceOps):
         return f"{type(self).__name__}(num_packs={self.num_packs})"
 
 
-class NcclAllReduce(_Packed):
+class NcclAllReduce(_PackingOps):
     """XLA's all-reduce, which is NCCL's on GPUs.
 
     Args:
@@ -273,7 +273,7 @@ def _warn_without_nccl(platform: str, instead: str) -> None:
     _LOG.warning("NCCL needs GPUs, but the devices are of the platform %r: %s instead.", platform, instead)
 
 
-class HierarchicalCopyAllReduce(_Packed):
+class HierarchicalCopyAllReduce(_PackingOps):
     """All-reduce up and down a binary tree of devices.
 
     Args:
@@ -283,7 +283,7 @@ class HierarchicalCopyAllReduce(_Packed):
     algorithm = "hierarchical"
 
 
-class RingAllReduce(_Packed):
+class RingAllReduce(_PackingOps):
     """Reduce-scatter and all-gather around a ring of devices.
 
     Args:
@@ -293,7 +293,7 @@ class RingAllReduce(_Packed):
     algorithm = "ring"
 
 
-class ReductionToOneDevice(_Packed):
+class ReductionToOneDevice(_PackingOps):
     """Send all values to one device, sum them there, and send the result back.
 
     Args:

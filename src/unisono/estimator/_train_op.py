@@ -21,7 +21,7 @@ import keras
 from unisono._context import current
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._types import ArrayLike, UserValue
-from unisono.training.replica._losses import aggregate_gradients
+from unisono.training.replica._gradients import aggregate_gradients
 
 if TYPE_CHECKING:
     from unisono.step._tape import GradientTape

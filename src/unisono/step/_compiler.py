@@ -21,7 +21,7 @@ from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
-from unisono.step._functional import Replicated, Slot, StatePlan, discarded, discover
+from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
@@ -303,10 +303,10 @@ class StepCompiler:
 
     def _build(self, fn: Callable[..., Any], call: Call) -> Entry:
         plan = self._discover(fn, call, None)
-        return Entry(Replicated(self._strategy, fn, call, plan), plan, self._strategy)
+        return Entry(ReplicatedStep(self._strategy, fn, call, plan), plan, self._strategy)
 
     def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> StatePlan:
-        step = Replicated(self._strategy, fn, call, parent=parent)
+        step = ReplicatedStep(self._strategy, fn, call, parent=parent)
         discover(lambda arrays: discarded(step([], arrays)), call.arrays)
         plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
         # Inside a `unisono.function` the plan of the function does this.
@@ -321,7 +321,7 @@ class StepCompiler:
         scope.strategies.add(self._strategy)
         plan = self._discover(fn, call, scope)
         values = [_value_in(s, scope, self._strategy.num_replicas_in_sync) for s in plan.slots]
-        result, new = Replicated(self._strategy, fn, call, plan)(values, call.arrays)
+        result, new = ReplicatedStep(self._strategy, fn, call, plan)(values, call.arrays)
         # The step has merged these values; the function around must not merge them again.
         with scope.synced():
             for slot, value in zip((s for s in plan.slots if s.written), new, strict=True):

@@ -1,7 +1,7 @@
 """A stateful step as a pure function of its state and data, for all replicas.
 
 `discover` runs a step once without computing, to learn which variables it reads and writes.
-`Replicated` is then the pure function: one `jax.shard_map` body where the replicas have equal
+`ReplicatedStep` is then the pure function: one `jax.shard_map` body where the replicas have equal
 shapes, and the replicas traced in turn where they have not.
 
 Tests: tests/virtual/step/test_compiler.py, tests/virtual/step/test_uneven.py.
@@ -114,7 +114,7 @@ def _slot(variable: Any, written: bool, by_replica: bool, layout: StateLayout) -
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Replicated:
+class ReplicatedStep:
     """A step on all replicas, as a pure function; may be traced inside any JAX transformation.
 
     Args:
@@ -243,7 +243,7 @@ class Replicated:
             return lambda: self.fn(*args, **kwargs)
 
         def scope_of(i: int) -> Callable[[], StateScope]:
-            engine = _Numbered(i, self.strategy.num_replicas_in_sync)
+            engine = _ReplicaNumber(i, self.strategy.num_replicas_in_sync)
             start = [
                 localize(s.rule, v[i] if s.is_stacked else s.layout.enter(v, in_replica=False), engine)
                 for s, v in zip(slots, values, strict=True)
@@ -269,7 +269,7 @@ def _entered(slot: Slot, value: Any, engine: ReplicaEngine) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Numbered(OneReplica):
+class _ReplicaNumber(OneReplica):
     """A replica known by its number alone, for placing its state."""
 
     replica_id: int

@@ -15,7 +15,7 @@ from typing import Any
 _VALUES = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
-class Same:
+class IdentityKey:
     """A key that is equal for one object alone, and keeps it, so that its id is not given to another.
 
     Args:
@@ -31,7 +31,7 @@ class Same:
         return id(self.target)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.target is self.target
+        return isinstance(other, IdentityKey) and other.target is self.target
 
 
 def identity_of(fn: Callable[..., Any]) -> Hashable:
@@ -59,7 +59,7 @@ def _identity(value: Any, outer: tuple[Any, ...]) -> Hashable:
             return ("outer function", outer.index(value))
         return _of_function(value, (*outer, value))
     if isinstance(value, types.MethodType):
-        return ("method", Same(value.__self__), _identity(value.__func__, outer))
+        return ("method", IdentityKey(value.__self__), _identity(value.__func__, outer))
     if isinstance(value, functools.partial):
         keywords = tuple((name, _identity(arg, outer)) for name, arg in sorted(value.keywords.items()))
         args = tuple(_identity(arg, outer) for arg in value.args)
@@ -69,16 +69,16 @@ def _identity(value: Any, outer: tuple[Any, ...]) -> Hashable:
         return (type(value), repr(value) if isinstance(value, (float, complex)) else value)
     if type(value) is tuple:
         return tuple(_identity(item, outer) for item in value)
-    return Same(value)
+    return IdentityKey(value)
 
 
 def _of_function(fn: types.FunctionType, outer: tuple[Any, ...]) -> Hashable:
     if fn.__closure__ is None and fn.__defaults__ is None and fn.__kwdefaults__ is None:
-        return (fn.__code__, Same(fn.__globals__))
+        return (fn.__code__, IdentityKey(fn.__globals__))
     cells = tuple(_of_cell(cell, outer) for cell in fn.__closure__ or ())
     defaults = tuple(_identity(value, outer) for value in fn.__defaults__ or ())
     keywords = tuple((k, _identity(v, outer)) for k, v in sorted((fn.__kwdefaults__ or {}).items()))
-    return (fn.__code__, Same(fn.__globals__), cells, defaults, keywords)
+    return (fn.__code__, IdentityKey(fn.__globals__), cells, defaults, keywords)
 
 
 def _of_cell(cell: types.CellType, outer: tuple[Any, ...]) -> Hashable:

@@ -15,7 +15,7 @@ from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
 from unisono.step._call_signature import Call
-from unisono.step._functional import Replicated, StatePlan, discarded, discover
+from unisono.step._functional import ReplicatedStep, StatePlan, discarded, discover
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ class Programs:
         if full not in self._entries:
             call = _call(like, is_whole, self._strategy.num_replicas_in_sync)
             plan = self._plan(step, call)
-            replicated = Replicated(self._strategy, step, call, plan)
+            replicated = ReplicatedStep(self._strategy, step, call, plan)
             traced = GroupedProgram(replicated, slots, is_whole)
             self._entries[full] = GroupEntry(traced, plan, self._strategy, executables=self._executables)
         return self._entries[full]
 
     def _plan(self, step: Step, call: Call) -> StatePlan:
         """Return the variables of a step; make those that it creates."""
-        replicated = Replicated(self._strategy, step, call)
+        replicated = ReplicatedStep(self._strategy, step, call)
         discover(lambda arrays: discarded(replicated([], arrays)), call.arrays)
         plan = StatePlan.from_scopes(replicated.scopes, self._strategy.state_layout)
         for slot in plan.slots:

@@ -19,6 +19,8 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
+from unisono.step._identity import IdentityKey
+
 #: By jaxpr: its number, or None where it holds functions, which have no key.
 _NUMBERS: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
 #: By structure: its number.
@@ -30,23 +32,6 @@ _LIMIT = 10_000
 
 class HasFunctionsError(Exception):
     """A parameter is a function that another object may stand for at the next call."""
-
-
-class _ById:
-    """Compares by identity what cannot be compared otherwise.
-
-    Args:
-        value: any; kept, so that its place in memory is not used again.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self._object = value
-
-    def __hash__(self) -> int:
-        return id(self._object)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other._object is self._object
 
 
 def operation_key(primitive: jex.Primitive, params: Mapping[str, Any]) -> Hashable:
@@ -78,7 +63,7 @@ def jaxpr_key(closed: jex.ClosedJaxpr) -> Hashable:
 
 def _key(value: Any, is_kept: bool) -> Hashable:
     if isinstance(value, jex.ClosedJaxpr):
-        consts = tuple(_ById(c) for c in value.consts)
+        consts = tuple(IdentityKey(c) for c in value.consts)
         return _jaxpr_key(value.jaxpr, is_kept), consts
     if isinstance(value, jex.Jaxpr):
         return _jaxpr_key(value, is_kept)
@@ -91,7 +76,7 @@ def _key(value: Any, is_kept: bool) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return _ById(value)
+        return IdentityKey(value)
     return value  # type: ignore[no-any-return]
 
 
@@ -114,7 +99,7 @@ def _jaxpr_key(jaxpr: jex.Jaxpr, is_kept: bool) -> Hashable:
     if number is not None:
         return number
     if is_kept:
-        return _ById(jaxpr)
+        return IdentityKey(jaxpr)
     raise HasFunctionsError
 
 

@@ -44,22 +44,22 @@ class EndOfData(enum.Enum):
     END = "end"
 
 
-class Interrupted(BaseException):
+class TraceStop(BaseException):
     """Ends a trace that cannot continue; not an `Exception`, so that the function does not catch it."""
 
 
-class DataFailed(Interrupted):
+class DataFailure(TraceStop):
     """Ends a call whose data raised an error, so that what the function does before that batch is done."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Failed:
+class UnreadBatch:
     """Stands for a batch that could not be read."""
 
     error: Exception
 
 
-class Passed(DataIterator):
+class ForeignIterator(DataIterator):
     """An iterator of another library, whose reads would not be seen.
 
     Args:
@@ -69,7 +69,7 @@ class Passed(DataIterator):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.iterator = iterator
 
-    def __iter__(self) -> Passed:
+    def __iter__(self) -> ForeignIterator:
         note_iteration(self)
         return self
 
@@ -94,7 +94,7 @@ class Sources:
     """What a function can read data from among its arguments.
 
     Args:
-        iterators: each once, in the order of the arguments, as its own self or `Passed`.
+        iterators: each once, in the order of the arguments, as its own self or `ForeignIterator`.
         places: which of them stands for an argument, by the argument's id.
         key: the types of all sources, and where they are.
         must_loop: whether one of them is an iterable of another library, whose reads are not seen.
@@ -117,7 +117,7 @@ class Sources:
             return None
         iterators = {id(s): s for _, s in found if isinstance(s, Iterator)}
         return cls(
-            tuple(s if isinstance(s, DataIterator) else Passed(s) for s in iterators.values()),
+            tuple(s if isinstance(s, DataIterator) else ForeignIterator(s) for s in iterators.values()),
             {key: _CallSite(i, type(s)) for i, (key, s) in enumerate(iterators.items())},
             tuple((i, type(s)) for i, s in found),
             any(not isinstance(s, (Iterator, DataSet)) for _, s in found),
@@ -146,11 +146,11 @@ class Sources:
         )
 
     def fetch(self, index: int) -> PyTree:
-        """Return the next batch of an iterator, `EndOfData.END`, or `Failed`."""
+        """Return the next batch of an iterator, `EndOfData.END`, or `UnreadBatch`."""
         try:
             return next(self.iterators[index], EndOfData.END)
         except Exception as error:  # raised where the function reads the batch
-            return Failed(error)
+            return UnreadBatch(error)
 
 
 def _is_source(static: UserValue) -> bool:
@@ -159,7 +159,7 @@ def _is_source(static: UserValue) -> bool:
     return isinstance(static, Iterable) and not isinstance(static, _NO_DATA)
 
 
-class Fetched:
+class DataReader:
     """The reader of a trace: gives the batches that were fetched, as the program gets them.
 
     Args:
@@ -186,7 +186,7 @@ class Fetched:
         """Refuse: a program has no loop over data.
 
         Raises:
-            Interrupted: always.
+            TraceStop: always.
         """
         self._refuse()
 
@@ -195,7 +195,7 @@ class Fetched:
 
         Raises:
             StopIteration: where the data had ended.
-            Interrupted: where more must be fetched, or the body must run as plain Python.
+            TraceStop: where more must be fetched, or the body must run as plain Python.
         """
         frame = current_frame()
         index = next((i for i, known in enumerate(self._iterators) if known is source), None)
@@ -210,7 +210,7 @@ class Fetched:
         frame.reads.append(site)
         if number == len(self._batches):
             self.needs = index
-            raise Interrupted
+            raise TraceStop
         batch = self._batches[number]
         if batch is EndOfData.END:
             self.has_ended = True
@@ -220,7 +220,7 @@ class Fetched:
 
     def _refuse(self) -> NoReturn:
         self.must_loop = True
-        raise Interrupted
+        raise TraceStop
 
 
 def _call_site(frame: FrameType | None) -> tuple[tuple[Any, int], ...]:
@@ -232,7 +232,7 @@ def _call_site(frame: FrameType | None) -> tuple[tuple[Any, int], ...]:
     return tuple(site)
 
 
-class Replayed:
+class BatchReplay:
     """The reader of a body that runs as plain Python, after a trace has fetched its first batches.
 
     Args:
@@ -255,7 +255,7 @@ class Replayed:
         batch = waiting.popleft()
         if batch is EndOfData.END:
             raise StopIteration
-        if isinstance(batch, Failed):
+        if isinstance(batch, UnreadBatch):
             raise batch.error
         return batch
 
@@ -267,7 +267,7 @@ def call_in_python(fn: Callable[[], Any], batches: Sequence[tuple[Any, Any]]) ->
         fn: the body.
         batches: pairs of an iterator and a batch that was fetched from it before.
     """
-    with read_by(Replayed(batches)) if batches else contextlib.nullcontext():
+    with read_by(BatchReplay(batches)) if batches else contextlib.nullcontext():
         result = fn()
     return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result)
 

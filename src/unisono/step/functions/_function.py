@@ -26,11 +26,11 @@ from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 from unisono.step.eager._recording import not_recorded
 from unisono.step.functions._fetching import (
-    DataFailed,
-    Failed,
-    Fetched,
-    Interrupted,
+    DataFailure,
+    DataReader,
     Sources,
+    TraceStop,
+    UnreadBatch,
     call_in_python,
     closes_over_iterator,
     is_traceable,
@@ -52,7 +52,7 @@ _NEEDS_VALUE = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Ended:
+class _DataEnd:
     """In place of a function's result: the data ended, and the function did not expect it."""
 
     error: Exception
@@ -83,7 +83,7 @@ class Function:
         #: whose `if` and `for` TensorFlow compiles.
         self.may_need_values = False
         #: By signature: the program, or from which iterator one more batch must be fetched first.
-        self._steps: dict[Hashable, _Compiled | _Ended | int] = {}
+        self._steps: dict[Hashable, _SignatureProgram | _DataEnd | int] = {}
         #: The kinds of data among the arguments with which the body runs as plain Python.
         self._in_python: set[Hashable] = set()
         #: Calls for which the function is to be saved, beside those that were made; each in its variants.
@@ -99,12 +99,12 @@ class Function:
     @property
     def num_programs(self) -> int:
         """How many programs were compiled."""
-        return sum(isinstance(step, _Compiled) for step in self._steps.values())
+        return sum(isinstance(step, _SignatureProgram) for step in self._steps.values())
 
     @property
     def calls(self) -> list[Call]:
         """For each compiled program, the call that it was made for."""
-        return [step.call for step in self._steps.values() if isinstance(step, _Compiled)]
+        return [step.call for step in self._steps.values() if isinstance(step, _SignatureProgram)]
 
     @property
     def input_specs(self) -> PyTree:
@@ -124,7 +124,7 @@ class Function:
             ContextError: when the function reads data.
         """
         step = self._build(call, None)
-        if not isinstance(step, _Compiled):
+        if not isinstance(step, _SignatureProgram):
             raise ContextError(
                 "A function without data among its arguments must read none. Received: "
                 f"{self._fn!r}. Pass the iterator as an argument."
@@ -148,9 +148,9 @@ class Function:
         if kinds not in self._in_python and not must_loop:
             try:
                 return self._run((args, kwargs), call, sources, batches)
-            except Interrupted as stopped:
+            except TraceStop as stopped:
                 # Where the data failed, plain Python does what comes before that batch, and raises the error.
-                if not isinstance(stopped, DataFailed):
+                if not isinstance(stopped, DataFailure):
                     self._in_python.add(kinds)
             except Exception as error:
                 explain(error, self._fn, "`unisono.function`")
@@ -181,8 +181,8 @@ class Function:
             batches: filled with pairs of an iterator and a batch.
 
         Raises:
-            Interrupted: when the function reads data as no program can.
-            DataFailed: when the data raised an error.
+            TraceStop: when the function reads data as no program can.
+            DataFailure: when the data raised an error.
         """
         if sources:
             call = sources.call_with(arguments, batches)
@@ -191,19 +191,19 @@ class Function:
         while sources and isinstance(step, int):
             batch = sources.fetch(step)
             batches.append((sources.iterators[step], batch))
-            if isinstance(batch, Failed):
-                raise DataFailed
+            if isinstance(batch, UnreadBatch):
+                raise DataFailure
             # Strings and dates stay on the host, where plain Python reads them.
             if not is_traceable(batch):
-                raise Interrupted
+                raise TraceStop
             call = sources.call_with(arguments, batches)
             step = self._step(call, sources)
-        result = step(call, sources) if isinstance(step, _Compiled) else step
-        if isinstance(result, _Ended):
+        result = step(call, sources) if isinstance(step, _SignatureProgram) else step
+        if isinstance(result, _DataEnd):
             raise result.as_new()
         return result
 
-    def _step(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+    def _step(self, call: Call, sources: Sources | None) -> _SignatureProgram | _DataEnd | int:
         """What a call needs next: another batch, or a program."""
         context = current()
         key = (call.signature, context.strategy if context else None)
@@ -211,7 +211,7 @@ class Function:
             self._steps[key] = self._build(call, sources)
         return self._steps[key]
 
-    def _build(self, call: Call, sources: Sources | None) -> _Compiled | _Ended | int:
+    def _build(self, call: Call, sources: Sources | None) -> _SignatureProgram | _DataEnd | int:
         trace = _Trace(self._fn, call, sources)
         try:
             _discover(lambda arrays: discarded(trace(None, [], arrays)), call.arrays)
@@ -221,21 +221,21 @@ class Function:
                 raise
             if sources is None:
                 warn_of_python(error, self._fn)
-            raise Interrupted from None
-        except (Exception, Interrupted):
+            raise TraceStop from None
+        except (Exception, TraceStop):
             if not trace.fetched.is_interrupted:
                 raise
         # Asked again here: a bare `except` in the function may have swallowed the interruption.
         if trace.fetched.must_loop:
-            raise Interrupted
+            raise TraceStop
         if trace.fetched.needs is not None:
             return trace.fetched.needs
         strategy = _one_strategy(trace.scope.strategies)
         plan = StatePlan.from_cross_replica(trace.scope, strategy.state_layout)
         # Nothing happened before the end of the data: there is no program to run.
-        if isinstance(trace.result, _Ended) and not any(slot.written for slot in plan.slots):
+        if isinstance(trace.result, _DataEnd) and not any(slot.written for slot in plan.slots):
             return trace.result
-        return _Compiled(trace, plan, strategy)
+        return _SignatureProgram(trace, plan, strategy)
 
 
 def _discover(step: Callable[[list[Any]], Any], arrays: list[Any]) -> None:
@@ -289,12 +289,12 @@ class _Trace:
         self._fn, self.call = fn, call
         #: Set for each call, so that the iterators of a past epoch are not kept.
         self.sources = sources
-        self.fetched = Fetched(None, [])
+        self.fetched = DataReader(None, [])
         self.scope = StateScope()
         self.result: UserValue = None
 
     def __call__(self, plan: StatePlan | None, values: list[Any], arrays: list[Any]) -> Any:
-        """Return the function's result, or `_Ended`; keeps the state at its end.
+        """Return the function's result, or `_DataEnd`; keeps the state at its end.
 
         Args:
             plan: the function's variables, or None where they are not known yet.
@@ -305,7 +305,7 @@ class _Trace:
         batches: list[Any] = []
         if self.sources is not None:
             args, kwargs, batches = self.sources.restored(args)
-        self.fetched = Fetched(self.sources, batches)
+        self.fetched = DataReader(self.sources, batches)
         pairs = list(zip(plan.slots, values, strict=True)) if plan else []
         plain = [(s.variable, s.layout.enter(v, in_replica=False)) for s, v in pairs if not s.is_stacked]
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
@@ -317,7 +317,7 @@ class _Trace:
                 if not self.fetched.has_ended:
                     raise
                 # What the function did before counts, so that its program must be run.
-                return _Ended(error)
+                return _DataEnd(error)
 
         program = Program([body], [lambda: StateScope(plain, stacked)], [lambda _: None], self.fetched)
         self.result, frame = Run(program).complete(0)
@@ -328,10 +328,10 @@ class _Trace:
 
     def forget_data(self) -> None:
         """Drop the data of a call: a program outlives them."""
-        self.sources, self.fetched = None, Fetched(None, [])
+        self.sources, self.fetched = None, DataReader(None, [])
 
 
-class _Compiled:
+class _SignatureProgram:
     """The program of a function for one signature.
 
     Args:
@@ -365,7 +365,7 @@ class _Compiled:
         """Return the function's result, and the new values of what it writes."""
         try:
             result = self._trace(self.plan, values, arrays)
-        except Interrupted:
+        except TraceStop:
             raise ContextError(
                 "A function must take the same batches each time it is traced. Received: one that took "
                 "others the second time. Do not let random numbers or the clock decide about `next`."

@@ -23,7 +23,7 @@ from unisono.step._keras_internals import (
     takes_training,
 )
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import Skipped, rows_of
+from unisono.training.replica._rows import DiscardingScope, rows_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -68,7 +68,7 @@ def _uses(model: keras.Model, x: PyTree, training: bool, rows: int, total: int) 
     kwargs = {"training": training} if takes_training(model) else {}
 
     def losses(x: PyTree) -> list[jax.Array]:
-        with entered(None), Skipped(collect_losses=True):
+        with entered(None), DiscardingScope(collect_losses=True):
             model(x, **kwargs)
             return [jnp.sum(loss) for loss in model.losses]
 
@@ -95,7 +95,7 @@ def check_own_loss(model: keras.Model, arguments: tuple[PyTree, ...], context: C
     _CHECKED.add(model)
 
     def loss(*trees: PyTree) -> jax.Array:
-        with entered(None), Skipped():
+        with entered(None), DiscardingScope():
             return loss_of_step(model, *trees, training=arguments[-1])
 
     shapes = jax.tree.map(jnp.asarray, arguments[:-1])

@@ -1,4 +1,4 @@
-"""Keras losses and optimizers as a replica must see them: divided by, and summed over, all replicas.
+"""Keras losses as a replica must see them: divided by, and summed over, the rows of all replicas.
 
 In a custom loop gradients are *summed* over the replicas, so a loss with a mean reduction
 divides by the number of examples of all replicas (tf.distribute's rule). In `fit` gradients
@@ -11,9 +11,8 @@ Tests: tests/virtual/models/test_losses_and_metrics.py and tests/virtual/trainin
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import jax
@@ -23,9 +22,8 @@ import keras
 from unisono._context import Context, ReplicaContext, entered
 from unisono._types import PyTree
 from unisono._values import ReduceOp
-from unisono.step._layout import GradientReducer
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import Skipped, gather_rows, own_rows, rows_of
+from unisono.training.replica._rows import DiscardingScope, gather_rows, own_rows, rows_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -125,7 +123,7 @@ def _row_use(
     masks = _masks(given[1])
     arrays = jax.tree.map(jnp.asarray, (*given, masks))
     try:
-        with entered(None), Skipped():
+        with entered(None), DiscardingScope():
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
         # For example a function that holds arrays of this replica's rows: it cannot see all rows.
@@ -251,10 +249,6 @@ def _without_reduction(loss: keras.Loss) -> Iterator[None]:
         loss.reduction = reduction
 
 
-#: What an optimizer gets for a variable.
-Gradient = jax.Array | None
-
-
 class _CountingLoss(keras.Loss):
     """A loss of one for each example of another loss, so that weights and masks alone remain."""
 
@@ -266,51 +260,6 @@ class _CountingLoss(keras.Loss):
         """Return ones in the shape of the other loss's values."""
         ones: jax.Array = keras.ops.ones_like(self._loss.call(y_true, y_pred))
         return ones
-
-
-def aggregate_gradients(
-    grads: list[Gradient],
-    variables: Sequence[keras.Variable],
-    context: Context,
-    reduce: GradientReducer | None = None,
-) -> list[Gradient]:
-    """Return the gradients that an optimizer must apply, equal on all replicas.
-
-    Args:
-        grads: this replica's; None for a variable without one.
-        variables: one for each gradient. Where `overwrite_with_gradient` is set, the gradient is the
-            variable's next value: float8's history of largest values.
-        context: the replica's context.
-        reduce: what is called instead of an all-reduce; it may leave each replica its part.
-    """
-    replica = context.replica
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return grads
-    if replica.engine.is_empty:
-        # A mean over no rows is NaN.
-        grads = [None if g is None else jnp.zeros_like(g) for g in grads]
-    next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
-    reduced = {i: g for i, g in enumerate(grads) if g is not None and i not in next_values}
-    largest = {i: g for i, g in enumerate(grads) if g is not None and i in next_values}
-    op = ReduceOp.MEAN if context.means else ReduceOp.SUM
-    found: dict[int, Gradient] = dict(
-        zip(reduced, (reduce or replica.all_reduce)(op, list(reduced.values())), strict=True)
-    )
-    if largest:
-        found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))
-    return [found.get(i) for i in range(len(grads))]
-
-
-def _largest(values: list[jax.Array], replica: ReplicaContext) -> list[jax.Array]:
-    """Return the largest of all replicas' values, place by place, in one message."""
-    # An engine adds, and gathers: the histories are a few hundred numbers, so gathering costs nothing.
-    flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
-    best = iter(jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), _ends(values)))
-    return [next(best).reshape(v.shape).astype(v.dtype) for v in values]
-
-
-def _ends(values: list[jax.Array]) -> list[int]:
-    return list(itertools.accumulate(v.size for v in values))[:-1]
 
 
 def synchronized_moments(

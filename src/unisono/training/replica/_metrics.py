@@ -16,7 +16,7 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import Skipped, gather_rows, rows_of
+from unisono.training.replica._rows import DiscardingScope, gather_rows, rows_of
 
 _m = keras.metrics
 
@@ -63,7 +63,7 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
         start = list(zip(variables, [jnp.sum(b, axis=0, dtype=b.dtype) for b in before], strict=True))
         traced = rows_of(given) or rows
         part = ReplicaContext(replica.strategy, _PartEngine(total / traced))
-        with entered(Context(context.strategy, part, means=True)), Skipped(start) as scope:
+        with entered(Context(context.strategy, part, means=True)), DiscardingScope(start) as scope:
             update(*given)
         return [scope.get_current_value(v) for v in variables]
 

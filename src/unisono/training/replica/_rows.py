@@ -95,7 +95,7 @@ def rows_of(given: PyTree) -> int | None:
     return sizes.pop()[0] if len(sizes) == 1 else None
 
 
-class Skipped(keras.StatelessScope):
+class DiscardingScope(keras.StatelessScope):
     """Reads variables as the surrounding code does, and discards what is written inside."""
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array | None:

@@ -18,7 +18,7 @@ from unisono._types import PyTree
 from unisono.step._call_signature import Call, Output
 from unisono.step._compiler import Entry
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
-from unisono.step._functional import Replicated, Slot
+from unisono.step._functional import ReplicatedStep, Slot
 from unisono.training.trainer._multi_step import multi_step_program
 
 #: How the batches of a group lie on the replicas: each is split along its rows, or has an axis of replicas.
@@ -27,7 +27,7 @@ _STACKED = PartitionSpec(None, AXIS)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedProgram:
-    """A step on all replicas, repeated over a group of batches; a pure function as `Replicated` is.
+    """A step on all replicas, repeated over a group of batches; a pure function as `ReplicatedStep` is.
 
     Args:
         one: the step of one batch, with its plan; it returns `Mirrored` values alone.
@@ -37,7 +37,7 @@ class GroupedProgram:
         agrees: whether all processes agree on the size of the next group.
     """
 
-    one: Replicated
+    one: ReplicatedStep
     slots: int
     is_whole: bool = False
     splits_rows: bool = False

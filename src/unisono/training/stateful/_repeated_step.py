@@ -13,7 +13,7 @@ import numpy as np
 from unisono._types import PyTree
 from unisono.step._call_signature import Call
 from unisono.step._compiler import Entry
-from unisono.step._functional import Replicated
+from unisono.step._functional import ReplicatedStep
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
 from unisono.training.trainer._batch_placement import BatchStager
 
@@ -31,7 +31,7 @@ class RepeatedEntry(GroupEntry):
     def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
         strategy = one.strategy
         self._agrees = strategy.process_group.size > 1
-        step = Replicated(strategy, fn, call, one.plan)
+        step = ReplicatedStep(strategy, fn, call, one.plan)
         program = GroupedProgram(step, slots, splits_rows=True, agrees=self._agrees)
         super().__init__(program, one.plan, strategy)
         #: Whether it has run.

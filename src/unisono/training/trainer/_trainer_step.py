@@ -42,7 +42,7 @@ class TrainerTask(enum.Enum):
     PREDICT = ("trainable", "non_trainable")
 
 
-class _Early(NamedTuple):
+class _EarlyValues(NamedTuple):
     """What a replica adds to the state besides the gradients, known before they are reduced.
 
     Args:
@@ -112,7 +112,7 @@ class TrainerStep:
         self, engine: ReplicaEngine, rules: tuple[list[Merge], ...], local: State, batch: PyTree
     ) -> tuple[PyTree, State, tuple[list[Merge], ...]]:
         """Run one replica's step; return by which rules the rest of its state is merged, too."""
-        fused: _Early | None = None
+        fused: _EarlyValues | None = None
         if self.task is TrainerTask.TRAIN and self.strategy.process_group.size > 1 and can_fuse(self.model):
             fused = self._values_to_fuse(DryRunEngine(engine), rules, local, batch)
         if fused is None:
@@ -129,7 +129,7 @@ class TrainerStep:
 
     def _values_to_fuse(
         self, engine: DryRunEngine, rules: tuple[list[Merge], ...], local: State, batch: PyTree
-    ) -> _Early | None:
+    ) -> _EarlyValues | None:
         """Return what can be reduced with the gradients; None where the step's metrics cannot."""
         if any(rule is not Merge.SUM for rule in rules[-1]):
             return None
@@ -143,7 +143,7 @@ class TrainerStep:
         # What the step did not change is the same object, and needs no merge.
         changed = {i: x for i, x in enumerate(new[1]) if x is not local[1][i]}
         averaged = {i: x for i, x in changed.items() if rules[1][i] is Merge.MEAN and are_sums([x])}
-        return _Early(metrics, averaged)
+        return _EarlyValues(metrics, averaged)
 
     def inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run Keras' own step on one replica's rows, without a merge.
