@@ -1,9 +1,9 @@
-"""Hostile messages to a parameter server's endpoint while a client trains: nothing may change.
+"""Hostile messages to a parameter server's server while a client trains: nothing may change.
 
     python benchmarks/ps_hostile.py                          # a million frames: some minutes on two cores
     python benchmarks/ps_hostile.py --frames 20000 --seed 7
 
-The endpoint runs in a process of its own and holds an array. An honest client pulls and pushes, and knows
+The server runs in a process of its own and holds an array. An honest client pulls and pushes, and knows
 what the array must be in the end, bit for bit. Meanwhile others send random, malformed, truncated,
 oversize and replayed frames over a connection that is admitted, the same and damaged messages with and
 without files over direct sockets, and bytes and frames over connections that are not admitted. The process
@@ -33,14 +33,14 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._calls import PeerLostError
 from unisono.rpc._frames import Frame, FrameError
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _lane, _local
-from unisono.rpc._transport._endpoint import Endpoint
+from unisono.rpc._transport import _local, _local_channel
+from unisono.rpc._transport._server import RpcServer
 from unisono.rpc._transport._keys import keys_of
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
 
 PS, CHIEF = Task("ps", 0), Task("chief", 0)
 SECRET = "5eed" * 16
-#: Bytes of a frame that the endpoint accepts.
+#: Bytes of a frame that the server accepts.
 LIMIT = 1 << 18
 SIZE = 5000
 #: Seconds until something is taken to hang, on however busy a machine.
@@ -89,7 +89,7 @@ ENDPOINT = []
 
 def serve():
     """Be the process that is attacked, until standard input ends."""
-    ENDPOINT.append(Endpoint("127.0.0.1:0", Held().handle, keys(PS), LIMIT))
+    ENDPOINT.append(RpcServer("127.0.0.1:0", Held().handle, keys(PS), LIMIT))
     ENDPOINT[0].start()
     print(ENDPOINT[0].address, flush=True)
     sys.stdin.read()
@@ -191,7 +191,7 @@ class Admitted:
     """Sends frames over a connection that is admitted: a process of the same user, or one with a key.
 
     Args:
-        address: of the endpoint.
+        address: of the server.
     """
 
     def __init__(self, address):
@@ -206,7 +206,7 @@ class Admitted:
         return made
 
     def send(self, parts):
-        """Send a frame. Answers are not taken: they must not fill the endpoint's memory."""
+        """Send a frame. Answers are not taken: they must not fill the server's memory."""
         self.socket.send_multipart(parts)
 
     def send_huge(self):
@@ -229,13 +229,13 @@ class Direct:
     """Sends messages on direct sockets, as a process of the same user may.
 
     Args:
-        address: of the endpoint.
+        address: of the server.
         attack: makes them.
     """
 
     def __init__(self, address, attack):
         self.attack, self.random = attack, attack.random
-        self.path = str(_lane.lane_path(_local.socket_path(address, _local.socket_directory())))
+        self.path = str(_local_channel.channel_path(_local.socket_path(address, _local.socket_directory())))
         self.socket = None
         self.lost = 0
 
@@ -248,7 +248,7 @@ class Direct:
                 self.socket.connect(self.path)
             try:
                 self._send()
-            except OSError:  # the endpoint has ended it
+            except OSError:  # the server has ended it
                 self._end()
         self._end()
 
@@ -325,12 +325,12 @@ class Training(threading.Thread):
     """Pulls and pushes until it is stopped, and checks each answer.
 
     Args:
-        address: of the endpoint.
+        address: of the server.
     """
 
     def __init__(self, address):
         super().__init__()
-        self.peer = Peer(PS, address, keys(CHIEF))
+        self.rpc_client = RpcClient(PS, address, keys(CHIEF))
         self.steps, self.slowest, self.lost = 0, 0.0, 0
         self.wrong = []
         self.last_push = None
@@ -359,7 +359,7 @@ class Training(threading.Thread):
         """Ask, again where the connection was lost: a machine that stood still has lost its heartbeats."""
         while True:
             try:
-                return self.peer.call(request, SECONDS)
+                return self.rpc_client.call(request, SECONDS)
             except PeerLostError:
                 self.lost += 1
 
@@ -370,7 +370,7 @@ class Training(threading.Thread):
 
 
 def run(frames, seed, unauthenticated=None, direct=None):
-    """Attack an endpoint; return what was seen as a dict."""
+    """Attack a server; return what was seen as a dict."""
     command = [sys.executable, __file__, "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().strip()
@@ -379,10 +379,10 @@ def run(frames, seed, unauthenticated=None, direct=None):
         try:
             result = _attack(address, training, frames, seed, unauthenticated, direct)
             training.stop()
-            result |= training.peer.call(Frame(Op.STATUS, 1), SECONDS).meta
+            result |= training.rpc_client.call(Frame(Op.STATUS, 1), SECONDS).meta
         finally:
             training.stop()
-            training.peer.close()
+            training.rpc_client.close()
             process.stdin.close()
             process.wait(SECONDS)
     return result | {
@@ -395,7 +395,7 @@ def run(frames, seed, unauthenticated=None, direct=None):
 
 def _attack(address, training, frames, seed, unauthenticated, by_direct):
     attack, admitted = Attack(seed), Admitted(address)
-    status = Peer(PS, address, keys(CHIEF))
+    status = RpcClient(PS, address, keys(CHIEF))
     began = time.monotonic()
     outside = max(20, frames // 500) if unauthenticated is None else unauthenticated
     other = threading.Thread(target=attack_unauthenticated, args=(address, Attack(seed + 1), outside))

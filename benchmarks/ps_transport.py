@@ -2,9 +2,9 @@
 
     python benchmarks/ps_transport.py [--rounds 30]
 
-A process of its own holds an array and answers: through Unisono's endpoint, and on a plain TCP socket, whose
+A process of its own holds an array and answers: through Unisono's server, and on a plain TCP socket, whose
 ends send and receive into memory that is there already. All four take turns, in a thread that is not the main
-one, as in workers. The server behind the endpoint applies nothing: this is the transport alone.
+one, as in workers. The server behind the server applies nothing: this is the transport alone.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import numpy as np
 from unisono.cluster_resolver._spec import Task
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport._endpoint import Endpoint
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._server import RpcServer
+from unisono.rpc._transport._client import RpcClient
 
 #: Bytes: the values of the models of `parameter_server.py`.
 SIZES = {"mlp": 814_120, "wide": 80_150_568}
@@ -35,10 +35,10 @@ def serve(pipe, size):
     def handle(client, frame):
         return frame.answer(Op.OK, {}, [values] if frame.op is Op.PULL else [])
 
-    endpoint = Endpoint("127.0.0.1:0", handle)
-    endpoint.start()
+    rpc_server = RpcServer("127.0.0.1:0", handle)
+    rpc_server.start()
     listener = socket.create_server(("127.0.0.1", 0))
-    pipe.send((endpoint.address, listener.getsockname()[1]))
+    pipe.send((rpc_server.address, listener.getsockname()[1]))
     connected, _ = listener.accept()
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     received = np.empty_like(values)
@@ -48,7 +48,7 @@ def serve(pipe, size):
         else:
             receive(connected, received)
             connected.sendall(b"k")
-    endpoint.close()
+    rpc_server.close()
 
 
 def receive(connected, array):
@@ -69,18 +69,18 @@ def measure(size, rounds):
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, size))
     process.start()
     address, port = ours.recv()
-    peer = Peer(Task("ps", 0), address)
+    rpc_client = RpcClient(Task("ps", 0), address)
     values, received = np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)
     with socket.create_connection(("127.0.0.1", port)) as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         numbers = iter(range(1, 10**9))
 
         def pull():
-            answer = peer.call(Frame(Op.PULL, next(numbers)), SECONDS)
+            answer = rpc_client.call(Frame(Op.PULL, next(numbers)), SECONDS)
             assert answer.arrays[0][-1] == 1
 
         def push():
-            peer.call(Frame(Op.PUSH, next(numbers), arrays=[values]), SECONDS)
+            rpc_client.call(Frame(Op.PUSH, next(numbers), arrays=[values]), SECONDS)
 
         def raw_pull():
             raw.sendall(b"l")
@@ -98,7 +98,7 @@ def measure(size, rounds):
                 took = timed(way)
                 if i >= 3:
                     seconds[name].append(took)
-    peer.close()
+    rpc_client.close()
     process.join(SECONDS)
     return seconds
 

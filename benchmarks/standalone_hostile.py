@@ -33,7 +33,7 @@ from ps_hostile import SECONDS, Admitted, Attack, Direct, attack_unauthenticated
 from unisono.rpc._calls import PeerLostError, RequestNumbers
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
 from unisono.standalone import run_on_cluster
 from unisono.standalone._protocol import CLIENT, LIMIT, SERVER, read_standalone_keys
 
@@ -75,23 +75,23 @@ class Recorder:
 
     def __init__(self):
         self.frames, self.job = [], None
-        self._send = Peer.send
+        self._send = RpcClient.send
 
     def __enter__(self):
         recorder = self
 
-        def send(peer, frame, timeout=None):
+        def send(rpc_client, frame, timeout=None):
             if frame.op not in ENDING and frame.op is not Op.STATUS:
                 recorder.job = frame.meta.get("job", recorder.job)
                 recorder.frames.append([bytes(part) for part in frame.parts()])
                 del recorder.frames[100:-100]
-            return recorder._send(peer, frame, timeout)
+            return recorder._send(rpc_client, frame, timeout)
 
-        Peer.send = send
+        RpcClient.send = send
         return self
 
     def __exit__(self, *error):
-        Peer.send = self._send
+        RpcClient.send = self._send
 
 
 class OddRequests:
@@ -196,7 +196,7 @@ def _attack(training, recorder, frames, seed):
     address = training.address
     attack, odd, admitted = Attack(seed), OddRequests(seed + 3, recorder), Admitted(address)
     keys = read_standalone_keys({"UNISONO_CLUSTER_KEY": SECRET}, CLIENT)
-    status = Peer(SERVER, address, keys, LIMIT)
+    status = RpcClient(SERVER, address, keys, LIMIT)
     # The function imports its modules first: on a busy machine that took as long as 10,000 frames.
     deadline = time.monotonic() + SECONDS
     while "step" not in training.output.getvalue() and training.is_alive() and time.monotonic() < deadline:

@@ -26,11 +26,11 @@ class LocalCluster:
         self.chief = Task("chief", 0)
         self.server_tasks = [Task("ps", i) for i in range(servers)]
         self.worker_tasks = [Task("worker", i) for i in range(workers)]
-        self.endpoints, self.workers, self.clients = {}, {}, []
+        self.rpc_servers, self.workers, self.clients = {}, {}, []
         self.servers = [VariableServer(VariableStore()) for _ in self.server_tasks]
         for task, server in zip(self.server_tasks, self.servers, strict=True):
-            self.endpoints[task] = self.network.endpoint(str(task), server.handle)
-            self.endpoints[task].start()
+            self.rpc_servers[task] = self.network.rpc_server(str(task), server.handle)
+            self.rpc_servers[task].start()
         for task in self.worker_tasks:
             self.start_worker(task)
 
@@ -38,41 +38,41 @@ class LocalCluster:
         """Start a worker, or start it again."""
         client = ServerClient(self.peers_of_servers(task))
         self.clients.append(client)
-        endpoint = None
+        rpc_server = None
         worker = StepWorker(
             task.index,
             len(self.worker_tasks),
             client,
             load_program,
-            lambda *args: endpoint.reply(*args),
+            lambda *args: rpc_server.reply(*args),
             lambda client: client.task == self.chief,
         )
-        endpoint = self.endpoints[task] = self.network.endpoint(str(task), worker.handle)
+        rpc_server = self.rpc_servers[task] = self.network.rpc_server(str(task), worker.handle)
         self.workers[task] = worker
         worker.start()
-        endpoint.start()
+        rpc_server.start()
 
     def kill_worker(self, task):
         """Let a worker disappear, with what it was sent."""
-        self.endpoints.pop(task).close()
+        self.rpc_servers.pop(task).close()
         self.workers.pop(task).close()
 
     def peers_of_servers(self, own):
-        return [self.network.peer(task, str(task), own) for task in self.server_tasks]
+        return [self.network.rpc_client(task, str(task), own) for task in self.server_tasks]
 
     def connections(self, generation=0):
         """Return the connections of a chief."""
         return Cluster(
             self.peers_of_servers(self.chief),
-            [self.network.peer(task, str(task), self.chief) for task in self.worker_tasks],
+            [self.network.rpc_client(task, str(task), self.chief) for task in self.worker_tasks],
             generation,
         )
 
     def close(self):
         for worker in self.workers.values():
             worker.close()
-        for endpoint in self.endpoints.values():
-            endpoint.close()
+        for rpc_server in self.rpc_servers.values():
+            rpc_server.close()
         # They would ask a server that is gone for minutes.
         for client in self.clients:
             client.close()

@@ -10,7 +10,7 @@ import time
 from unisono.rpc._calls import RequestNumbers
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
 from unisono.standalone._protocol import CLIENT, LIMIT, SERVER, read_standalone_keys
 
 #: Seconds until something is taken to hang, on however busy a machine.
@@ -51,11 +51,11 @@ class Served:
     def status(self):
         """What it says of itself."""
         keys = read_standalone_keys({"UNISONO_CLUSTER_KEY": KEY}, CLIENT)
-        peer = Peer(SERVER, self.reached_at, keys, LIMIT)
+        rpc_client = RpcClient(SERVER, self.reached_at, keys, LIMIT)
         try:
-            return peer.call(Frame(Op.STATUS, NUMBERS.next()), SECONDS).meta
+            return rpc_client.call(Frame(Op.STATUS, NUMBERS.next()), SECONDS).meta
         finally:
-            peer.close()
+            rpc_client.close()
 
     @property
     def reached_at(self):

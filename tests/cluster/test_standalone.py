@@ -187,7 +187,9 @@ def test_another_key_or_none_is_refused(servers, monkeypatch):
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(_client, "Patience", functools.partial(_remote_machines.Patience, answer=0.5))
+    monkeypatch.setattr(
+        _client, "ServerTimeouts", functools.partial(_remote_machines.ServerTimeouts, answer=0.5)
+    )
     with pytest.raises(unisono.ClusterError, match=r"no answer from localhost:9 within"):
         run_on_cluster({"worker": ["localhost:9"]}, os.getpid)
 

@@ -102,9 +102,9 @@ def join(
     make_cpu_devices(max(1, devices))
     limit = collective or timeouts.collective
     limit_collectives(limit)
-    facts = _facts(resolver, devices, generation)
+    configuration = _configuration(resolver, devices, generation)
     addresses = _addresses(resolver, count)
-    agreement = rendezvous(process, count, addresses, facts, timeouts, host_service=True)
+    agreement = rendezvous(process, count, addresses, configuration, timeouts, host_service=True)
     _group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
     return _group
 
@@ -172,7 +172,7 @@ def _indices(spec: Any, job: str) -> list[int]:
     return list(spec.task_indices(job)) if job in spec.jobs else []
 
 
-def _facts(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:
+def _configuration(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:
     """What must be equal on all processes."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = program_digest(Path(main)) if main else "interactive"

@@ -128,9 +128,9 @@ class JaxProcessGroup(ProcessGroup):
         every = self.gather(_digest(data))
         return every.count(every[0]) == len(every)
 
-    def require_same(self, facts: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
+    def require_same(self, fingerprint: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
         """Compare digests: one collective where the facts agree, and another one to name what differs."""
-        text = json.dumps(dict(facts), sort_keys=True, default=str).encode()
+        text = json.dumps(dict(fingerprint), sort_keys=True, default=str).encode()
         every = self.gather(_digest(text) + besides)
         if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
             found = {i: json.loads(data) for i, data in enumerate(self.gather(text))}

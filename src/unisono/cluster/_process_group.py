@@ -129,11 +129,11 @@ class ProcessGroup(abc.ABC):
         """
 
     @abc.abstractmethod
-    def require_same(self, facts: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
+    def require_same(self, fingerprint: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
         """Raise on every process when facts differ between them.
 
         Args:
-            facts: name to number or text.
+            fingerprint: name to number or text.
             what: what they are about, for the message.
             besides: a few bytes that may differ.
 
@@ -292,7 +292,7 @@ class SingleProcessGroup(ProcessGroup):
         """Return True: one process cannot differ."""
         return True
 
-    def require_same(self, facts: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
+    def require_same(self, fingerprint: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
         """Return the bytes alone in a list."""
         return [besides]
 

@@ -39,7 +39,7 @@ class Display(Protocol):
         """Show a message of the launcher."""
 
 
-class _Followed:
+class _TaskOutput:
     """The output of a task, and its part that is no complete line yet.
 
     Args:
@@ -69,13 +69,13 @@ class Console:
         self._messages, self._output = messages, output
         self._rewrites = _can_rewrite(output) if rewrites is None else rewrites
         #: The tasks that are shown; the row that is rewritten is the first one's.
-        self._followed: list[_Followed] = []
+        self._followed: list[_TaskOutput] = []
         #: The incomplete line that is on the terminal now, and its columns.
         self._drawn, self._width = "", 0
 
     def follow(self, task: Task, tail: Tail) -> None:
         """Show the output of this task, too, from now on."""
-        self._followed.append(_Followed(task, tail))
+        self._followed.append(_TaskOutput(task, tail))
 
     def flush(self) -> bool:
         """Show the next part of each task's new output, at most one chunk; return whether there was any."""
@@ -114,7 +114,7 @@ class Console:
         if self._messages is not None:
             self._write(self._messages, text + "\n")
 
-    def _put(self, task: _Followed, lines: list[str]) -> None:
+    def _put(self, task: _TaskOutput, lines: list[str]) -> None:
         """Write complete lines of a task; the first overwrites the row that is drawn."""
         if not lines:
             return

@@ -139,7 +139,7 @@ class Terminate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class Completion:
     """All tasks have ended."""
 
     ending: Ending
@@ -147,7 +147,7 @@ class Finished:
 
 def next_action(
     state: Generation, options: LaunchOptions, now: float
-) -> NoAction | Terminate | Kill | Finished:
+) -> NoAction | Terminate | Kill | Completion:
     """Decide what to do with a generation.
 
     Args:
@@ -159,9 +159,9 @@ def next_action(
         ending = _ending_now(state, options, now)
         if ending is None:
             return NoAction()
-        return Finished(ending) if _all_ended(state) else Terminate(ending)
+        return Completion(ending) if _all_ended(state) else Terminate(ending)
     if _all_ended(state):
-        return Finished(_with_root_cause(state, state.ending))
+        return Completion(_with_root_cause(state, state.ending))
     return Kill() if len(state.signals) > 1 or now >= _kill_time(state, state.ending) else NoAction()
 
 

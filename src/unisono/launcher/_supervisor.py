@@ -192,7 +192,7 @@ class Supervisor:
             while self._quit is None and self._restart_failed(tasks, state, now):
                 state = tasks.observe(self._launch.stop_requests(), resize)
             action = decide.next_action(state, self._options, now)
-            if isinstance(action, decide.Finished):
+            if isinstance(action, decide.Completion):
                 return action.ending
             if isinstance(action, decide.Terminate):
                 tasks.terminate(action.ending)

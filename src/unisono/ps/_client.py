@@ -26,7 +26,7 @@ from unisono._errors import ClusterError
 from unisono.ps._traffic import Traffic
 from unisono.ps.state._create import NewVariable, encode_news
 from unisono.ps.state._variables import StoredSpec
-from unisono.rpc._calls import PeerLostError, PushToServer, RequestNumbers, RequestPeer, StaleValuesError
+from unisono.rpc._calls import PeerLostError, PushToServer, RequestClient, RequestNumbers, StaleValuesError
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 
@@ -66,18 +66,15 @@ class ServerClient:
     """A client of all servers of a cluster; safe to use from several threads.
 
     Args:
-        peers: one for each server, in the order of their numbers.
+        clients: one for each server, in the order of their numbers.
         generation: of the cluster.
         patience: seconds for which a server may be away.
     """
 
     def __init__(
-        self,
-        peers: Sequence[RequestPeer],
-        generation: int = 0,
-        patience: float = PATIENCE,
+        self, clients: Sequence[RequestClient], generation: int = 0, patience: float = PATIENCE
     ) -> None:
-        self._peers, self._generation, self._patience = list(peers), generation, patience
+        self._clients, self._generation, self._patience = list(clients), generation, patience
         self._numbers = RequestNumbers()
         self._lock = threading.Lock()
         #: Counts what goes to the servers, and what comes.
@@ -94,7 +91,7 @@ class ServerClient:
     @property
     def num_servers(self) -> int:
         """How many servers the cluster has."""
-        return len(self._peers)
+        return len(self._clients)
 
     def begin_job(self, least: int) -> int:
         """Drop the variables of earlier jobs on all servers; return the generation of this job.
@@ -137,7 +134,7 @@ class ServerClient:
             The answer, later; or the server's error.
         """
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
-        attempts = _Attempts(self._peers[server], frame, self._patience, self._is_closed)
+        attempts = _Attempts(self._clients[server], frame, self._patience, self._is_closed)
         attempts.answer.add_done_callback(self.traffic.sent(server, op, arrays))
         attempts.begin()
         return attempts.answer
@@ -156,9 +153,9 @@ class ServerClient:
         Args:
             future: what another method has returned; who calls this waits for it.
         """
-        # Any peer: those of a process share what takes answers.
-        if self._peers:
-            self._peers[0].take_until(future)
+        # Any client: those of a process share what takes answers.
+        if self._clients:
+            self._clients[0].take_until(future)
 
     def on_all(self, op: Op, meta: Mapping[str, Any] | None = None) -> list[Frame]:
         """Send a request to all servers, and wait for their answers.
@@ -338,21 +335,21 @@ class ServerClient:
             The addresses of those that did not answer.
         """
         sent: list[Future[Frame]] = []
-        for peer in self._peers:
+        for client in self._clients:
             frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
             with contextlib.suppress(ClusterError):
-                sent.append(peer.send(frame, timeout=_END_WITHIN))
+                sent.append(client.send(frame, timeout=_END_WITHIN))
         # One that is away, or has ended already, does not answer.
         done = concurrent.futures.wait(sent, _END_WITHIN).done
         self.close()
         has = [each in done and each.exception() is None for each in sent]
-        return [peer.address for peer, answered in zip(self._peers, has, strict=False) if not answered]
+        return [client.address for client, answered in zip(self._clients, has, strict=False) if not answered]
 
     def close(self) -> None:
         """End the connections; requests without an answer fail."""
         self._is_closed.set()
-        for peer in self._peers:
-            peer.close()
+        for client in self._clients:
+            client.close()
 
     def add_program(self, server: int, data: bytes) -> str:
         """Bring a program to a server; return its digest.
@@ -376,14 +373,16 @@ class _Attempts:
     """A request to one server, repeated until it is answered.
 
     Args:
-        peer: of the server.
-        frame: the request; its number is the same in each attempt.
+        frame: its number is the same in each attempt.
         patience: seconds for which the server may be away.
-        is_closed: set when the client's connections end.
+        is_closed: set when the connections end.
     """
 
-    def __init__(self, peer: RequestPeer, frame: Frame, patience: float, is_closed: threading.Event) -> None:
-        self._peer, self._frame, self._patience, self._is_closed = peer, frame, patience, is_closed
+    def __init__(
+        self, client: RequestClient, frame: Frame, patience: float, is_closed: threading.Event
+    ) -> None:
+        self._client, self._frame = client, frame
+        self._patience, self._is_closed = patience, is_closed
         self._began = time.monotonic()
         self._has_warned = False
         self.answer: Future[Frame] = Future()
@@ -391,7 +390,7 @@ class _Attempts:
     def begin(self) -> None:
         """Send the request."""
         try:
-            sent = self._peer.send(self._frame, timeout=RETRY_AFTER)
+            sent = self._client.send(self._frame, timeout=RETRY_AFTER)
         except PeerLostError as error:
             self._lost(error)
             return

@@ -23,7 +23,7 @@ WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
 STATUS    [`variables`, `used`]                                    numbers about the state
 SNAPSHOT  nothing                                                  `number` of the last change in it
 END       `code`                                                   nothing
-BEAT      nothing                                                  nothing
+HEARTBEAT nothing                                                  nothing
 ========  =======================================================  ==========================================
 
 HELLO, CREATE, DROP, PROGRAM, WRITE, SNAPSHOT and END are the chief's alone, with the generation of its HELLO.
@@ -88,7 +88,7 @@ class VariableServer:
         #: Requests by name, bytes of arrays received and sent, and errors.
         self.counts: collections.Counter[str] = collections.Counter()
         #: When the chief has last sent something, in seconds of the monotonic clock.
-        self.heard_at = time.monotonic()
+        self.last_request_at = time.monotonic()
         self._handlers: dict[Op, Callable[[Frame], Frame]] = {
             Op.HELLO: self._hello,
             Op.CREATE: self._create,
@@ -102,7 +102,7 @@ class VariableServer:
             Op.STATUS: self._status,
             Op.SNAPSHOT: self._snapshot,
             Op.END: self._end,
-            Op.BEAT: lambda frame: frame.answer(Op.OK),
+            Op.HEARTBEAT: lambda frame: frame.answer(Op.OK),
         }
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
@@ -155,8 +155,8 @@ class VariableServer:
                 f"A parameter server answers {', '.join(op.name for op in self._handlers)}. Received: "
                 f"{frame.op.name}."
             )
-        if frame.op is Op.BEAT and frame.generation == self.store.generation:
-            self.heard_at = time.monotonic()
+        if frame.op is Op.HEARTBEAT and frame.generation == self.store.generation:
+            self.last_request_at = time.monotonic()
         if frame.op not in _OF_CHIEF:
             return
         if self._is_chief is not None and not self._is_chief(client):
@@ -168,7 +168,7 @@ class VariableServer:
                 f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
                 f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
             )
-        self.heard_at = time.monotonic()
+        self.last_request_at = time.monotonic()
 
     def _lost_state(self, what: str) -> ContextError:
         kept = "has another job's" if self.store.generation else "was started again without its"

@@ -16,10 +16,10 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import Json
 from unisono.ps._programs import ProgramStore
 from unisono.ps.state._acknowledged import LogPosition, describe_loss
-from unisono.ps.state._answered import AnsweredRequests
 from unisono.ps.state._create import NewVariable, decode_news, encode_news
 from unisono.ps.state._journal import Journal, NoJournal
 from unisono.ps.state._push import Array, Push
+from unisono.ps.state._request_dedup import RequestDedup
 from unisono.ps.state._update import StateLostError, check_push, check_rows, check_value, find, run_push
 from unisono.ps.state._variables import TABLE, DenseVariable, StoredSpec, Table
 
@@ -46,7 +46,7 @@ class VariableStore:
         self.lock = threading.RLock()
         self.journal: Journal = journal or NoJournal()
         self.programs = ProgramStore()
-        self._answered = AnsweredRequests()
+        self._request_dedup = RequestDedup()
         self.clear()
         self.generation = 0
 
@@ -197,12 +197,12 @@ class VariableStore:
             request: its number, by which a repetition is recognized; 0 for none.
         """
         with self.lock:
-            if request in self._answered:
+            if request in self._request_dedup:
                 return
             lineage = lineage or new_lineage()
             self._commit("reset", {"lineage": lineage, "request": request}, ())
             self.clear()
-            self._answered.note(request)
+            self._request_dedup.note(request)
             self.lineage = lineage
 
     def create(self, news: Sequence[NewVariable], request: int = 0) -> list[int]:
@@ -226,7 +226,7 @@ class VariableStore:
                 n: missing[name].make(self._key(n), self.programs, self.journal)
                 for name, n in numbers.items()
             }
-            if made and request in self._answered:
+            if made and request in self._request_dedup:
                 raise InvalidArgumentError(
                     f"A request must be sent soon after it was made. Received: number {request:#x} again, "
                     "and its variables were dropped since."
@@ -243,7 +243,7 @@ class VariableStore:
                 self.variables[number] = variable
                 self._numbers[variable.spec.name] = number
             self._next += len(made)
-            self._answered.note(request)
+            self._request_dedup.note(request)
             return [self._numbers[new.spec.name] for new in news]
 
     def _missing(self, news: Sequence[NewVariable]) -> dict[str, NewVariable]:
@@ -285,7 +285,7 @@ class VariableStore:
         """
         with self.lock:
             self._check_state()
-            if request in self._answered:
+            if request in self._request_dedup:
                 return False
             variable = find(self.variables, number)
             if indices is None and value.shape == variable.shape and not begin:
@@ -300,7 +300,7 @@ class VariableStore:
             meta = {"number": number, "request": request, "rows": indices is not None}
             self._commit("write", meta, [value] if indices is None else [value, indices])
             variable.write(value, indices)
-            self._answered.note(request)
+            self._request_dedup.note(request)
             return True
 
     def drop(self, numbers: Sequence[int], request: int = 0) -> None:
@@ -315,7 +315,7 @@ class VariableStore:
         """
         with self.lock:
             self._check_state()
-            if request in self._answered:
+            if request in self._request_dedup:
                 return
             names = [find(self.variables, number).spec.name for number in numbers]
             self._commit("drop", {"numbers": list(numbers), "request": request}, ())
@@ -323,7 +323,7 @@ class VariableStore:
                 self.variables.pop(number, None)
                 self._numbers.pop(name, None)
             self.dropped_count += 1
-            self._answered.note(request)
+            self._request_dedup.note(request)
 
     def push(self, push: Push) -> bool:
         """Apply what a closure has pushed: once, and as a whole or not at all.
@@ -431,7 +431,7 @@ class VariableStore:
                 "applied_count": self.applied_count,
                 "watermark": self.watermark,
                 "applied": sorted(self._applied),
-                "answered": self._answered.encode(),
+                "answered": self._request_dedup.encode(),
                 "used": dict(self.used),
                 "variables": variables,
             }
@@ -460,7 +460,7 @@ class VariableStore:
             self._next, self.applied_count = meta["next"], meta["applied_count"]
             self.dropped_count = meta["dropped_count"]
             self.watermark, self._applied = meta["watermark"], set(meta["applied"])
-            self._answered = AnsweredRequests(*meta["answered"])
+            self._request_dedup = RequestDedup(*meta["answered"])
             self.used = dict(meta["used"])
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:

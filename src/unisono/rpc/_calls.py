@@ -1,6 +1,6 @@
 """Calls between tasks, without a socket: what both transports share.
 
-A peer sends requests to one task and gets a `Future` for each; an endpoint answers the requests of its
+A client sends requests to one task and gets a `Future` for each; a server answers the requests of its
 clients. `_transport` has both over ZeroMQ, and `_loopback` within a process.
 """
 
@@ -22,7 +22,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 
-#: Bytes of requests without an answer, at most, of one peer: `send` waits beyond them.
+#: Bytes of requests without an answer, at most, of one client: `send` waits beyond them.
 BYTES_IN_FLIGHT = 256 << 20
 #: Seconds that `close` may take.
 CLOSE_SECONDS = 5.0
@@ -79,7 +79,7 @@ class ClientId:
 Handler: TypeAlias = Callable[[ClientId, Frame], Frame | None]
 
 
-class RequestPeer(Protocol):
+class RequestClient(Protocol):
     """Sends requests to one task; may be used by several threads."""
 
     task: Task
@@ -98,7 +98,7 @@ class RequestPeer(Protocol):
         """End the connection; requests without an answer fail."""
 
 
-class RequestEndpoint(Protocol):
+class RequestServer(Protocol):
     """Answers the requests of clients."""
 
     address: str
@@ -171,7 +171,7 @@ class PushToServer:
 
 
 @dataclasses.dataclass(eq=False)
-class _Outstanding:
+class _PendingCall:
     future: Future[Frame]
     frame: Frame
     size: int
@@ -181,7 +181,7 @@ class _Outstanding:
 
 
 class PendingCalls:
-    """The requests of a peer that have no answer yet: their futures, deadlines and bytes.
+    """The requests of a client that have no answer yet: their futures, deadlines and bytes.
 
     Args:
         task: who is asked.
@@ -191,7 +191,7 @@ class PendingCalls:
 
     def __init__(self, task: Task, address: str, budget: int = BYTES_IN_FLIGHT) -> None:
         self._task, self._address, self._budget = task, address, budget
-        self._waiting: dict[int, _Outstanding] = {}
+        self._waiting: dict[int, _PendingCall] = {}
         # No request is late before this time. A scan then finds the late ones: with a heap the entry of a
         # request that was answered would stay until its deadline.
         self._first_deadline = math.inf
@@ -224,7 +224,7 @@ class PendingCalls:
 
         Raises:
             PeerLostError: when there was no room in time.
-            ClusterError: when the peer was closed.
+            ClusterError: when the client was closed.
         """
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
@@ -240,7 +240,7 @@ class PendingCalls:
             known = self._waiting.get(frame.request)
             if known is not None:
                 return known.future
-            entry = _Outstanding(Future(), frame, size, now, deadline)
+            entry = _PendingCall(Future(), frame, size, now, deadline)
             self._waiting[frame.request] = entry
             self._bytes += size
             self._first_deadline = min(self._first_deadline, deadline)
@@ -325,10 +325,10 @@ class PendingCalls:
         )
 
     def closed(self) -> PeerLostError:
-        """Return the error for a request of a peer that was closed."""
+        """Return the error for a request of a client that was closed."""
         return PeerLostError(
-            f"A request must be made before its peer is closed. Received: one for {self._task} at "
-            f"{self._address}, whose peer was closed.",
+            f"A request must be made before its client is closed. Received: one for {self._task} at "
+            f"{self._address}, whose client was closed.",
             self._task,
             self._address,
             0.0,
@@ -348,7 +348,7 @@ class PendingCalls:
             # Also after an interrupt: an answer that is not waited for must not keep its bytes.
             self.forget(frame.request)
 
-    def _take(self, request: int) -> _Outstanding | None:
+    def _take(self, request: int) -> _PendingCall | None:
         with self._room:
             entry = self._waiting.pop(request, None)
             if entry is not None:

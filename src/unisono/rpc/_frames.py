@@ -86,7 +86,7 @@ class FrameError(ClusterError):
         self.request = request
 
 
-class _Leased(np.ndarray[Any, Any]):
+class _LeasedBytes(np.ndarray[Any, Any]):
     """The bytes of an array, which keep the message's lease alive."""
 
     lease: object = None
@@ -172,7 +172,7 @@ class Frame:
         # As bytes: `memoryview` has no format for bfloat16.
         flat: Any = array.reshape(-1).view(np.uint8)
         if self.lease is not None:
-            flat = flat.view(_Leased)
+            flat = flat.view(_LeasedBytes)
             flat.lease = self.lease
         return memoryview(flat)
 

@@ -1,7 +1,7 @@
-"""Peers and endpoints of one process: for tests, and for the chief's own worker.
+"""Clients and servers of one process: for tests, and for the chief's own worker.
 
 They behave as those of `_transport` do: messages are packed, copied and parsed, a request waits until its
-endpoint has started, and fails when it closes. A test may lose or repeat messages.
+server has started, and fails when it closes. A test may lose or repeat messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("unisono")
 
 
 class LoopbackNetwork:
-    """Connects the peers and endpoints of a process by their addresses.
+    """Connects the clients and servers of a process by their addresses.
 
     Args:
         copies: returns how often a message is delivered: 0 loses it, 2 repeats it. It gets the message and
@@ -32,100 +32,104 @@ class LoopbackNetwork:
 
     >>> from unisono.rpc._ops import Op
     >>> network = LoopbackNetwork()
-    >>> endpoint = network.endpoint("ps0:1", lambda client, request: request.answer(Op.OK))
-    >>> endpoint.start()
-    >>> peer = network.peer(Task("ps", 0), "ps0:1")
-    >>> peer.call(Frame(Op.STATUS, 5), timeout=10.0)
+    >>> rpc_server = network.rpc_server("ps0:1", lambda client, request: request.answer(Op.OK))
+    >>> rpc_server.start()
+    >>> rpc_client = network.rpc_client(Task("ps", 0), "ps0:1")
+    >>> rpc_client.call(Frame(Op.STATUS, 5), timeout=10.0)
     Frame(OK, request 5, 0 arrays of 0 bytes)
-    >>> peer.close(); endpoint.close()
+    >>> rpc_client.close(); rpc_server.close()
     """
 
     def __init__(self, copies: Callable[[Frame, bool], int] | None = None) -> None:
         self._copies = copies
         self._lock = threading.Lock()
-        self._endpoints: dict[str, LoopbackEndpoint] = {}
-        self._early: dict[str, list[tuple[LoopbackPeer, Frame]]] = {}
-        self._peers: dict[bytes, LoopbackPeer] = {}
+        self._rpc_servers: dict[str, LoopbackServer] = {}
+        self._early: dict[str, list[tuple[LoopbackClient, Frame]]] = {}
+        self._rpc_clients: dict[bytes, LoopbackClient] = {}
         self._numbers = itertools.count(1)
 
-    def endpoint(self, address: str, handler: Handler, limit: int = DEFAULT_LIMIT) -> LoopbackEndpoint:
-        """Return an endpoint, which begins to answer with its `start`."""
-        return LoopbackEndpoint(self, address, handler, limit)
+    def rpc_server(self, address: str, handler: Handler, limit: int = DEFAULT_LIMIT) -> LoopbackServer:
+        """Return a server, which begins to answer with its `start`."""
+        return LoopbackServer(self, address, handler, limit)
 
-    def peer(
+    def rpc_client(
         self,
         task: Task,
         address: str,
         own: Task | None = None,
         limit: int = DEFAULT_LIMIT,
         budget: int = BYTES_IN_FLIGHT,
-    ) -> LoopbackPeer:
-        """Return a peer.
+    ) -> LoopbackClient:
+        """Return a client.
 
         Args:
             task: who is asked, for messages.
             address: where.
-            own: the task that asks, as whom the endpoint sees it.
+            own: the task that asks, as whom the server sees it.
             limit: bytes of an answer at most.
             budget: bytes of requests without an answer at most.
         """
         client = ClientId(b"%d" % next(self._numbers), own, is_same_user=True)
-        peer = LoopbackPeer(self, task, address, client, limit, budget)
+        rpc_client = LoopbackClient(self, task, address, client, limit, budget)
         with self._lock:
-            self._peers[client.connection] = peer
-        return peer
+            self._rpc_clients[client.connection] = rpc_client
+        return rpc_client
 
-    def _open(self, endpoint: LoopbackEndpoint) -> None:
+    def _open(self, rpc_server: LoopbackServer) -> None:
         with self._lock:
-            if endpoint.address in self._endpoints:
+            if rpc_server.address in self._rpc_servers:
                 raise ClusterError(
-                    "An address must have one endpoint. "
-                    f"Received: {endpoint.address}, which is in use. Close the other endpoint first."
+                    "An address must have one server. "
+                    f"Received: {rpc_server.address}, which is in use. Close the other server first."
                 )
-            self._endpoints[endpoint.address] = endpoint
-            early = self._early.pop(endpoint.address, [])
-        for peer, frame in early:
-            self._ask(peer, frame)
+            self._rpc_servers[rpc_server.address] = rpc_server
+            early = self._early.pop(rpc_server.address, [])
+        for rpc_client, frame in early:
+            self._ask(rpc_client, frame)
 
-    def _leave(self, endpoint: LoopbackEndpoint) -> None:
+    def _leave(self, rpc_server: LoopbackServer) -> None:
         with self._lock:
-            if self._endpoints.get(endpoint.address) is not endpoint:
+            if self._rpc_servers.get(rpc_server.address) is not rpc_server:
                 return
-            del self._endpoints[endpoint.address]
-            peers = [peer for peer in self._peers.values() if peer.address == endpoint.address]
-        for peer in peers:
-            peer._lose()
+            del self._rpc_servers[rpc_server.address]
+            rpc_clients = [
+                rpc_client
+                for rpc_client in self._rpc_clients.values()
+                if rpc_client.address == rpc_server.address
+            ]
+        for rpc_client in rpc_clients:
+            rpc_client._lose()
 
-    def _ask(self, peer: LoopbackPeer, frame: Frame) -> None:
+    def _ask(self, rpc_client: LoopbackClient, frame: Frame) -> None:
         with self._lock:
-            endpoint = self._endpoints.get(peer.address)
-            if endpoint is None:
-                self._early.setdefault(peer.address, []).append((peer, frame))
+            rpc_server = self._rpc_servers.get(rpc_client.address)
+            if rpc_server is None:
+                self._early.setdefault(rpc_client.address, []).append((rpc_client, frame))
                 return
-        if not peer._pending.mark_sent(frame.request):
+        if not rpc_client._pending.mark_sent(frame.request):
             return
         for _ in range(1 if self._copies is None else self._copies(frame, False)):
-            endpoint._inbox.put((peer.client, _through_bytes(frame)))
+            rpc_server._inbox.put((rpc_client.client, _through_bytes(frame)))
 
     def _answer(self, client: ClientId, frame: Frame) -> None:
         with self._lock:
-            peer = self._peers.get(client.connection)
-        if peer is not None:
+            rpc_client = self._rpc_clients.get(client.connection)
+        if rpc_client is not None:
             for _ in range(1 if self._copies is None else self._copies(frame, True)):
-                peer._take(_through_bytes(frame))
+                rpc_client._take(_through_bytes(frame))
 
-    def _forget(self, peer: LoopbackPeer) -> None:
+    def _forget(self, rpc_client: LoopbackClient) -> None:
         with self._lock:
-            self._peers.pop(peer.client.connection, None)
-            early = self._early.get(peer.address, [])
-            early[:] = [each for each in early if each[0] is not peer]
+            self._rpc_clients.pop(rpc_client.client.connection, None)
+            early = self._early.get(rpc_client.address, [])
+            early[:] = [each for each in early if each[0] is not rpc_client]
 
 
-class LoopbackEndpoint:
+class LoopbackServer:
     """Answers requests in a thread of its own.
 
     Args:
-        network: where peers find it.
+        network: where clients find it.
         address: any text.
         handler: answers a request, or returns None and calls `reply` later.
         limit: bytes of a request at most.
@@ -175,14 +179,14 @@ class LoopbackEndpoint:
                 self.reply(client, request.request, answer)
 
 
-class LoopbackPeer:
-    """Sends requests to the endpoint of an address.
+class LoopbackClient:
+    """Sends requests to the server of an address.
 
     Args:
-        network: where the endpoint is found.
+        network: where the server is found.
         task: who is asked, for messages.
         address: where.
-        client: as whom the endpoint sees it.
+        client: as whom the server sees it.
         limit: bytes of an answer at most.
         budget: bytes of requests without an answer at most.
     """
@@ -198,7 +202,7 @@ class LoopbackPeer:
         """Send a request and wait for its answer.
 
         Raises:
-            PeerLostError: when the answer does not come in time, or the endpoint closes.
+            PeerLostError: when the answer does not come in time, or the server closes.
         """
         since = time.monotonic()
         return self._pending.wait(frame, self._send(frame, timeout), timeout, since)
@@ -214,7 +218,7 @@ class LoopbackPeer:
         return future
 
     def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
-        """Return: answers come in the endpoint's thread."""
+        """Return: answers come in the server's thread."""
 
     def close(self) -> None:
         """Leave the network; requests without an answer fail."""

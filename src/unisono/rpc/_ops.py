@@ -51,7 +51,7 @@ class Op(enum.IntEnum):
     #: The job is over: the task ends.
     END = 40
     #: Shows that a task is alive.
-    BEAT = 41
+    HEARTBEAT = 41
 
     #: Asks a standalone server for free ports of its machine.
     PORTS = 50

@@ -24,7 +24,7 @@ from unisono.rpc._calls import ClientId, error_answer
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 from unisono.standalone._lease import LeaseBook
-from unisono.standalone._outputs import AnswerTimes, Seen, read_seen
+from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
 from unisono.standalone._protocol import (
     LEASE_GRACE,
     ProcessShape,
@@ -54,7 +54,7 @@ class _Poll:
 
     client: ClientId
     request: Frame
-    seen: dict[str, Seen]
+    seen: dict[str, ClientProgress]
     asked: float
 
 
@@ -84,7 +84,7 @@ class Agent:
         self._book = LeaseBook(name)
         self._job: ServerJob | None = None
         self._poll: _Poll | None = None
-        self._answered = -1.0
+        self._answered_at = -1.0
         #: How often a job has taken this server.
         self._taken = 0
         #: When the processes of a job whose lease is over are killed.
@@ -270,10 +270,10 @@ class Agent:
             if poll is None or job is None:
                 return
             has_news, is_full = job.has_news(poll.seen)
-            if AnswerTimes(poll.asked, self._answered).is_due(now, has_news, is_full):
+            if AnswerTimes(poll.asked, self._answered_at).is_due(now, has_news, is_full):
                 self._poll = None
                 if has_news:
-                    self._answered = now
+                    self._answered_at = now
                 self._answer_poll(poll, job)
 
     def _answer_poll(self, poll: _Poll, job: ServerJob) -> None:

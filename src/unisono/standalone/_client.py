@@ -29,13 +29,13 @@ from unisono.launcher._launch import make_run_paths, report, stop_signals
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import new_secret
-from unisono.rpc._transport._peer import Peer
 from unisono.standalone._agent import installed
 from unisono.standalone._bundle import FOLDER, given_files, script_sources, user_modules
-from unisono.standalone._link import Claim, ServerFacts, ServerLink
+from unisono.standalone._link import Claim, ServerInfo, ServerLink
 from unisono.standalone._protocol import CLIENT, LEASE_SECONDS, LIMIT, SERVER, read_standalone_keys
-from unisono.standalone._remote_machines import Patience, RemoteMachines, RemoteProgram
+from unisono.standalone._remote_machines import RemoteMachines, RemoteProgram, ServerTimeouts
 from unisono.standalone._slots import Slots
 
 #: Seconds between SIGTERM and SIGKILL where a function is called: a notebook waits for them.
@@ -306,30 +306,30 @@ def _machines(
     claim = Claim(secrets.token_hex(16), f"{describe_client()}, {what}", run.lease)
     keys = read_standalone_keys(process_environ(), CLIENT)
     links: dict[str, ServerLink] = {}
-    patience = Patience(busy=run.wait, lost=run.server_timeout)
-    machines = RemoteMachines(slots, links, options, paths, program, screen.say, patience)
+    timeouts = ServerTimeouts(busy=run.wait, lost=run.server_timeout)
+    machines = RemoteMachines(slots, links, options, paths, program, screen.say, timeouts)
     warned: set[str] = set()
 
     def prepare(link: ServerLink) -> None:
-        check_versions(link.address, link.facts, screen.say, warned)
+        check_versions(link.address, link.info, screen.say, warned)
         for name, data in program.files.items():
             link.put(name, data)
 
     try:
         for address in slots.addresses:
-            peer = Peer(SERVER, address, keys, LIMIT)
-            links[address] = ServerLink(address, peer, claim, prepare, machines.wake)
+            rpc_client = RpcClient(SERVER, address, keys, LIMIT)
+            links[address] = ServerLink(address, rpc_client, claim, prepare, machines.wake)
         yield machines
     finally:
         machines.close()
 
 
-def check_versions(address: str, facts: ServerFacts, say: Callable[[str], None], warned: set[str]) -> None:
+def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], warned: set[str]) -> None:
     """Compare the packages of a server with those here.
 
     Args:
         address: of the server.
-        facts: what it says of itself.
+        info: what it says of itself.
         say: shows a message.
         warned: the servers for which there was one.
 
@@ -337,13 +337,13 @@ def check_versions(address: str, facts: ServerFacts, say: Callable[[str], None],
         ClusterError: when Python is another one: functions could not be sent.
     """
     own = platform.python_version()
-    if own.split(".")[:2] != facts.python.split(".")[:2]:
+    if own.split(".")[:2] != info.python.split(".")[:2]:
         raise ClusterError(
             "Client and servers must have the same version of Python, as functions travel as its bytecode. "
-            f"Received: {own} here and {facts.python} at {address}."
+            f"Received: {own} here and {info.python} at {address}."
         )
     ours = installed()
-    other = {n: (v, facts.packages.get(n)) for n, v in ours.items() if facts.packages.get(n) != v}
+    other = {n: (v, info.packages.get(n)) for n, v in ours.items() if info.packages.get(n) != v}
     if other and address not in warned:
         warned.add(address)
         texts = ", ".join(

@@ -19,7 +19,7 @@ from concurrent import futures
 from typing import Any
 
 from unisono._errors import ClusterError
-from unisono.rpc._calls import PeerLostError, RequestNumbers, RequestPeer
+from unisono.rpc._calls import PeerLostError, RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._local import is_refused
@@ -55,7 +55,7 @@ class RequestRefusedError(ClusterError):
 
 
 @dataclasses.dataclass(frozen=True)
-class ServerFacts:
+class ServerInfo:
     """What a server says of itself.
 
     Args:
@@ -93,7 +93,7 @@ class ServerLink:
 
     Args:
         address: of the server.
-        peer: sends the requests.
+        rpc_client: sends the requests.
         claim: with what the server is taken.
         prepare: brings what the job needs to a server that has just been taken.
         wake: called when something has changed.
@@ -103,18 +103,18 @@ class ServerLink:
     def __init__(
         self,
         address: str,
-        peer: RequestPeer,
+        rpc_client: RequestClient,
         claim: Claim,
         prepare: Callable[[ServerLink], None],
         wake: Callable[[], None],
         is_refused: Callable[[str], bool] = is_refused,
     ) -> None:
         self.address = address
-        self._peer, self._claim, self._prepare, self._wake = peer, claim, prepare, wake
+        self._rpc_client, self._claim, self._prepare, self._wake = rpc_client, claim, prepare, wake
         self._is_refused = is_refused
         self._numbers = RequestNumbers()
         self._processes: dict[str, RemoteProcess] = {}
-        self._facts: ServerFacts | None = None
+        self._info: ServerInfo | None = None
         #: How often the server was taken without the job's processes: after the first time, these are lost.
         self._beginnings = 0
         #: The server's process and its number of this job's beginning for which everything was brought.
@@ -129,20 +129,20 @@ class ServerLink:
         self.losses: set[str] = set()
 
     @property
-    def facts(self) -> ServerFacts:
+    def info(self) -> ServerInfo:
         """What the server says of itself.
 
         Raises:
             ClusterError: when it is lost.
         """
-        if self._facts is None:
+        if self._info is None:
             raise ClusterError(f"The server {self.address} must answer. Received: it is lost.")
-        return self._facts
+        return self._info
 
     @property
     def is_live(self) -> bool:
         """Whether the server answers and works for this client."""
-        return self._facts is not None
+        return self._info is not None
 
     def is_refused(self) -> bool:
         """Return whether the system of its address says that no process listens there."""
@@ -164,15 +164,15 @@ class ServerLink:
 
     def _hello(self, timeout: float) -> None:
         meta = dataclasses.asdict(self._claim)
-        self._note_taken(self.request(Op.HELLO, meta, timeout=timeout).meta)
+        self._note_server(self.request(Op.HELLO, meta, timeout=timeout).meta)
 
-    def _note_taken(self, told: Mapping[str, Any]) -> None:
+    def _note_server(self, told: Mapping[str, Any]) -> None:
         try:
-            facts = ServerFacts(
+            info = ServerInfo(
                 told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
             )
             # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
-            taken = facts.instance, told["taken"]
+            taken = info.instance, told["taken"]
         except KeyError as error:
             there = dict(told.get("packages", {})).get("unisono", "another one")
             raise ClusterError(
@@ -181,15 +181,15 @@ class ServerLink:
                 f"no field {error}. Install the same version, and run `unisono serve` there again."
             ) from None
         if taken != self._taken:
-            self._facts = facts
+            self._info = info
             self._beginnings += 1
             try:
                 self._prepare(self)
             except BaseException:
-                self._facts = None
+                self._info = None
                 raise
             self._taken = taken
-        self._facts = facts
+        self._info = info
 
     def request(
         self,
@@ -205,7 +205,7 @@ class ServerLink:
             RequestRefusedError: when it answers with an error.
         """
         told = {"job": self._claim.job, **(meta or {})}
-        return _accepted(self._peer.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout))
+        return _accepted(self._rpc_client.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file in the job's directory on the server."""
@@ -221,7 +221,7 @@ class ServerLink:
 
     def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
         """Start a process; return why that was not possible, empty where it was."""
-        if self._facts is None:
+        if self._info is None:
             return self._lost_text()
         self._processes[process.key] = process
         told = {"key": process.key, "task": str(process.task), **job}
@@ -241,13 +241,13 @@ class ServerLink:
 
     def signal_process(self, key: str, number: int) -> None:
         """Send a signal to a process; nothing happens where the server is lost."""
-        if self._facts is not None:
+        if self._info is not None:
             meta = {"job": self._claim.job, "key": key, "number": number}
-            self._peer.send(Frame(Op.SIGNAL, self._numbers.next(), 0, meta), _CALL_SECONDS)
+            self._rpc_client.send(Frame(Op.SIGNAL, self._numbers.next(), 0, meta), _CALL_SECONDS)
 
     def sweep(self) -> int:
         """Kill what the processes have left behind; return how many processes that were."""
-        if self._facts is None:
+        if self._info is None:
             return 0
         try:
             return int(self.request(Op.SWEEP, timeout=_SWEEP_SECONDS).meta["killed"])
@@ -257,12 +257,12 @@ class ServerLink:
     def close(self) -> None:
         """End the job on the server, and the connection."""
         self._closing.set()
-        if self._facts is not None:
+        if self._info is not None:
             try:
                 self.request(Op.END, timeout=_SWEEP_SECONDS)
             except (PeerLostError, RequestRefusedError) as error:
                 _LOG.warning("The server %s ends its job when the lease does: %s", self.address, error)
-        self._peer.close()
+        self._rpc_client.close()
         if self._thread.ident is not None:
             self._thread.join(_CALL_SECONDS)
 
@@ -278,11 +278,11 @@ class ServerLink:
                 self._lose(f"its output could not be kept ({error})", time.time())
 
     def _turn(self) -> None:
-        if self._facts is None:
+        if self._info is None:
             self._closing.wait(_RETRY_SECONDS)
             self._find(_RETRY_SECONDS)
             return
-        before = self._facts.instance, self._beginnings
+        before = self._info.instance, self._beginnings
         try:
             self._copy_news()
         except (PeerLostError, RequestRefusedError) as error:
@@ -338,9 +338,9 @@ class ServerLink:
             return
         if isinstance(error, RequestRefusedError):
             self._lose("it was started again, or has received nothing from this client for too long", lost_at)
-        elif (problem := self._search()) or self._facts is None:
+        elif (problem := self._search()) or self._info is None:
             self._lose(problem, lost_at)
-        elif self._facts.instance != instance:
+        elif self._info.instance != instance:
             self._lose("it was started again", lost_at, is_live=True)
         elif self._beginnings != beginnings:
             # It still runs, and has ended the job meanwhile: this process was stopped, or the network was.
@@ -350,10 +350,10 @@ class ServerLink:
         """Take the server again; return why that was not possible, empty where it has answered."""
         meta = dataclasses.asdict(self._claim)
         try:
-            answer = self._peer.send(Frame(Op.HELLO, self._numbers.next(), 0, meta), _FIND_SECONDS)
+            answer = self._rpc_client.send(Frame(Op.HELLO, self._numbers.next(), 0, meta), _FIND_SECONDS)
             if self._is_gone_before(answer):
                 return "no process listens there (connection refused)"
-            self._note_taken(_accepted(answer.result(0)).meta)
+            self._note_server(_accepted(answer.result(0)).meta)
         except (PeerLostError, RequestRefusedError, TimeoutError):
             return "it does not answer"
         except ClusterError as error:  # another program has been started there
@@ -374,7 +374,7 @@ class ServerLink:
 
     def _lose(self, why: str, at: float, is_live: bool = False) -> None:
         if not is_live:
-            self._facts = None
+            self._info = None
         text = self._lost_text(why)
         for process in list(self._processes.values()):
             process.lose(text, at)

@@ -28,7 +28,7 @@ ERROR_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ClientProgress:
     """What a client has of a process.
 
     Args:
@@ -40,21 +40,21 @@ class Seen:
     version: str = ""
 
 
-def read_seen(meta: Mapping[str, Any]) -> dict[str, Seen]:
+def read_seen(meta: Mapping[str, Any]) -> dict[str, ClientProgress]:
     """Return what the client has, from the field of a message.
 
     Raises:
         InvalidArgumentError: when it is something else.
 
     >>> read_seen({"g0-worker-0": [5, "x"]})
-    {'g0-worker-0': Seen(offset=5, version='x')}
+    {'g0-worker-0': ClientProgress(offset=5, version='x')}
     """
     found = {}
     for key, value in meta.items():
         is_pair = isinstance(value, list) and len(value) == 2
         if not is_pair or not isinstance(value[0], int) or not isinstance(value[1], str) or value[0] < 0:
             raise InvalidArgumentError("`seen` must have an offset and a version for each key.")
-        found[key] = Seen(value[0], value[1])
+        found[key] = ClientProgress(value[0], value[1])
     return found
 
 
@@ -132,11 +132,11 @@ class AnswerTimes:
 
     Args:
         asked: when it came.
-        answered: when the last answer with news was sent.
+        answered_at: when the last answer with news was sent.
     """
 
     asked: float
-    answered: float
+    answered_at: float
 
     def is_due(self, now: float, has_news: bool, is_full: bool) -> bool:
         """Return whether a POLL is answered now.
@@ -149,6 +149,6 @@ class AnswerTimes:
         >>> AnswerTimes(0.0, 0.0).is_due(0.04, True, False), AnswerTimes(0.0, 0.0).is_due(0.06, True, False)
         (False, True)
         """
-        if has_news and (is_full or now - self.answered >= BATCH_SECONDS):
+        if has_news and (is_full or now - self.answered_at >= BATCH_SECONDS):
             return True
         return now - self.asked >= POLL_SECONDS

@@ -22,7 +22,7 @@ from unisono.launcher._restart_policy import Failure
 from unisono.launcher._run_files import BestEffort
 from unisono.rpc._calls import PeerLostError
 from unisono.standalone._lease import ServerBusyError
-from unisono.standalone._link import RequestRefusedError, ServerFacts, ServerLink
+from unisono.standalone._link import RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 from unisono.standalone._slots import Slots, task_address
 
@@ -48,7 +48,7 @@ class RemoteProgram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class ServerTimeouts:
     """How long a client waits for servers.
 
     Args:
@@ -72,7 +72,7 @@ class RemoteMachines:
         paths: the client's own files, to which those of the tasks are copied.
         program: what the tasks run.
         say: shows a message.
-        patience: how long servers are waited for.
+        timeouts: how long servers are waited for.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class RemoteMachines:
         paths: RunPaths,
         program: RemoteProgram,
         say: Callable[[str], None],
-        patience: Patience,
+        timeouts: ServerTimeouts,
     ) -> None:
         self._slots, self._links, self._options, self._paths = slots, links, options, paths
-        self._program, self._say, self._patience = program, say, patience
+        self._program, self._say, self._timeouts = program, say, timeouts
         self._wake: Callable[[], None] = lambda: None
         self._ports: dict[str, list[int]] = {}
         self._placed: dict[Task, str] = {}
@@ -103,7 +103,7 @@ class RemoteMachines:
             ServerBusyError: when one trains for another client for longer than the client waits.
             ClusterError: when one does not answer, or refuses.
         """
-        deadline = time.monotonic() + self._patience.busy
+        deadline = time.monotonic() + self._timeouts.busy
         told = False
         # In the order of their addresses: two clients cannot wait for each other.
         for address in self._slots.addresses:
@@ -115,11 +115,11 @@ class RemoteMachines:
                     raise problem
                 if not told:
                     told = True
-                    self._say(f"unisono: waiting at most {self._patience.busy:g} s: {problem}")
+                    self._say(f"unisono: waiting at most {self._timeouts.busy:g} s: {problem}")
                 time.sleep(_BUSY_RETRY)
 
     def _taken(self, address: str) -> ServerBusyError | None:
-        link, seconds = self._links[address], self._patience.answer / 2
+        link, seconds = self._links[address], self._timeouts.answer / 2
         try:
             try:
                 link.take(seconds)
@@ -136,7 +136,7 @@ class RemoteMachines:
             )
             raise ClusterError(
                 f"Each server of the cluster must run. Received: no answer from {address} within "
-                f"{self._patience.answer:g} s: {what}. ({error})"
+                f"{self._timeouts.answer:g} s: {what}. ({error})"
             ) from None
         except RequestRefusedError as error:
             if error.kind == ServerBusyError.__name__:
@@ -207,9 +207,9 @@ class RemoteMachines:
         link = self._links[server]
         if not link.is_live:
             return told
-        facts = link.facts
-        there = dataclasses.replace(plan, paths=RunPaths(Path(facts.root)))
-        environ = there.environment(task) | _gpus(facts, task, beside)
+        info = link.info
+        there = dataclasses.replace(plan, paths=RunPaths(Path(info.root)))
+        environ = there.environment(task) | _gpus(info, task, beside)
         description: dict[str, Any] = {"environ": environ, "sys_path": None, "args": []}
         return {**told, "description": description | self._program.describe(there.paths, task)}
 
@@ -261,7 +261,7 @@ class RemoteMachines:
             ClusterError: when they are not back in time; it names them.
         """
         self._report_losses()
-        deadline = time.monotonic() + self._patience.lost
+        deadline = time.monotonic() + self._timeouts.lost
         told = False
         while missing := self._slots.missing(workers, self._live):
             names = ", ".join(missing)
@@ -270,13 +270,13 @@ class RemoteMachines:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"The servers of a cluster must run. Received: no answer from {names} within "
-                    f"{self._patience.lost:g} s after they were lost. Run `unisono serve` there again, or "
+                    f"{self._timeouts.lost:g} s after they were lost. Run `unisono serve` there again, or "
                     "let the training continue with fewer workers (`elastic`)."
                 )
             if not told:
                 told = True
                 self._say(
-                    f"unisono: waiting at most {self._patience.lost:g} s for the server {names}; the "
+                    f"unisono: waiting at most {self._timeouts.lost:g} s for the server {names}; the "
                     "training continues when `unisono serve` runs there again"
                 )
             time.sleep(_POLL)
@@ -287,10 +287,10 @@ class RemoteMachines:
             link.close()
 
 
-def _gpus(facts: ServerFacts, task: Task, beside: list[Task]) -> dict[str, str]:
+def _gpus(info: ServerInfo, task: Task, beside: list[Task]) -> dict[str, str]:
     """Return the variable for a task's share of its machine's GPUs; parameter servers have none."""
-    if not facts.gpus:
+    if not info.gpus:
         return {}
     computing = [each for each in beside if each.type != "ps"]
-    share = gpu_share(facts.gpus, computing.index(task), len(computing)) if task in computing else ()
+    share = gpu_share(info.gpus, computing.index(task), len(computing)) if task in computing else ()
     return {"CUDA_VISIBLE_DEVICES": ",".join(share)}

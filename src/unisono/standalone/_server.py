@@ -20,8 +20,8 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
 from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport._endpoint import Endpoint, require_key
 from unisono.rpc._transport._local import free_port, split_address
+from unisono.rpc._transport._server import RpcServer, require_key
 from unisono.standalone._agent import Agent
 from unisono.standalone._protocol import LIMIT, SERVER, read_standalone_keys
 from unisono.standalone._server_machine import ServerMachine, server_directory
@@ -54,7 +54,7 @@ class StandardServer:
         environ = process_environ()
         self._keys = read_standalone_keys(environ, SERVER)
         require_key(self.address, self._keys)
-        self._endpoint: Endpoint | None = None
+        self._rpc_server: RpcServer | None = None
         self._agent: Agent | None = None
         self._machine: ServerMachine | None = None
         self._stopping = threading.Event()
@@ -73,19 +73,19 @@ class StandardServer:
         machine = ServerMachine(
             server_directory(self.address, self._directory), dict(process_environ()), self._spares
         )
-        endpoint = Endpoint(self.address, self._handle, self._keys, LIMIT, budget=LIMIT)
-        self._agent = Agent(shown_name(self.address), machine, endpoint.reply)
+        rpc_server = RpcServer(self.address, self._handle, self._keys, LIMIT, budget=LIMIT)
+        self._agent = Agent(shown_name(self.address), machine, rpc_server.reply)
         try:
-            endpoint.start()
+            rpc_server.start()
         except ClusterError:
-            endpoint.close()
+            rpc_server.close()
             machine.close()
             self._agent = None
             raise
-        self._machine, self._endpoint = machine, endpoint
+        self._machine, self._rpc_server = machine, rpc_server
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
-            target=self._run, args=(endpoint, self._agent, machine), name="unisono-standalone", daemon=True
+            target=self._run, args=(rpc_server, self._agent, machine), name="unisono-standalone", daemon=True
         )
         self._thread.start()
 
@@ -114,7 +114,7 @@ class StandardServer:
         """Return numbers about the server: its client, its processes, its messages."""
         if self._agent is None:
             return {}
-        return self._agent.status() | {"rejected": self._endpoint.rejected if self._endpoint else 0}
+        return self._agent.status() | {"rejected": self._rpc_server.rejected if self._rpc_server else 0}
 
     @property
     def target(self) -> str:
@@ -128,7 +128,7 @@ class StandardServer:
             return frame.answer(Op.OK, self.status())
         return self._agent.handle(client, frame)
 
-    def _run(self, endpoint: Endpoint, agent: Agent, machine: ServerMachine) -> None:
+    def _run(self, rpc_server: RpcServer, agent: Agent, machine: ServerMachine) -> None:
         while not self._stopping.wait(_TICK):
             try:
                 agent.tick()
@@ -136,7 +136,7 @@ class StandardServer:
             except Exception:
                 # The thread must keep running: without it leases do not end.
                 _LOG.exception("A server could not look after its processes.")
-        endpoint.close()
+        rpc_server.close()
         agent.close()
         self._stopped.set()
 

@@ -19,7 +19,7 @@ from unisono.launcher._generation import TaskProcess
 from unisono.launcher._plan import RunPaths
 from unisono.launcher._processes import kill_all
 from unisono.rpc._frames import blob
-from unisono.standalone._outputs import LOG_BYTES, OutputFiles, Seen
+from unisono.standalone._outputs import LOG_BYTES, ClientProgress, OutputFiles
 from unisono.standalone._protocol import CHUNK, ProcessShape
 
 #: Processes of a job at most: each has a key, which a repeated START names.
@@ -131,7 +131,7 @@ class ServerJob:
         else:
             process.send(number)
 
-    def has_news(self, seen: Mapping[str, Seen]) -> tuple[bool, bool]:
+    def has_news(self, seen: Mapping[str, ClientProgress]) -> tuple[bool, bool]:
         """Return whether a client lacks something, and whether it is more than one answer holds."""
         lacking = 0
         changed = False
@@ -143,7 +143,7 @@ class ServerJob:
             changed = changed or files.version(self._processes[key].poll()) != known.version
         return bool(lacking) or changed, lacking >= LOG_BYTES
 
-    def news(self, seen: Mapping[str, Seen]) -> tuple[dict[str, Any], list[Any]]:
+    def news(self, seen: Mapping[str, ClientProgress]) -> tuple[dict[str, Any], list[Any]]:
         """Return what a client lacks: the fields for each process, and the blobs that they name."""
         found: dict[str, Any] = {}
         blobs: list[Any] = []

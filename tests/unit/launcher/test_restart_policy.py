@@ -8,10 +8,10 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._restart_policy import (
     RESTART_WANTED,
+    Completion,
     Ending,
     Failure,
     FailureReason,
-    Finished,
     Generation,
     GenerationRecord,
     Kill,
@@ -144,7 +144,7 @@ def test_an_exception_counts_before_its_task_has_ended():
 
 def test_all_done_is_over_at_once():
     action = next_action(state(0, 0), OPTIONS, NOW)
-    assert isinstance(action, Finished)
+    assert isinstance(action, Completion)
     assert action.ending.reason is FailureReason.DONE
 
 
@@ -196,7 +196,7 @@ def test_killed_after_the_grace_or_the_second_signal(now, signals, action):
 
 
 def test_an_ended_generation_is_over():
-    assert next_action(state(143, 1, ending=ENDING), OPTIONS, NOW) == Finished(ENDING)
+    assert next_action(state(143, 1, ending=ENDING), OPTIONS, NOW) == Completion(ENDING)
 
 
 def ended(reason, **more):

@@ -49,12 +49,12 @@ class Server:
 
 def client_of(servers, copies=None, **options):
     network = LoopbackNetwork(copies)
-    peers = []
+    rpc_clients = []
     for i, server in enumerate(servers):
-        endpoint = network.endpoint(str(i), server.handle)
-        endpoint.start()
-        peers.append(network.peer(Task("ps", i), str(i)))
-    return ServerClient(peers, **options)
+        rpc_server = network.rpc_server(str(i), server.handle)
+        rpc_server.start()
+        rpc_clients.append(network.rpc_client(Task("ps", i), str(i)))
+    return ServerClient(rpc_clients, **options)
 
 
 def push(client, server, arrays=(), lineage=None):

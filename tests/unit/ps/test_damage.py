@@ -239,24 +239,24 @@ def served(server):
     network, opened_now = LoopbackNetwork(), []
 
     def serve(directory=server):
-        for endpoint, durable in opened_now:
-            endpoint.close()
+        for rpc_server, durable in opened_now:
+            rpc_server.close()
             durable.close()
         opened_now.clear()
         durable = opened(directory)
         handler = VariableServer(durable.store, durable)
-        endpoint = network.endpoint("ps", handler.handle)
-        endpoint.start()
-        opened_now.append((endpoint, durable))
+        rpc_server = network.rpc_server("ps", handler.handle)
+        rpc_server.start()
+        opened_now.append((rpc_server, durable))
         return durable
 
     def client(generation):
-        peer = network.peer(Task("ps", 0), "ps", Task("chief", 0))
-        return ServerClient([peer], generation=generation)
+        rpc_client = network.rpc_client(Task("ps", 0), "ps", Task("chief", 0))
+        return ServerClient([rpc_client], generation=generation)
 
     yield serve, client
-    for endpoint, durable in opened_now:
-        endpoint.close()
+    for rpc_server, durable in opened_now:
+        rpc_server.close()
         durable.close()
 
 

@@ -13,8 +13,8 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps._durable import DurableStore
 from unisono.ps._server import COUNTER_BITS, VariableServer
 from unisono.ps._store import VariableStore
-from unisono.ps.state._answered import AnsweredRequests
 from unisono.ps.state._push import ProgramCall, Push
+from unisono.ps.state._request_dedup import RequestDedup
 from unisono.rpc._calls import ClientId, PeerLostError
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._loopback import LoopbackNetwork
@@ -112,9 +112,9 @@ def test_pushes_count_once_where_messages_are_lost_and_repeated(asked):
     print(f"{seed=}")
     draw = random.Random(seed)
     network = LoopbackNetwork(lambda frame, is_answer: draw.choice([0, 1, 1, 1, 2]))
-    endpoint = network.endpoint("ps", asked.server.handle)
-    endpoint.start()
-    peers = [network.peer(Task("ps", 0), "ps", Task("worker", i)) for i in range(2)]
+    rpc_server = network.rpc_server("ps", asked.server.handle)
+    rpc_server.start()
+    rpc_clients = [network.rpc_client(Task("ps", 0), "ps", Task("worker", i)) for i in range(2)]
     for closure in range(40):
         meta, arrays = push_of(asked, closure, watermark=max(0, closure - 3)).encode()
         frame = asked.frame(Op.PUSH, *arrays, **meta)
@@ -122,10 +122,10 @@ def test_pushes_count_once_where_messages_are_lost_and_repeated(asked):
         while not answered:
             # A worker that does not get an answer, or another one in its place.
             with contextlib.suppress(PeerLostError):
-                answered = draw.choice(peers).call(frame, timeout=0.03).op is Op.OK
-    for peer in peers:
-        peer.close()
-    endpoint.close()
+                answered = draw.choice(rpc_clients).call(frame, timeout=0.03).op is Op.OK
+    for rpc_client in rpc_clients:
+        rpc_client.close()
+    rpc_server.close()
     assert asked.store.applied_count == 40
     assert asked.store.read(2) == 40
     velocities, values = [np.zeros(W, "float32")], [np.ones(W, "float32")]
@@ -164,10 +164,10 @@ def test_a_repeated_write_or_reset_changes_nothing(asked):
 
 
 def test_a_repetition_is_recognized_for_long():
-    answered = AnsweredRequests()
+    answered = RequestDedup()
     for number in range(1, 3000):
         answered.note((7 << 32) | number)
-    again = AnsweredRequests(*answered.encode())
+    again = RequestDedup(*answered.encode())
     assert (7 << 32) | 2999 in again
     assert (8 << 32) | 1 not in again
     with pytest.raises(InvalidArgumentError, match="It is a repetition"):

@@ -10,9 +10,9 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
 from unisono.ps._client import ServerClient
 from unisono.rpc._calls import PeerRejectedError
 from unisono.rpc._transport import _refusal
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import VARIABLE, new_secret, read_keys
 from unisono.rpc._transport._local import free_port
-from unisono.rpc._transport._peer import Peer
 from unisono.rpc._transport._refusal import require_key_or_refuse
 
 PS = Task("ps", 0)
@@ -45,7 +45,7 @@ def test_a_chief_learns_that_a_server_has_no_key(elsewhere, monkeypatch, caplog)
     serving = threading.Thread(target=serve)
     serving.start()
     # Longer than the test may take: it is the refusal that ends the wait.
-    client = ServerClient([Peer(PS, elsewhere, keys)], patience=600.0)
+    client = ServerClient([RpcClient(PS, elsewhere, keys)], patience=600.0)
     with pytest.raises(PeerRejectedError, match=f"ps:0 at {elsewhere} rejects this task"):
         client.begin_job(0)
     client.close()

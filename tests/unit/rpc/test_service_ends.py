@@ -11,7 +11,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._local import free_port
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
 from unisono.strategies.parameter_server._serve import service_of
 
 address = f"127.0.0.1:{free_port()}"
@@ -29,8 +29,8 @@ def handle(client, frame):
     np.asarray(step(given))
     return frame.answer(Op.OK)
 
-service._endpoint._handler = handle
-Peer(me, address).send(Frame(Op.PULL, 1))
+service._rpc_server._handler = handle
+RpcClient(me, address).send(Frame(Op.PULL, 1))
 began.wait()
 print("ends", flush=True)
 

@@ -1,4 +1,4 @@
-"""Peers and endpoints over ZeroMQ: between threads of this process, which is the same to ZeroMQ."""
+"""Clients and servers over ZeroMQ: between threads of this process, which is the same to ZeroMQ."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._calls import ClientId, PeerLostError, PeerRejectedError
 from unisono.rpc._frames import Frame, FrameError
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _local, _peer_thread, _shared_memory
-from unisono.rpc._transport._endpoint import Endpoint
+from unisono.rpc._transport import _client_thread, _local, _shared_memory
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import keys_of, new_secret
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._server import RpcServer
 
 PS, WORKER = Task("ps", 0), Task("worker", 0)
 SPEC = ClusterSpec({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]})
@@ -42,18 +42,18 @@ def echo(client, request):
 
 @pytest.fixture
 def cluster():
-    """Makes endpoints that have started, and peers; all are closed at the end."""
+    """Makes servers that have started, and clients; all are closed at the end."""
     made = []
 
     class Cluster:
-        def endpoint(self, handler=echo, address="127.0.0.1:0", **options):
-            endpoint = Endpoint(address, handler, **options)
-            made.append(endpoint)
-            endpoint.start()
-            return endpoint
+        def rpc_server(self, handler=echo, address="127.0.0.1:0", **options):
+            rpc_server = RpcServer(address, handler, **options)
+            made.append(rpc_server)
+            rpc_server.start()
+            return rpc_server
 
-        def peer(self, address, task=PS, **options):
-            made.append(Peer(task, address, **options))
+        def rpc_client(self, address, task=PS, **options):
+            made.append(RpcClient(task, address, **options))
             return made[-1]
 
     yield Cluster()
@@ -77,8 +77,8 @@ def only_tcp(monkeypatch):
 
 
 def test_a_call_returns_the_answer(cluster):
-    endpoint = cluster.endpoint()
-    answer = cluster.peer(endpoint.address).call(Frame(Op.PULL, 5, 2, {"x": 1}, [np.arange(3)]), LONG)
+    rpc_server = cluster.rpc_server()
+    answer = cluster.rpc_client(rpc_server.address).call(Frame(Op.PULL, 5, 2, {"x": 1}, [np.arange(3)]), LONG)
     assert (answer.op, answer.request, answer.generation) == (Op.OK, 5, 2)
     assert answer.meta == {"x": 1, "task": "None", "same user": True}
     np.testing.assert_array_equal(answer.arrays[0], np.arange(3))
@@ -93,13 +93,13 @@ def test_large_arrays_are_not_copied(cluster, is_direct, monkeypatch):
         seen.append(request.arrays[0])
         return request.answer(Op.OK, None, [request.arrays[0]])
 
-    endpoint = cluster.endpoint(handler)
+    rpc_server = cluster.rpc_server(handler)
     sent = np.arange(1 << 20, dtype=np.float32)
-    answer = cluster.peer(endpoint.address).call(Frame(Op.PUSH, 1, arrays=[sent]), LONG)
+    answer = cluster.rpc_client(rpc_server.address).call(Frame(Op.PUSH, 1, arrays=[sent]), LONG)
     np.testing.assert_array_equal(answer.arrays[0], sent)
     for array in (seen[0], answer.arrays[0]):
         # A view of memory that both processes have, or of what ZeroMQ has received.
-        assert isinstance(array.base, _shared_memory._Borrowed if is_direct else zmq.Frame)
+        assert isinstance(array.base, _shared_memory._MessageBytes if is_direct else zmq.Frame)
         assert not array.flags.writeable
         assert not is_direct or array.ctypes.data % _shared_memory.ALIGNMENT == 0
 
@@ -108,13 +108,13 @@ def test_a_lease_ends_when_the_array_was_sent(cluster):
     class Lease:
         pass
 
-    endpoint = cluster.endpoint()
-    peer = cluster.peer(endpoint.address)
+    rpc_server = cluster.rpc_server()
+    rpc_client = cluster.rpc_client(rpc_server.address)
     lease = Lease()
     over = threading.Event()
     weakref.finalize(lease, over.set)
     array = np.zeros(1 << 20)
-    peer.call(Frame(Op.PUSH, 1, arrays=[array], lease=lease), LONG)
+    rpc_client.call(Frame(Op.PUSH, 1, arrays=[array], lease=lease), LONG)
     del lease
     assert over.wait(LONG)
 
@@ -129,15 +129,15 @@ def test_answers_may_come_later_and_in_another_order(cluster):
 
         def answer():
             for asked, each in reversed(late):
-                endpoint.reply(asked, each.request, each.answer(Op.RESULT, {"n": each.request}))
+                rpc_server.reply(asked, each.request, each.answer(Op.RESULT, {"n": each.request}))
 
         threading.Thread(target=answer).start()
         return request.answer(Op.OK)
 
-    endpoint = cluster.endpoint(handler)
-    peer = cluster.peer(endpoint.address)
-    futures = [peer.send(Frame(Op.RUN, number)) for number in (1, 2, 3)]
-    peer.call(Frame(Op.STATUS, 4), LONG)
+    rpc_server = cluster.rpc_server(handler)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    futures = [rpc_client.send(Frame(Op.RUN, number)) for number in (1, 2, 3)]
+    rpc_client.call(Frame(Op.STATUS, 4), LONG)
     assert [f.result(LONG).meta["n"] for f in futures] == [1, 2, 3]
 
 
@@ -145,9 +145,9 @@ def test_an_exception_of_the_handler_is_an_answer(cluster):
     def handler(client, request):
         raise KeyError("w") if request.op is Op.PULL else SystemError("other")
 
-    peer = cluster.peer(cluster.endpoint(handler).address)
-    assert peer.call(Frame(Op.PULL, 1), LONG).meta == {"kind": "KeyError", "text": "'w'"}
-    assert peer.call(Frame(Op.PUSH, 2), LONG).meta["kind"] == "SystemError"
+    rpc_client = cluster.rpc_client(cluster.rpc_server(handler).address)
+    assert rpc_client.call(Frame(Op.PULL, 1), LONG).meta == {"kind": "KeyError", "text": "'w'"}
+    assert rpc_client.call(Frame(Op.PUSH, 2), LONG).meta["kind"] == "SystemError"
 
 
 def test_too_many_bytes_are_the_senders_error(cluster):
@@ -156,29 +156,29 @@ def test_too_many_bytes_are_the_senders_error(cluster):
     def handler(client, request):
         return request.answer(Op.OK, None, [np.zeros(2000)] if request.op is Op.PULL else ())
 
-    peer = cluster.peer(cluster.endpoint(handler, limit=10_000).address, limit=10_000)
+    rpc_client = cluster.rpc_client(cluster.rpc_server(handler, limit=10_000).address, limit=10_000)
     with pytest.raises(FrameError, match=r"at most 10000 bytes, .* Received: 16048"):
-        peer.send(Frame(Op.PUSH, 1, arrays=[np.zeros(2000)]))
-    answer = peer.call(Frame(Op.PULL, 2), LONG)
+        rpc_client.send(Frame(Op.PUSH, 1, arrays=[np.zeros(2000)]))
+    answer = rpc_client.call(Frame(Op.PULL, 2), LONG)
     assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
-    assert peer.call(Frame(Op.STATUS, 3), LONG).op is Op.OK
+    assert rpc_client.call(Frame(Op.STATUS, 3), LONG).op is Op.OK
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error(cluster):
-    endpoint = cluster.endpoint(lambda client, request: request.answer(Op.OK, {"x": object()}))
-    answer = cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG)
+    rpc_server = cluster.rpc_server(lambda client, request: request.answer(Op.OK, {"x": object()}))
+    answer = cluster.rpc_client(rpc_server.address).call(Frame(Op.PULL, 1), LONG)
     assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
 
 
 def test_many_threads_and_peers(cluster):
-    endpoint = cluster.endpoint()
-    peers = [cluster.peer(endpoint.address) for _ in range(3)]
+    rpc_server = cluster.rpc_server()
+    rpc_clients = [cluster.rpc_client(rpc_server.address) for _ in range(3)]
     wrong = []
 
     def work(thread):
         for i in range(60):
             number = thread * 1000 + i
-            answer = peers[i % 3].call(Frame(Op.PULL, number, meta={"n": number}), LONG)
+            answer = rpc_clients[i % 3].call(Frame(Op.PULL, number, meta={"n": number}), LONG)
             if answer.request != number or answer.meta["n"] != number:
                 wrong.append(number)
 
@@ -194,40 +194,40 @@ def test_many_threads_and_peers(cluster):
 
 
 def test_a_timeout_names_task_and_address(cluster):
-    endpoint = cluster.endpoint(lambda client, request: None)
-    peer = cluster.peer(endpoint.address)
-    words = rf"ps:0 at {endpoint.address} to PULL after 0\.[0-9]+ s \("
+    rpc_server = cluster.rpc_server(lambda client, request: None)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    words = rf"ps:0 at {rpc_server.address} to PULL after 0\.[0-9]+ s \("
     with pytest.raises(PeerLostError, match=words) as caught:
-        peer.call(Frame(Op.PULL, 1), 0.05)
-    assert (caught.value.task, caught.value.address) == (PS, endpoint.address)
-    assert isinstance(peer.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
+        rpc_client.call(Frame(Op.PULL, 1), 0.05)
+    assert (caught.value.task, caught.value.address) == (PS, rpc_server.address)
+    assert isinstance(rpc_client.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
 
 
 def test_a_timeout_wakes_a_thread_that_sleeps_without_one(cluster):
     def answer(client, request):
         return Frame(Op.OK, request.request) if request.meta else None
 
-    endpoint = cluster.endpoint(answer)
-    peer = cluster.peer(endpoint.address)
-    # Without a deadline: afterwards the thread of the peers sleeps for a minute.
-    peer.send(Frame(Op.PULL, 1, meta={"answer": 1})).result(LONG)
+    rpc_server = cluster.rpc_server(answer)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    # Without a deadline: afterwards the thread of the clients sleeps for a minute.
+    rpc_client.send(Frame(Op.PULL, 1, meta={"answer": 1})).result(LONG)
     time.sleep(0.1)
-    assert isinstance(peer.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
+    assert isinstance(rpc_client.send(Frame(Op.PULL, 2), 0.05).exception(LONG), PeerLostError)
 
 
 def test_a_request_waits_until_its_task_has_started(cluster):
     address = f"127.0.0.1:{_local.free_port()}"
-    peer = cluster.peer(address)
-    future = peer.send(Frame(Op.PULL, 1))
+    rpc_client = cluster.rpc_client(address)
+    future = rpc_client.send(Frame(Op.PULL, 1))
     with pytest.raises(PeerLostError, match="connection refused"):
-        peer.call(Frame(Op.PULL, 2), 0.2)
+        rpc_client.call(Frame(Op.PULL, 2), 0.2)
     seen = []
 
     def handler(client, request):
         seen.append(request.request)
         return request.answer(Op.OK)
 
-    cluster.endpoint(handler, address)
+    cluster.rpc_server(handler, address)
     assert future.result(LONG).request == 1
     # The second one was given up before there was a connection.
     assert seen == [1]
@@ -235,29 +235,29 @@ def test_a_request_waits_until_its_task_has_started(cluster):
 
 def test_a_task_that_is_restarted_gets_the_same_request_again(cluster):
     arrived = threading.Event()
-    first = cluster.endpoint(lambda client, request: arrived.set())
-    peer = cluster.peer(first.address)
-    future = peer.send(Frame(Op.PUSH, 77))
+    first = cluster.rpc_server(lambda client, request: arrived.set())
+    rpc_client = cluster.rpc_client(first.address)
+    future = rpc_client.send(Frame(Op.PUSH, 77))
     assert arrived.wait(LONG)
     first.close()
     # At once, and not after the timeout, of which there is none.
     with pytest.raises(PeerLostError, match="connection was lost"):
         future.result(LONG)
-    cluster.endpoint(echo, first.address)
-    assert peer.call(Frame(Op.PUSH, 77), LONG).request == 77
+    cluster.rpc_server(echo, first.address)
+    assert rpc_client.call(Frame(Op.PUSH, 77), LONG).request == 77
 
 
 def test_an_answer_that_comes_late_is_dropped(cluster):
     asked = []
-    endpoint = cluster.endpoint(lambda client, request: asked.append((client, request)))
-    peer = cluster.peer(endpoint.address)
+    rpc_server = cluster.rpc_server(lambda client, request: asked.append((client, request)))
+    rpc_client = cluster.rpc_client(rpc_server.address)
     with pytest.raises(PeerLostError):
-        peer.call(Frame(Op.PULL, 1), 0.2)
-    future = peer.send(Frame(Op.PULL, 2))
+        rpc_client.call(Frame(Op.PULL, 1), 0.2)
+    future = rpc_client.send(Frame(Op.PULL, 2))
     while len(asked) < 2:
         time.sleep(0.01)
     for client, request in asked:
-        endpoint.reply(client, request.request, request.answer(Op.OK))
+        rpc_server.reply(client, request.request, request.answer(Op.OK))
     assert future.result(LONG).request == 2
 
 
@@ -268,9 +268,9 @@ def test_a_request_whose_number_waits_is_sent_again(cluster):
         seen.append(request.request)
         return request.answer(Op.OK) if len(seen) == 2 else None
 
-    peer = cluster.peer(cluster.endpoint(handler).address)
-    first = peer.send(Frame(Op.PUSH, 5))
-    assert peer.send(Frame(Op.PUSH, 5)) is first
+    rpc_client = cluster.rpc_client(cluster.rpc_server(handler).address)
+    first = rpc_client.send(Frame(Op.PUSH, 5))
+    assert rpc_client.send(Frame(Op.PUSH, 5)) is first
     assert first.result(LONG).request == 5
     assert seen == [5, 5]
 
@@ -282,12 +282,12 @@ def test_send_waits_for_room(cluster):
         release.wait(LONG)
         return request.answer(Op.OK)
 
-    peer = cluster.peer(cluster.endpoint(handler).address, budget=100_000)
-    first = peer.send(Frame(Op.PUSH, 1, arrays=[np.zeros(80_000, np.uint8)]))
+    rpc_client = cluster.rpc_client(cluster.rpc_server(handler).address, budget=100_000)
+    first = rpc_client.send(Frame(Op.PUSH, 1, arrays=[np.zeros(80_000, np.uint8)]))
     with pytest.raises(PeerLostError):
-        peer.send(Frame(Op.PUSH, 2, arrays=[np.zeros(80_000, np.uint8)]), 0.05)
+        rpc_client.send(Frame(Op.PUSH, 2, arrays=[np.zeros(80_000, np.uint8)]), 0.05)
     release.set()
-    assert peer.call(Frame(Op.PUSH, 3, arrays=[np.zeros(80_000, np.uint8)]), LONG).op is Op.OK
+    assert rpc_client.call(Frame(Op.PUSH, 3, arrays=[np.zeros(80_000, np.uint8)]), LONG).op is Op.OK
     assert first.result(LONG).op is Op.OK
 
 
@@ -300,17 +300,17 @@ def test_a_client_that_takes_no_answers_gets_no_more(cluster):
         clients.append(client)
         asked.set()
 
-    endpoint = cluster.endpoint(handler, budget=3 << 20)
-    peer = cluster.peer(endpoint.address)
-    peer.send(Frame(Op.PULL, 1))
+    rpc_server = cluster.rpc_server(handler, budget=3 << 20)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    rpc_client.send(Frame(Op.PULL, 1))
     assert asked.wait(LONG)
     stop = threading.Event()
-    peer._thread.mailbox.put(lambda: stop.wait(LONG))
+    rpc_client._thread.mailbox.put(lambda: stop.wait(LONG))
     alive = []
     for _ in range(60):
         array = np.zeros(1 << 20, np.uint8)
         alive.append(weakref.ref(array))
-        endpoint.reply(clients[0], 2, Frame(Op.OK, arrays=[array]))
+        rpc_server.reply(clients[0], 2, Frame(Op.OK, arrays=[array]))
         del array
     deadline = time.monotonic() + LONG
     while (count := sum(ref() is not None for ref in alive)) > 10 and time.monotonic() < deadline:
@@ -330,32 +330,32 @@ def test_small_answers_wait_where_they_are_counted(cluster, monkeypatch):
         clients.append(client)
         asked.set()
 
-    endpoint = cluster.endpoint(handler, budget=30 << 20)
-    peer = cluster.peer(endpoint.address)
-    futures = [peer.send(Frame(Op.PULL, number)) for number in range(400)]
+    rpc_server = cluster.rpc_server(handler, budget=30 << 20)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    futures = [rpc_client.send(Frame(Op.PULL, number)) for number in range(400)]
     assert asked.wait(LONG)
     stop = threading.Event()
-    peer._thread.mailbox.put(lambda: stop.wait(LONG))
+    rpc_client._thread.mailbox.put(lambda: stop.wait(LONG))
     data = np.zeros(60_000, np.uint8)
     # Fewer bytes than the budget, but more messages than ZeroMQ takes; all but the last are for no request.
     for number in [*[10**6] * 1400, *range(400)]:
-        endpoint.reply(clients[0], number, Frame(Op.OK, arrays=[data] if number >= 10**6 else []))
+        rpc_server.reply(clients[0], number, Frame(Op.OK, arrays=[data] if number >= 10**6 else []))
     deadline = time.monotonic() + LONG
-    while not endpoint._backlog and time.monotonic() < deadline:
+    while not rpc_server._backlog and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert sum(endpoint._unsent.values()) <= 30 << 20
+    assert sum(rpc_server._unsent.values()) <= 30 << 20
     stop.set()
     assert all(future.result(LONG).op is Op.OK for future in futures)
-    assert not endpoint._backlog
-    assert not endpoint._unsent
+    assert not rpc_server._backlog
+    assert not rpc_server._unsent
 
 
 def test_a_version_that_differs_is_answered_with_an_error(cluster, monkeypatch):
-    peer = cluster.peer(cluster.endpoint().address)
+    rpc_client = cluster.rpc_client(cluster.rpc_server().address)
     parts = [bytearray(part) for part in Frame(Op.PULL, 1).parts()]
     parts[0][4] = 2
     monkeypatch.setattr(Frame, "parts", lambda self, limit: parts)
-    future = peer.send(Frame(Op.PULL, 1))
+    future = rpc_client.send(Frame(Op.PULL, 1))
     monkeypatch.undo()
     answer = future.result(LONG)
     assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "FrameError")
@@ -364,28 +364,28 @@ def test_a_version_that_differs_is_answered_with_an_error(cluster, monkeypatch):
 
 def test_rejections_do_not_wait_for_who_takes_none(cluster):
     """They would fill the memory of the task that is attacked."""
-    endpoint = cluster.endpoint()
+    rpc_server = cluster.rpc_server()
     parts = Frame(Op.PULL, 1).parts()
     parts[0] = parts[0][:4] + b"\2" + parts[0][5:]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as deaf:
         deaf.linger, deaf.rcvhwm, deaf.rcvbuf = 0, 1, 1000
-        deaf.connect(f"ipc://{_local.socket_path(endpoint.address, _local.socket_directory())}")
+        deaf.connect(f"ipc://{_local.socket_path(rpc_server.address, _local.socket_directory())}")
         for _ in range(30_000):
             deaf.send_multipart(parts)
         # After the answer all of them were handled.
-        while endpoint.rejected < 30_000:
+        while rpc_server.rejected < 30_000:
             time.sleep(0.01)
-        assert cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
-        assert not endpoint._backlog
+        assert cluster.rpc_client(rpc_server.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+        assert not rpc_server._backlog
     context.term()
 
 
 def test_who_has_gone_gets_no_answer(cluster):
-    endpoint = cluster.endpoint()
+    rpc_server = cluster.rpc_server()
     for connection in (b"local gone", b"tcp gone"):
-        endpoint.reply(ClientId(connection), 1, Frame(Op.OK))
-    assert cluster.peer(endpoint.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+        rpc_server.reply(ClientId(connection), 1, Frame(Op.OK))
+    assert cluster.rpc_client(rpc_server.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 
 # --- ends
@@ -398,11 +398,11 @@ def test_close_does_not_wait_for_a_handler(cluster):
         arrived.set()
         release.wait(LONG)
 
-    endpoint = cluster.endpoint(handler)
-    peer = cluster.peer(endpoint.address)
-    future = peer.send(Frame(Op.RUN, 1))
+    rpc_server = cluster.rpc_server(handler)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    future = rpc_client.send(Frame(Op.RUN, 1))
     assert arrived.wait(LONG)
-    endpoint.close(0.2)
+    rpc_server.close(0.2)
     assert not future.done()
     release.set()
     assert isinstance(future.exception(LONG), PeerLostError)
@@ -410,119 +410,121 @@ def test_close_does_not_wait_for_a_handler(cluster):
 
 def test_a_handler_may_close_its_endpoint_after_its_answer(cluster):
     def handler(client, request):
-        endpoint.reply(client, request.request, request.answer(Op.OK))
-        endpoint.close()
+        rpc_server.reply(client, request.request, request.answer(Op.OK))
+        rpc_server.close()
 
-    endpoint = cluster.endpoint(handler)
-    assert cluster.peer(endpoint.address).call(Frame(Op.END, 1), LONG).op is Op.OK
+    rpc_server = cluster.rpc_server(handler)
+    assert cluster.rpc_client(rpc_server.address).call(Frame(Op.END, 1), LONG).op is Op.OK
 
 
 def test_a_closed_peer_fails_its_requests(cluster):
-    endpoint = cluster.endpoint(lambda client, request: None)
-    peer = cluster.peer(endpoint.address)
-    futures = [peer.send(Frame(Op.PULL, n)) for n in range(3)]
-    peer.close()
+    rpc_server = cluster.rpc_server(lambda client, request: None)
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    futures = [rpc_client.send(Frame(Op.PULL, n)) for n in range(3)]
+    rpc_client.close()
     assert all(isinstance(f.exception(LONG), PeerLostError) for f in futures)
-    with pytest.raises(PeerLostError, match="before its peer is closed"):
-        peer.call(Frame(Op.PULL, 4), LONG)
+    with pytest.raises(PeerLostError, match="before its client is closed"):
+        rpc_client.call(Frame(Op.PULL, 4), LONG)
 
 
 def test_a_future_may_send_and_close_when_it_is_done(cluster):
     """In the thread of the answers, which must not wait for one."""
-    endpoint = cluster.endpoint()
-    peer = cluster.peer(endpoint.address, budget=10)
+    rpc_server = cluster.rpc_server()
+    rpc_client = cluster.rpc_client(rpc_server.address, budget=10)
     second = []
     done = threading.Event()
 
     def follow(future):
-        peer.send(Frame(Op.PULL, 2)).add_done_callback(lambda f: (second.append(f.result()), done.set()))
-        peer.send(Frame(Op.PULL, 3)).add_done_callback(lambda f: peer.close())
+        rpc_client.send(Frame(Op.PULL, 2)).add_done_callback(
+            lambda f: (second.append(f.result()), done.set())
+        )
+        rpc_client.send(Frame(Op.PULL, 3)).add_done_callback(lambda f: rpc_client.close())
 
-    peer.send(Frame(Op.PULL, 1)).add_done_callback(follow)
+    rpc_client.send(Frame(Op.PULL, 1)).add_done_callback(follow)
     assert done.wait(LONG)
     assert second[0].request == 2
 
 
 def test_the_thread_ends_with_the_last_peer(cluster):
-    endpoint = cluster.endpoint()
-    first, second = cluster.peer(endpoint.address), cluster.peer(endpoint.address)
+    rpc_server = cluster.rpc_server()
+    first, second = cluster.rpc_client(rpc_server.address), cluster.rpc_client(rpc_server.address)
     thread = first._thread
     assert second._thread is thread
     first.close()
     assert second.call(Frame(Op.PULL, 1), LONG).op is Op.OK
     second.close()
     assert not thread.is_alive()
-    assert _peer_thread._THREAD is None
+    assert _client_thread._THREAD is None
 
 
 def test_an_interrupt_ends_a_call(cluster):
-    peer = cluster.peer(cluster.endpoint(lambda client, request: None).address)
+    rpc_client = cluster.rpc_client(cluster.rpc_server(lambda client, request: None).address)
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        peer.call(Frame(Op.PULL, 1), LONG)
+        rpc_client.call(Frame(Op.PULL, 1), LONG)
     timer.join()
-    assert peer._pending.bytes_in_flight == 0
+    assert rpc_client._pending.bytes_in_flight == 0
 
 
 # Python and JAX warn of forks where there are threads.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork:RuntimeWarning")
 def test_a_forked_process_has_no_peers(cluster):
-    endpoint = cluster.endpoint()
-    peer = cluster.peer(endpoint.address)
-    peer.call(Frame(Op.PULL, 1), LONG)
+    rpc_server = cluster.rpc_server()
+    rpc_client = cluster.rpc_client(rpc_server.address)
+    rpc_client.call(Frame(Op.PULL, 1), LONG)
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            peer.close()
-            peer.send(Frame(Op.PULL, 2))
+            rpc_client.close()
+            rpc_client.send(Frame(Op.PULL, 2))
         except ContextError:
-            # A new one works, if its endpoint is another process.
-            mine = Peer(PS, endpoint.address)
+            # A new one works, if its server is another process.
+            mine = RpcClient(PS, rpc_server.address)
             code = 0 if mine.call(Frame(Op.PULL, 3), LONG).op is Op.OK else 2
             mine.close()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert peer.call(Frame(Op.PULL, 4), LONG).op is Op.OK
+    assert rpc_client.call(Frame(Op.PULL, 4), LONG).op is Op.OK
 
 
 # --- who may connect
 
 
 def test_without_keys_nothing_listens_on_the_network(cluster):
-    endpoint = cluster.endpoint()
-    _, port = _local.split_address(endpoint.address)
+    rpc_server = cluster.rpc_server()
+    _, port = _local.split_address(rpc_server.address)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), LONG)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:2222", "node1:2222", "0.0.0.0:2222"])
 def test_other_machines_need_a_key(address):
-    for make in (lambda: Endpoint(address, echo), lambda: Peer(PS, address)):
+    for make in (lambda: RpcServer(address, echo), lambda: RpcClient(PS, address)):
         with pytest.raises(ClusterError, match=f"{address}, and no key. Set UNISONO_CLUSTER_KEY"):
             make()
 
 
 def test_processes_of_one_machine_and_user_use_a_file(cluster):
-    endpoint = cluster.endpoint(keys=keys(PS))
-    answer = cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
+    rpc_server = cluster.rpc_server(keys=keys(PS))
+    answer = cluster.rpc_client(rpc_server.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
     assert answer.meta == {"task": "None", "same user": True}
 
 
 def test_with_keys_the_task_is_known(cluster, only_tcp):
-    endpoint = cluster.endpoint(keys=keys(PS))
-    answer = cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
+    rpc_server = cluster.rpc_server(keys=keys(PS))
+    answer = cluster.rpc_client(rpc_server.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG)
     assert answer.meta == {"task": "worker:0", "same user": False}
 
 
 def test_names_of_hosts(cluster, only_tcp):
-    endpoint = cluster.endpoint(keys=keys(PS), address="localhost:0")
-    assert endpoint.address.startswith("localhost:")
-    peer = cluster.peer(endpoint.address, keys=keys(WORKER))
-    assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
-    lost = cluster.peer("no-such-host.invalid:1", keys=keys(WORKER))
+    rpc_server = cluster.rpc_server(keys=keys(PS), address="localhost:0")
+    assert rpc_server.address.startswith("localhost:")
+    rpc_client = cluster.rpc_client(rpc_server.address, keys=keys(WORKER))
+    assert rpc_client.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    lost = cluster.rpc_client("no-such-host.invalid:1", keys=keys(WORKER))
     with pytest.raises(PeerLostError, match="the name no-such-host"):
         lost.call(Frame(Op.PULL, 1), 0.5)
 
@@ -537,25 +539,25 @@ def test_names_of_hosts(cluster, only_tcp):
     ids=["another cluster", "not on the list", "another server"],
 )
 def test_a_wrong_key_is_an_error_at_once(cluster, only_tcp, client, server, words):
-    endpoint = cluster.endpoint(keys=keys(PS))
-    peer = cluster.peer(endpoint.address, task=server, keys=client)
-    with pytest.raises(PeerRejectedError, match=f"{server} at {endpoint.address} .*{words}"):
-        peer.call(Frame(Op.PULL, 1), LONG)
-    # And the endpoint answers those that have the key.
-    assert cluster.peer(endpoint.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    rpc_server = cluster.rpc_server(keys=keys(PS))
+    rpc_client = cluster.rpc_client(rpc_server.address, task=server, keys=client)
+    with pytest.raises(PeerRejectedError, match=f"{server} at {rpc_server.address} .*{words}"):
+        rpc_client.call(Frame(Op.PULL, 1), LONG)
+    # And the server answers those that have the key.
+    assert cluster.rpc_client(rpc_server.address, keys=keys(WORKER)).call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 
 def test_a_task_that_was_restarted_with_the_right_key_answers(cluster, only_tcp):
-    wrong = cluster.endpoint(keys=keys(PS, new_secret()))
-    peer = cluster.peer(wrong.address, keys=keys(WORKER))
+    wrong = cluster.rpc_server(keys=keys(PS, new_secret()))
+    rpc_client = cluster.rpc_client(wrong.address, keys=keys(WORKER))
     with pytest.raises(PeerRejectedError):
-        peer.call(Frame(Op.PULL, 1), LONG)
+        rpc_client.call(Frame(Op.PULL, 1), LONG)
     wrong.close()
-    cluster.endpoint(keys=keys(PS), address=wrong.address)
+    cluster.rpc_server(keys=keys(PS), address=wrong.address)
     deadline = time.monotonic() + LONG
     while True:
         try:
-            assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+            assert rpc_client.call(Frame(Op.PULL, 1), LONG).op is Op.OK
             break
         except ClusterError:
             assert time.monotonic() < deadline
@@ -564,17 +566,17 @@ def test_a_task_that_was_restarted_with_the_right_key_answers(cluster, only_tcp)
 def test_what_does_not_answer_a_handshake_is_named(cluster, only_tcp, monkeypatch):
     monkeypatch.setattr("unisono.rpc._transport._sockets.HANDSHAKE_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        peer = cluster.peer(f"127.0.0.1:{mute.getsockname()[1]}", keys=keys(WORKER))
+        rpc_client = cluster.rpc_client(f"127.0.0.1:{mute.getsockname()[1]}", keys=keys(WORKER))
         with pytest.raises(PeerLostError, match="did not answer a handshake within"):
-            peer.call(Frame(Op.PULL, 1), 0.5)
+            rpc_client.call(Frame(Op.PULL, 1), 0.5)
 
 
 def test_a_task_that_was_started_between_two_looks_is_reached_by_its_file(cluster, monkeypatch):
     """Its TCP port is open only after its file is there; encryption on one machine would be slow."""
     address = f"127.0.0.1:{_local.free_port()}"
-    peer = cluster.peer(address, keys=keys(WORKER))
-    future = peer.send(Frame(Op.PULL, 1))
-    cluster.endpoint(address=address, keys=keys(PS))
+    rpc_client = cluster.rpc_client(address, keys=keys(WORKER))
+    future = rpc_client.send(Frame(Op.PULL, 1))
+    cluster.rpc_server(address=address, keys=keys(PS))
     assert future.result(LONG).meta["same user"]
 
 
@@ -608,17 +610,17 @@ def test_a_file_that_a_dead_process_left_is_replaced(cluster):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert path.exists()
-    endpoint = cluster.endpoint(address=address)
+    rpc_server = cluster.rpc_server(address=address)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert cluster.peer(address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
-    endpoint.close()
+    assert cluster.rpc_client(address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    rpc_server.close()
     assert not list(path.parent.glob(f"{path.name}*"))
 
 
 def test_an_address_has_one_endpoint_and_a_second_one_does_not_end_the_lock_of_the_first(cluster):
-    first = cluster.endpoint()
+    first = cluster.rpc_server()
     with pytest.raises(ClusterError, match=f"process {os.getpid()} listens"):
-        cluster.endpoint(address=first.address)
+        cluster.rpc_server(address=first.address)
     path = _local.socket_path(first.address, _local.socket_directory())
     code = f"""
 from pathlib import Path
@@ -630,51 +632,51 @@ except RuntimeError as error:
 """
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert f"where the process {os.getpid()} listens" in text
-    assert cluster.peer(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    assert cluster.rpc_client(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at(cluster, only_tcp, monkeypatch):
-    monkeypatch.setattr("unisono.rpc._transport._endpoint._BIND_SECONDS", 0.1)
+    monkeypatch.setattr("unisono.rpc._transport._server._BIND_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"listen at its address.*{address}: Address already in use"):
-            cluster.endpoint(address=address, keys=keys(PS))
+            cluster.rpc_server(address=address, keys=keys(PS))
 
 
 def test_without_a_key_the_port_of_another_program_cannot_be_used(cluster, monkeypatch):
-    monkeypatch.setattr("unisono.rpc._transport._endpoint._BIND_SECONDS", 0.1)
+    monkeypatch.setattr("unisono.rpc._transport._server._BIND_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"localhost:{taken.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"listen at its address.*{address}: Address already in use"):
-            cluster.endpoint(address=address)
+            cluster.rpc_server(address=address)
     # Free again: the lock and the files of the first attempt are gone, too.
-    peer = cluster.peer(cluster.endpoint(address=address).address)
-    assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+    rpc_client = cluster.rpc_client(cluster.rpc_server(address=address).address)
+    assert rpc_client.call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 
 def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
     """In Kubernetes a pod knows itself by the name of its service, whose address no interface has."""
     port = _local.free_port()
-    endpoint = cluster.endpoint(address=f"192.0.2.1:{port}", keys=keys(PS))
-    assert endpoint.address == f"192.0.2.1:{port}"
-    peer = cluster.peer(f"127.0.0.1:{port}", keys=keys(WORKER))
-    assert peer.call(Frame(Op.PULL, 1), LONG).meta["task"] == "worker:0"
+    rpc_server = cluster.rpc_server(address=f"192.0.2.1:{port}", keys=keys(PS))
+    assert rpc_server.address == f"192.0.2.1:{port}"
+    rpc_client = cluster.rpc_client(f"127.0.0.1:{port}", keys=keys(WORKER))
+    assert rpc_client.call(Frame(Op.PULL, 1), LONG).meta["task"] == "worker:0"
 
 
 def test_a_port_has_one_endpoint_also_where_one_has_a_key_and_the_other_is_local(cluster, monkeypatch):
-    monkeypatch.setattr("unisono.rpc._transport._endpoint._BIND_SECONDS", 0.1)
-    local = cluster.endpoint()
+    monkeypatch.setattr("unisono.rpc._transport._server._BIND_SECONDS", 0.1)
+    local = cluster.rpc_server()
     everywhere = f"0.0.0.0:{_local.split_address(local.address)[1]}"
     with pytest.raises(ClusterError, match=f"{local.address}, where the process {os.getpid()} listens"):
-        cluster.endpoint(address=everywhere, keys=keys(PS))
+        cluster.rpc_server(address=everywhere, keys=keys(PS))
     local.close()
-    cluster.endpoint(address=everywhere, keys=keys(PS))
+    cluster.rpc_server(address=everywhere, keys=keys(PS))
     with pytest.raises(ClusterError, match="Address already in use"):
-        cluster.endpoint(address=local.address)
+        cluster.rpc_server(address=local.address)
 
 
 def test_who_refuses_connections(cluster):
-    local = cluster.endpoint().address
+    local = cluster.rpc_server().address
     assert not _local.is_refused(local)
     assert _local.is_refused(f"127.0.0.1:{_local.free_port()}")
     # What a killed process has left.

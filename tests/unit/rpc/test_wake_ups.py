@@ -14,10 +14,10 @@ from unisono.cluster_resolver._spec import Task
 from unisono.rpc._calls import PeerLostError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _endpoint, _lane, _sockets
+from unisono.rpc._transport import _local_channel, _server, _sockets
 from unisono.rpc._transport import _shared_memory as shared
-from unisono.rpc._transport._endpoint import Endpoint
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._server import RpcServer
 from unisono.rpc._transport._sockets import Mailbox
 
 PS = Task("ps", 0)
@@ -48,8 +48,8 @@ def most(polls, seconds=WATCHED):
 
 
 @pytest.fixture
-def busy_endpoint():
-    """An endpoint whose handler works until it is released, at a request PUSH."""
+def busy_server():
+    """A server whose handler works until it is released, at a request PUSH."""
     released = threading.Event()
 
     def handler(client, request):
@@ -57,11 +57,11 @@ def busy_endpoint():
             released.wait(LONG)
         return request.answer(Op.OK, {}, list(request.arrays))
 
-    endpoint = Endpoint("127.0.0.1:0", handler)
-    endpoint.start()
-    yield endpoint, released
+    rpc_server = RpcServer("127.0.0.1:0", handler)
+    rpc_server.start()
+    yield rpc_server, released
     released.set()
-    endpoint.close()
+    rpc_server.close()
 
 
 def test_a_signal_that_comes_after_its_function_was_called_is_taken():
@@ -92,54 +92,54 @@ def test_a_signal_that_comes_after_its_function_was_called_is_taken():
     mailbox.close()
 
 
-def test_threads_with_nothing_to_do_sleep(busy_endpoint, polls):
-    endpoint, _ = busy_endpoint
-    peer = Peer(PS, endpoint.address)
+def test_threads_with_nothing_to_do_sleep(busy_server, polls):
+    rpc_server, _ = busy_server
+    rpc_client = RpcClient(PS, rpc_server.address)
     try:
         array = np.ones(100_000)
         for i in range(20):
-            peer.call(Frame(Op.PULL, i, arrays=[array]), LONG)
+            rpc_client.call(Frame(Op.PULL, i, arrays=[array]), LONG)
         # Signals that were late, as above: the thread must not wake up for them again and again.
-        for mailbox in (endpoint._mailbox, peer._thread.mailbox):
+        for mailbox in (rpc_server._mailbox, rpc_client._thread.mailbox):
             mailbox._writer.send(b"x")
         assert most(polls) <= FEW
     finally:
-        peer.close()
+        rpc_client.close()
 
 
 @pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
-def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_endpoint, polls, monkeypatch):
+def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_server, polls, monkeypatch):
     # All of the message goes through the socket, and much more than its buffers hold.
-    monkeypatch.setattr(_lane, "SHARED_FROM", 1 << 40)
-    endpoint, released = busy_endpoint
-    peer = Peer(PS, endpoint.address)
+    monkeypatch.setattr(_local_channel, "SHARED_FROM", 1 << 40)
+    rpc_server, released = busy_server
+    rpc_client = RpcClient(PS, rpc_server.address)
     try:
-        peer.call(Frame(Op.PULL, 1), LONG)
-        first = peer.send(Frame(Op.PUSH, 2), LONG)
+        rpc_client.call(Frame(Op.PULL, 1), LONG)
+        first = rpc_client.send(Frame(Op.PUSH, 2), LONG)
         array = np.arange(8 << 20, dtype=np.float32)
-        second = peer.send(Frame(Op.PULL, 3, arrays=[array]), LONG)
-        while not polls["unisono-peers"]:
+        second = rpc_client.send(Frame(Op.PULL, 3, arrays=[array]), LONG)
+        while not polls["unisono-clients"]:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert peer._link._lane.waiting > 1 << 20
+        assert rpc_client._link._channel.waiting > 1 << 20
         assert most(polls) <= FEW
         released.set()
         assert first.result(LONG).op is Op.OK
         np.testing.assert_array_equal(second.result(LONG).arrays[0], array)
-        assert peer._link._lane.waiting == 0
+        assert rpc_client._link._channel.waiting == 0
         # Neither end polls for room in its socket any more.
         assert most(polls) <= FEW
     finally:
-        peer.close()
+        rpc_client.close()
 
 
 @pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
 def test_an_endpoint_that_can_open_no_files_sleeps_and_takes_connections_later(
-    busy_endpoint, polls, monkeypatch, caplog
+    busy_server, polls, monkeypatch, caplog
 ):
-    endpoint, _ = busy_endpoint
-    monkeypatch.setattr(_endpoint, "_PAUSE_MS", 100)
-    listening = endpoint._lanes._listener._socket
+    rpc_server, _ = busy_server
+    monkeypatch.setattr(_server, "_PAUSE_MS", 100)
+    listening = rpc_server._channels._listener._socket
 
     class Full:
         close = staticmethod(listening.close)
@@ -147,25 +147,25 @@ def test_an_endpoint_that_can_open_no_files_sleeps_and_takes_connections_later(
         def accept(self):
             raise OSError(errno.EMFILE, "Too many open files")
 
-    endpoint._lanes._listener._socket = Full()
-    peer = Peer(PS, endpoint.address)
+    rpc_server._channels._listener._socket = Full()
+    rpc_client = RpcClient(PS, rpc_server.address)
     try:
-        answer = peer.send(Frame(Op.PULL, 1), LONG)
-        while not endpoint._lanes.is_paused:
+        answer = rpc_client.send(Frame(Op.PULL, 1), LONG)
+        while not rpc_server._channels.is_paused:
             time.sleep(0.01)
         assert most(polls) <= FEW
         assert caplog.text.count("Too many open files. It is tried again.") == 1
-        endpoint._lanes._listener._socket = listening
+        rpc_server._channels._listener._socket = listening
         assert answer.result(LONG).op is Op.OK
-        assert not endpoint._lanes.is_paused
-        assert peer.call(Frame(Op.PULL, 2), LONG).op is Op.OK
+        assert not rpc_server._channels.is_paused
+        assert rpc_client.call(Frame(Op.PULL, 2), LONG).op is Op.OK
         assert most(polls) <= FEW
     finally:
-        peer.close()
+        rpc_client.close()
 
 
-def test_a_peer_that_can_open_no_files_tries_again(busy_endpoint, monkeypatch):
-    endpoint, _ = busy_endpoint
+def test_a_peer_that_can_open_no_files_tries_again(busy_server, monkeypatch):
+    rpc_server, _ = busy_server
     attempts = []
     new_socket = _sockets.new_socket
 
@@ -176,24 +176,24 @@ def test_a_peer_that_can_open_no_files_tries_again(busy_endpoint, monkeypatch):
         return new_socket(context, kind, limit)
 
     monkeypatch.setattr(_sockets, "new_socket", full)
-    peer = Peer(PS, endpoint.address)
+    rpc_client = RpcClient(PS, rpc_server.address)
     try:
-        assert peer.call(Frame(Op.PULL, 1), LONG).op is Op.OK
+        assert rpc_client.call(Frame(Op.PULL, 1), LONG).op is Op.OK
         assert len(attempts) == 3
     finally:
-        peer.close()
+        rpc_client.close()
 
 
 def test_a_peer_without_its_task_sleeps_between_its_attempts(polls):
-    endpoint = Endpoint("127.0.0.1:0", lambda client, request: request.answer(Op.OK))
-    endpoint.start()
-    peer = Peer(PS, endpoint.address)
+    rpc_server = RpcServer("127.0.0.1:0", lambda client, request: request.answer(Op.OK))
+    rpc_server.start()
+    rpc_client = RpcClient(PS, rpc_server.address)
     try:
-        peer.call(Frame(Op.PULL, 1), LONG)
-        endpoint.close()
+        rpc_client.call(Frame(Op.PULL, 1), LONG)
+        rpc_server.close()
         with pytest.raises(PeerLostError):
-            peer.call(Frame(Op.PULL, 2), 0.2)
+            rpc_client.call(Frame(Op.PULL, 2), 0.2)
         # Each attempt has some events.
         assert most(polls, 1.0) <= 10 * FEW
     finally:
-        peer.close()
+        rpc_client.close()

@@ -15,7 +15,7 @@ from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._ops import Op
 from unisono.standalone._agent import Agent, installed
 from unisono.standalone._client import check_versions
-from unisono.standalone._link import Claim, RequestRefusedError, ServerFacts, ServerLink
+from unisono.standalone._link import Claim, RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._protocol import SERVER
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 
@@ -253,11 +253,11 @@ class Linked:
         self.root, self.machine = root / "client", Machine(root / "server")
         self.network, self.prepared = LoopbackNetwork(), []
         self.serve()
-        peer = self.network.peer(SERVER, "a:1")
+        rpc_client = self.network.rpc_client(SERVER, "a:1")
         # How often the system says that nothing listens.
         self.refusals, claim = 0, Claim("one", "me", 10.0)
         self.link = ServerLink(
-            "a:1", peer, claim, self.prepared.append, lambda: None, lambda address: self._refuses()
+            "a:1", rpc_client, claim, self.prepared.append, lambda: None, lambda address: self._refuses()
         )
 
     def _refuses(self):
@@ -265,14 +265,14 @@ class Linked:
         return self.refusals >= 0
 
     def serve(self):
-        self.endpoint = self.network.endpoint("a:1", lambda c, f: self.agent.handle(c, f))
-        self.agent = Agent("a:1", self.machine, self.endpoint.reply)
-        self.endpoint.start()
+        self.rpc_server = self.network.rpc_server("a:1", lambda c, f: self.agent.handle(c, f))
+        self.agent = Agent("a:1", self.machine, self.rpc_server.reply)
+        self.rpc_server.start()
 
     def connect_again(self):
-        self.endpoint = self.network.endpoint("a:1", self.agent.handle)
-        self.agent._reply = self.endpoint.reply
-        self.endpoint.start()
+        self.rpc_server = self.network.rpc_server("a:1", self.agent.handle)
+        self.agent._reply = self.rpc_server.reply
+        self.rpc_server.start()
 
     def process(self):
         copies = LocalCopies(*(self.root / name for name in ("log", "error", "progress", "result")))
@@ -289,7 +289,7 @@ class Linked:
 
     def close(self):
         self.link.close()
-        self.endpoint.close()
+        self.rpc_server.close()
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_output_result_and_end_are_copied(linked):
 
 def test_a_server_that_was_started_again_has_lost_its_processes(linked):
     process = linked.process()
-    linked.endpoint.close()
+    linked.rpc_server.close()
     linked.serve()
     linked.until(lambda: process.poll() is not None)
     assert process.loss == "lost its server a:1: it was started again"
@@ -324,7 +324,7 @@ def test_a_server_that_was_started_again_has_lost_its_processes(linked):
 def test_a_lost_connection_to_the_same_server_loses_nothing(linked):
     process = linked.process()
     linked.refusals = 2
-    linked.endpoint.close()
+    linked.rpc_server.close()
     linked.connect_again()
     linked.machine.processes[0].end(5)
     linked.until(lambda: process.poll() is not None)
@@ -336,7 +336,7 @@ def test_a_server_whose_process_has_ended_is_not_looked_for(linked, monkeypatch)
         monkeypatch.setattr(f"unisono.standalone._link.{name}", seconds)
     process = linked.process()
     linked.refusals = 10_000
-    linked.endpoint.close()
+    linked.rpc_server.close()
     linked.until(lambda: process.poll() is not None)
     assert process.loss == "lost its server a:1: no process listens there (connection refused)"
     linked.serve()
@@ -346,7 +346,7 @@ def test_a_server_whose_process_has_ended_is_not_looked_for(linked, monkeypatch)
 def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_processes(linked):
     """The server is the same one, and takes the client again: the training must not seem to run."""
     process = linked.process()
-    linked.endpoint.close()
+    linked.rpc_server.close()
     linked.agent._forget_job(for_good=False)
     linked.connect_again()
     linked.until(lambda: process.poll() is not None)
@@ -391,15 +391,15 @@ def test_a_server_of_another_version_is_named_with_both(tmp_path):
 def test_a_server_that_is_started_again_as_another_version_is_waited_for(linked, monkeypatch, caplog):
     monkeypatch.setattr("unisono.standalone._link._RETRY_SECONDS", 0.05)
     process = linked.process()
-    linked.endpoint.close()
-    good = Agent("a:1", linked.machine, lambda *answer: linked.endpoint.reply(*answer))
+    linked.rpc_server.close()
+    good = Agent("a:1", linked.machine, lambda *answer: linked.rpc_server.reply(*answer))
     linked.agent = Mock()
     linked.agent.handle = without(good, "packages", "taken")
     linked.connect_again()
     linked.until(lambda: process.poll() is not None)
     assert "it cannot be used again: Client and servers must have one version" in process.loss
     linked.until(lambda: "cannot be used again" in caplog.text)
-    linked.endpoint.close()
+    linked.rpc_server.close()
     linked.agent = good
     linked.connect_again()
     linked.until(lambda: linked.link.is_live)
@@ -417,18 +417,18 @@ def test_an_error_of_the_server_has_its_kind(linked):
 
 @pytest.mark.parametrize("python", ["3.9.1", "4.0.0"])
 def test_another_python_is_refused_with_both_versions(python):
-    facts = ServerFacts("i", "/root", (), python, installed())
+    info = ServerInfo("i", "/root", (), python, installed())
     with pytest.raises(unisono.ClusterError, match=f"{platform.python_version()} here and {python} at a:1"):
-        check_versions("a:1", facts, print, set())
+        check_versions("a:1", info, print, set())
 
 
 def test_other_packages_are_named_once(capsys):
     told = installed()
     packages = {**told, "jax": "0.1"}
     del packages["keras"]
-    facts, warned = ServerFacts("i", "/root", (), platform.python_version(), packages), set()
+    info, warned = ServerInfo("i", "/root", (), platform.python_version(), packages), set()
     for _ in range(2):
-        check_versions("a:1", facts, print, warned)
+        check_versions("a:1", info, print, warned)
     (line,) = capsys.readouterr().out.splitlines()
     assert "server a:1 has other versions" in line
     assert f"jax {told['jax']} here and 0.1 there" in line

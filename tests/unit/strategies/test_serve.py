@@ -26,7 +26,7 @@ SPEC = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
 class Served(Service):
     """Serves nothing."""
 
-    exit_code, heard_at = 0, 0.0
+    exit_code, last_request_at = 0, 0.0
 
     def __init__(self):
         super().__init__(roles_of(SPEC, Task("ps", 0)))
@@ -52,7 +52,7 @@ def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, lim
     joined.start()
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
-        served.heard_at += limit != "0"
+        served.last_request_at += limit != "0"
         time.sleep(0.02)
     assert joined.is_alive()
     served.ended.set()

@@ -9,8 +9,8 @@ import unisono
 from unisono.cluster_resolver._spec import Task
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._local import free_port
-from unisono.rpc._transport._peer import Peer
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def test_a_server_serves_until_the_chief_ends_the_job(job, code):
     spec = cluster()
     server = unisono.Server(spec, job_name=job, task_index=0)
     assert server.target == f"zmq://{spec[job][0]}"
-    peer = Peer(Task(job, 0), spec[job][0])
-    assert peer.call(Frame(Op.END, 1, meta={"code": code}), timeout=LIMIT).op is Op.OK
-    peer.close()
+    rpc_client = RpcClient(Task(job, 0), spec[job][0])
+    assert rpc_client.call(Frame(Op.END, 1, meta={"code": code}), timeout=LIMIT).op is Op.OK
+    rpc_client.close()
     if code:
         with pytest.raises(unisono.ClusterError, match="the exit code 3 of its chief"):
             server.join()

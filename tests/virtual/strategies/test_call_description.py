@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.strategies.multi_worker_fit._call_comparison import facts_of
+from unisono.strategies.multi_worker_fit._call_comparison import call_fingerprint
 from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
 
 L = keras.layers
@@ -178,7 +178,7 @@ def two_outputs(weight):
 
 
 def test_calls_with_names_and_orders_of_their_own():
-    first = facts_of(two_outputs(0.5), {"class_weight": {0: 1.0, 1: 2.0}})
-    assert facts_of(two_outputs(0.5), {"class_weight": {1: 2.0, 0: 1.0}}) == first
-    other = facts_of(two_outputs(0.6), {"class_weight": {0: 1.0, 1: 3.0}})
+    first = call_fingerprint(two_outputs(0.5), {"class_weight": {0: 1.0, 1: 2.0}})
+    assert call_fingerprint(two_outputs(0.5), {"class_weight": {1: 2.0, 0: 1.0}}) == first
+    other = call_fingerprint(two_outputs(0.6), {"class_weight": {0: 1.0, 1: 3.0}})
     assert {k for k in first if first[k] != other[k]} == {"class_weight", "loss_weights"}

@@ -87,7 +87,7 @@ def test_an_interrupt_while_a_server_is_gone_wakes_everything(callbacks, monkeyp
         model.fit(*batch(), verbose=0)
 
         def lose_a_server():
-            strategy.cluster.endpoints[strategy.cluster.server_tasks[0]].close()
+            strategy.cluster.rpc_servers[strategy.cluster.server_tasks[0]].close()
             interrupt_soon()
 
         began = time.monotonic()
@@ -151,7 +151,7 @@ def test_requests_fail_when_their_client_is_closed(monkeypatch):
     monkeypatch.setattr(_client, "_END_WITHIN", 0.1)
     with local_strategy(workers=1) as strategy:
         client = _client.ServerClient(strategy.cluster.peers_of_servers(strategy.cluster.chief))
-        strategy.cluster.endpoints[strategy.cluster.server_tasks[0]].close()
+        strategy.cluster.rpc_servers[strategy.cluster.server_tasks[0]].close()
         waiting = client.send(0, _client.Op.STATUS)
         client.close()
         with pytest.raises(PeerLostError):

@@ -28,14 +28,14 @@ _REMEDIES = {
 }
 
 
-class _Absent:
+class _AbsentValue:
     """A value that a process did not send, or a line that its text does not have."""
 
     def __repr__(self) -> str:
         return "absent"
 
 
-_ABSENT = _Absent()
+_ABSENT = _AbsentValue()
 
 
 def differences(configs: Mapping[int, Mapping[str, object]]) -> list[str]:

@@ -30,9 +30,9 @@ from unisono.ps.scheduling._queue import (
     Signals,
     WorkerLostError,
 )
-from unisono.ps.worker._joint_answer import taken_apart
+from unisono.ps.worker._batched_reply import taken_apart
 from unisono.ps.worker._step_plan import StepPlan
-from unisono.rpc._calls import PeerLostError, PeerRejectedError, RequestNumbers, RequestPeer
+from unisono.rpc._calls import PeerLostError, PeerRejectedError, RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 
@@ -51,7 +51,7 @@ _ANSWER_WITHIN = 5.0
 #: Seconds for a worker that has not come yet to learn that the job is over: else it would wait for a chief.
 _LATE_WITHIN = 20.0
 #: The same where it learns that otherwise.
-_TOLD_WITHIN = 0.2
+_INFORMED_WITHIN = 0.2
 
 #: Seconds of this wait after which the log says for whom.
 _TELL_AFTER = 2.0
@@ -134,7 +134,7 @@ class WorkerPool:
     """All workers of a cluster; safe to use from several threads.
 
     Args:
-        peers: one for each worker, in the order of their numbers.
+        clients: one for each worker, in the order of their numbers.
         rules: the limits of closures.
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
@@ -145,7 +145,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        peers: Sequence[RequestPeer],
+        clients: Sequence[RequestClient],
         rules: Rules,
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
@@ -153,7 +153,7 @@ class WorkerPool:
         signals: Signals | None = None,
         find_used: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._peers, self._generation, self._patience = list(peers), generation, patience
+        self._clients, self._generation, self._patience = list(clients), generation, patience
         self._find_used = find_used
         self._numbers = RequestNumbers()
         self._lock = threading.RLock()
@@ -162,8 +162,8 @@ class WorkerPool:
         self._of_data: dict[str, Setup] = {}
         #: Says to workers whether they serve this chief already: one that is started again is another.
         self._name = secrets.token_hex(8)
-        self._lives: dict[int, str] = {}
-        self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._peers))}
+        self._incarnations: dict[int, str] = {}
+        self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._clients))}
         #: The workers that were lost at least once.
         self._were_lost: set[int] = set()
         #: By worker and iterator: how many batches ended closures have used.
@@ -175,7 +175,7 @@ class WorkerPool:
     @property
     def num_workers(self) -> int:
         """How many workers the cluster has, also those that are away."""
-        return len(self._peers)
+        return len(self._clients)
 
     def start(self) -> None:
         """Begin to look for workers."""
@@ -238,21 +238,21 @@ class WorkerPool:
         with self._lock:
             setup = self._of_data.pop(name, None)
             self._setups = [s for s in self._setups if s is not setup]
-            for worker in self._lives:
+            for worker in self._incarnations:
                 self._send(worker, Op.DATASET, {"forget": [name]})
 
     def _set_up(self, setup: Setup) -> None:
         with self._lock:
             self._setups.append(setup)
-            for worker in self._lives:
+            for worker in self._incarnations:
                 self._tell(worker, setup)
 
     def _tell(self, worker: int, setup: Setup) -> None:
         op, meta, arrays = setup(worker)
-        told = functools.partial(self._told, worker, self._lives[worker])
-        self._send(worker, op, meta, arrays).add_done_callback(told)
+        on_done = functools.partial(self._on_instructed, worker, self._incarnations[worker])
+        self._send(worker, op, meta, arrays).add_done_callback(on_done)
 
-    def _told(self, worker: int, life: str, sent: Future[Frame]) -> None:
+    def _on_instructed(self, worker: int, incarnation: str, sent: Future[Frame]) -> None:
         """Report a user's error. A worker that may have missed something is told all again."""
         error = sent.exception()
         if isinstance(error, PeerLostError):
@@ -260,7 +260,7 @@ class WorkerPool:
         elif error is None and (frame := sent.result()).op is Op.ERROR:
             if not _is_lost(frame):
                 self.queue.report(error_of(frame))
-            elif self._lives.get(worker) == life:
+            elif self._incarnations.get(worker) == incarnation:
                 self.queue.worker_lost(worker, WorkerLostError(str(frame.meta.get("text"))))
 
     # --- closures ------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class WorkerPool:
         if not drops or not numbers:
             return
         with self._lock:
-            for worker in self._lives:
+            for worker in self._incarnations:
                 self._send(worker, Op.CANCEL, {"first": numbers.start, "below": numbers.stop})
 
     def _run(self, worker: int, closures: Sequence[QueuedClosure], watermark: int) -> list[Future[Any]]:
@@ -286,7 +286,7 @@ class WorkerPool:
             {
                 **request.to_meta(),
                 "watermark": watermark,
-                "life": self._lives.get(worker),
+                "incarnation": self._incarnations.get(worker),
                 "again": closure.was_lost,
             }
             for closure, request in zip(closures, requests, strict=True)
@@ -321,9 +321,9 @@ class WorkerPool:
             if error is not None:
                 answer.set_exception(error)
             else:
-                self._answered(worker, request, found[i], answer)
+                self._on_answer(worker, request, found[i], answer)
 
-    def _answered(self, worker: int, request: RunRequest, frame: Frame, answer: Future[Any]) -> None:
+    def _on_answer(self, worker: int, request: RunRequest, frame: Frame, answer: Future[Any]) -> None:
         if frame.op is Op.ERROR:
             text = str(frame.meta.get("text"))
             answer.set_exception(WorkerLostError(text) if _is_lost(frame) else error_of(frame))
@@ -346,7 +346,7 @@ class WorkerPool:
     ) -> Future[Frame]:
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta), arrays)
         try:
-            return self._peers[worker].send(frame, timeout)
+            return self._clients[worker].send(frame, timeout)
         except ClusterError as error:
             failed: Future[Frame] = Future()
             failed.set_exception(error)
@@ -356,7 +356,7 @@ class WorkerPool:
 
     def _lost(self, worker: int, error: Exception) -> None:
         with self._lock:
-            self._lives.pop(worker, None)
+            self._incarnations.pop(worker, None)
             self._were_lost.add(worker)
             self._absent[worker] = Absence(worker, time.monotonic())
 
@@ -368,16 +368,16 @@ class WorkerPool:
                 asked = to_ask(absent, now)
                 for absence in asked:
                     self._absent[absence.worker] = dataclasses.replace(absence, tries=absence.tries + 1)
-            gone = given_up(absent, len(self._peers), now, self._patience)
+            gone = given_up(absent, len(self._clients), now, self._patience)
             if gone:
-                self.queue.abort(self._nobody(gone))
+                self.queue.abort(self._absence_error(gone))
                 return
             for absence in asked:
                 hello = {"chief": self._name, "anew": absence.worker in self._were_lost}
                 sent = self._send(absence.worker, Op.HELLO, hello, timeout=_ANSWER_WITHIN)
-                sent.add_done_callback(functools.partial(self._greeted, absence.worker))
+                sent.add_done_callback(functools.partial(self._on_hello_answer, absence.worker))
 
-    def _greeted(self, worker: int, sent: Future[Frame]) -> None:
+    def _on_hello_answer(self, worker: int, sent: Future[Frame]) -> None:
         error = sent.exception()
         if isinstance(error, PeerRejectedError):
             # Another key: waiting does not help.
@@ -386,16 +386,16 @@ class WorkerPool:
             if error is None:
                 self.queue.abort(error_of(sent.result()))
             return
-        life = sent.result().meta["life"]
+        incarnation = sent.result().meta["incarnation"]
         if worker in self._were_lost and self._of_data:
             # The servers are asked; their answers arrive in this thread.
             threading.Thread(
-                target=self._resume, args=(worker, life), name="unisono-resumes", daemon=True
+                target=self._resume, args=(worker, incarnation), name="unisono-resumes", daemon=True
             ).start()
         else:
-            self._welcome(worker, life)
+            self._welcome(worker, incarnation)
 
-    def _resume(self, worker: int, life: str) -> None:
+    def _resume(self, worker: int, incarnation: str) -> None:
         """Let a worker that was lost go on behind the batches that are in the servers' updates."""
         try:
             found = self._find_used()
@@ -403,32 +403,32 @@ class WorkerPool:
             # The worker stays away, and is asked again.
             if self._closed.is_set():
                 return
-            _LOG.warning("How far the data of %s are is not known: %s", self._peers[worker].task, error)
+            _LOG.warning("How far the data of %s are is not known: %s", self._clients[worker].task, error)
             return
         for name, count in found.items():
             iterator, _, index = name.rpartition("@")
             if index == str(worker):
                 self._used[worker][iterator] = max(count, self._used[worker][iterator])
-        self._welcome(worker, life)
+        self._welcome(worker, incarnation)
 
-    def _welcome(self, worker: int, life: str) -> None:
+    def _welcome(self, worker: int, incarnation: str) -> None:
         """Give a worker what the others have, and let it run closures."""
         with self._lock:
             if worker not in self._absent:
                 return
             del self._absent[worker]
-            self._lives[worker] = life
+            self._incarnations[worker] = incarnation
             for setup in self._setups:
                 self._tell(worker, setup)
             # Never answered: it fails when the connection ends, also while the worker has nothing to run.
-            held = functools.partial(self._told, worker, life)
-            self._send(worker, Op.BEAT, {"hold": True}).add_done_callback(held)
+            on_done = functools.partial(self._on_instructed, worker, incarnation)
+            self._send(worker, Op.HEARTBEAT, {"hold": True}).add_done_callback(on_done)
         self.queue.worker_came(worker)
 
-    def _nobody(self, workers: Sequence[int]) -> ClusterError:
-        peers = ", ".join(f"{self._peers[i].task} at {self._peers[i].address}" for i in workers)
+    def _absence_error(self, workers: Sequence[int]) -> ClusterError:
+        clients = ", ".join(f"{self._clients[i].task} at {self._clients[i].address}" for i in workers)
         return ClusterError(
-            f"A worker must be there to run what was scheduled. Received: no answer from {peers} for "
+            f"A worker must be there to run what was scheduled. Received: no answer from {clients} for "
             f"{self._patience:g} s. Start them with the same TF_CONFIG, or look into their logs."
         )
 
@@ -438,7 +438,7 @@ class WorkerPool:
     def away(self) -> list[str]:
         """The addresses of the workers that are not there."""
         with self._lock:
-            return [peer.address for i, peer in enumerate(self._peers) if i not in self._lives]
+            return [client.address for i, client in enumerate(self._clients) if i not in self._incarnations]
 
     def end(self, code: int, told: Collection[str] = ()) -> None:
         """Let all workers end.
@@ -448,13 +448,13 @@ class WorkerPool:
             told: addresses of workers that are away and learn otherwise that the job is over. For others the
                 chief waits: they would wait for a chief.
         """
-        waits = [
-            _ANSWER_WITHIN if i in self._lives else _TOLD_WITHIN if peer.address in told else _LATE_WITHIN
-            for i, peer in enumerate(self._peers)
-        ]
-        sent = [self._send(i, Op.END, {"code": code}, timeout=wait) for i, wait in enumerate(waits)]
+        sent = []
+        for i, client in enumerate(self._clients):
+            wait = _INFORMED_WITHIN if client.address in told else _LATE_WITHIN
+            wait = _ANSWER_WITHIN if i in self._incarnations else wait
+            sent.append(self._send(i, Op.END, {"code": code}, timeout=wait))
         late = concurrent.futures.wait(sent, _TELL_AFTER).not_done
-        if away := [str(peer.task) for peer, each in zip(self._peers, sent, strict=True) if each in late]:
+        if away := [str(c.task) for c, each in zip(self._clients, sent, strict=True) if each in late]:
             _LOG.warning(
                 "The job is over. The chief waits up to %g s for %s, which would serve on if it returned.",
                 _LATE_WITHIN, ", ".join(away),
@@ -468,8 +468,8 @@ class WorkerPool:
         """End the connections."""
         self._closed.set()
         self.queue.abort(ClusterError("The job has ended. Received: a closure that had not."))
-        for peer in self._peers:
-            peer.close()
+        for client in self._clients:
+            client.close()
 
 
 def _are_alike(calls: Sequence[Mapping[str, Any]], arrays: Sequence[Sequence[Any]]) -> bool:

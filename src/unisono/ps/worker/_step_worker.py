@@ -31,11 +31,11 @@ import numpy as np
 from unisono._errors import ContextError, UnisonoError
 from unisono.ps._traffic import Traffic
 from unisono.ps.worker._batch_spec import describe
-from unisono.ps.worker._joint_answer import Countdown, JointAnswer
+from unisono.ps.worker._batched_reply import BatchedReply, Countdown
 from unisono.ps.worker._scheduling_policy import let_others_finish
 from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
-from unisono.ps.worker._worker_data import Taken, WorkerData
+from unisono.ps.worker._worker_data import TakenBatches, WorkerData
 from unisono.rpc._calls import ClientId, PushToServer, StaleValuesError, error_answer
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
@@ -75,20 +75,20 @@ class Servers(Protocol):
 
 
 @dataclasses.dataclass
-class _Received:
+class _WorkItem:
     client: ClientId
     frame: Frame
     #: Of the worker when it arrived.
-    life: str
+    incarnation: str
     #: Of the message that brought several closures.
-    joint: JointAnswer | None = None
+    batched_reply: BatchedReply | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PulledAhead:
+class _EarlyPull:
     """What the pushes of a closure have pulled for the next one."""
 
-    task: _Received
+    task: _WorkItem
     plan: StepPlan
     pulled: Future[list[Any]]
 
@@ -121,17 +121,17 @@ class StepWorker:
         self._programs: dict[str, CompiledProgram] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
-        self._tasks: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_WorkItem | None] = queue.SimpleQueue()
         #: What was taken from there, and waits for the thread that computes.
-        self._following: list[_Received | None] = []
-        self._ahead: _PulledAhead | None = None
+        self._following: list[_WorkItem | None] = []
+        self._ahead: _EarlyPull | None = None
         #: The names of the chiefs that have led here; the last one leads. One that starts again has another.
         self._chiefs: list[str | None] = []
         #: When the chief has last sent something, in seconds of the monotonic clock.
-        self.heard_at = time.monotonic()
+        self.last_request_at = time.monotonic()
         #: The pushes that were not acknowledged when the last one was sent.
         self._pushing: list[Future[Any]] = []
-        self._begin_life(0)
+        self._begin_incarnation(0)
         self._is_closing = False
         #: Whether the thread runs code of a dataset, which may block for ever.
         self._reads_data = False
@@ -139,7 +139,7 @@ class StepWorker:
         self.ended = threading.Event()
         self.exit_code = 0
 
-    def _begin_life(self, generation: int) -> None:
+    def _begin_incarnation(self, generation: int) -> None:
         """Forget what a chief has sent: it sends programs and datasets to each new life of a worker."""
         self._generation, self._has_lived = generation, False
         self._data = WorkerData(self._index, self._num_workers)
@@ -150,7 +150,7 @@ class StepWorker:
         self._last_of: dict[str, str] = {}
         #: The numbers of closures that are not to be begun any more.
         self._cancelled: list[range] = []
-        self._life = secrets.token_hex(8)
+        self._incarnation = secrets.token_hex(8)
 
     def start(self) -> None:
         """Begin to run closures."""
@@ -184,35 +184,35 @@ class StepWorker:
         if not self._is_chief(client):
             return error_answer(frame, ContextError("A worker takes requests of its chief alone."))
         if frame.op is Op.HELLO:
-            return self._greeted(client, frame)
+            return self._answer_hello(client, frame)
         if frame.generation < self._generation:
             # Also what an earlier chief has sent before its end, and arrives now.
-            return self._of_another_life(frame)
-        self.heard_at = time.monotonic()
+            return self._of_another_incarnation(frame)
+        self.last_request_at = time.monotonic()
         self._has_lived = self._has_lived or frame.op in (Op.RUN, Op.PROGRAM, Op.DATASET)
         match frame.op:
             case Op.RUN:
-                if frame.meta["life"] != self._life:
-                    return self._of_another_life(frame)
+                if frame.meta["incarnation"] != self._incarnation:
+                    return self._of_another_incarnation(frame)
                 self._put_closures(client, frame)
                 return None
             case Op.PROGRAM:
                 # Here and not in the thread: a closure that follows pulls by this plan.
                 self._note_plan(frame)
-                self._tasks.put(_Received(client, frame, self._life))
+                self._tasks.put(_WorkItem(client, frame, self._incarnation))
                 return None
             case Op.DATASET:
-                self._tasks.put(_Received(client, frame, self._life))
+                self._tasks.put(_WorkItem(client, frame, self._incarnation))
                 return None
             case Op.CANCEL:
                 self._cancelled.append(range(frame.meta["first"], frame.meta["below"]))
             case Op.END:
                 self.exit_code = int(frame.meta.get("code", 0))
                 self.ended.set()
-            case Op.BEAT if frame.meta.get("hold"):
+            case Op.HEARTBEAT if frame.meta.get("hold"):
                 # No answer: the chief waits for the end of the connection.
                 return None
-            case Op.BEAT:
+            case Op.HEARTBEAT:
                 pass
             case _:
                 return error_answer(frame, UnisonoError(f"A worker does not know {frame.op.name}."))
@@ -220,35 +220,35 @@ class StepWorker:
 
     def _put_closures(self, client: ClientId, frame: Frame) -> None:
         if "closures" not in frame.meta:
-            self._tasks.put(_Received(client, frame, self._life))
+            self._tasks.put(_WorkItem(client, frame, self._incarnation))
             return
-        joint = JointAnswer(frame, functools.partial(self._reply, client, frame.request))
-        for each in joint.closures():
-            self._tasks.put(_Received(client, each, self._life, joint))
+        batched_reply = BatchedReply(frame, functools.partial(self._reply, client, frame.request))
+        for each in batched_reply.closures():
+            self._tasks.put(_WorkItem(client, each, self._incarnation, batched_reply))
 
     def _hello(self, frame: Frame) -> Frame:
-        return frame.answer(Op.OK, {"life": self._life, "index": self._index})
+        return frame.answer(Op.OK, {"incarnation": self._incarnation, "index": self._index})
 
-    def _greeted(self, client: ClientId, frame: Frame) -> Frame | None:
+    def _answer_hello(self, client: ClientId, frame: Frame) -> Frame | None:
         """Follow the chief that says hello, unless another one has taken over."""
         chief = frame.meta.get("chief")
         if chief in self._chiefs[:-1]:
             return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
-        self.heard_at = time.monotonic()
+        self.last_request_at = time.monotonic()
         is_new = chief not in self._chiefs
         if is_new:
             self._chiefs.append(chief)
         # What waits of an earlier chief, or is run by others, is left. Several greetings may come at once.
         if is_new or (frame.meta.get("anew") and self._has_lived):
-            self._begin_life(frame.generation)
+            self._begin_incarnation(frame.generation)
         if not frame.meta.get("anew"):
             return self._hello(frame)
         # The chief had lost this worker. It is answered when what was begun is done, so that the servers know
         # how far the worker's datasets are.
-        self._tasks.put(_Received(client, frame, self._life))
+        self._tasks.put(_WorkItem(client, frame, self._incarnation))
         return None
 
-    def _of_another_life(self, frame: Frame) -> Frame:
+    def _of_another_incarnation(self, frame: Frame) -> Frame:
         text = f"Worker {self._index} was started again, or serves another chief."
         return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": text})
 
@@ -279,14 +279,14 @@ class StepWorker:
                 # A closure's own error: the chief raises it, and this worker goes on.
                 self._answer(task, error_answer(task.frame, error))
 
-    def _execute(self, task: _Received) -> None:
+    def _execute(self, task: _WorkItem) -> None:
         frame = task.frame
         if frame.op is Op.HELLO:
             concurrent.futures.wait(self._pushing)
             self._answer(task, self._hello(frame))
             return
-        if task.life != self._life:
-            self._answer(task, self._of_another_life(frame))
+        if task.incarnation != self._incarnation:
+            self._answer(task, self._of_another_incarnation(frame))
             return
         if frame.op is Op.RUN:
             self._closure(task)
@@ -308,10 +308,10 @@ class StepWorker:
         self._exported.pop(digest, None)
         return self._programs[digest]
 
-    def _closure(self, task: _Received) -> None:
+    def _closure(self, task: _WorkItem) -> None:
         frame, meta = task.frame, task.frame.meta
         # One that a lost worker had is begun: it may have pushed to some of the servers.
-        is_left = task.joint is not None and task.joint.has_failed
+        is_left = task.batched_reply is not None and task.batched_reply.has_failed
         if is_left or (not meta.get("again") and any(meta["closure"] in n for n in self._cancelled)):
             self._answer(task, frame.answer(Op.ERROR, {"kind": "CancelledError", "text": "cancelled"}))
             return
@@ -342,7 +342,7 @@ class StepWorker:
         self._acknowledge(task, pushes, {"plan": name, "taken": self._data.counts(taken)}, results)
 
     def _compute(
-        self, task: _Received, plan: StepPlan, arrays: Sequence[Any]
+        self, task: _WorkItem, plan: StepPlan, arrays: Sequence[Any]
     ) -> tuple[Sequence[Any], RowNumbers | None, Mapping[int, str]]:
         """Return the outputs of a closure, the rows that it used, and the lineages of its values."""
         program = self._program(plan.digest)
@@ -369,11 +369,11 @@ class StepWorker:
 
     def _push(
         self,
-        task: _Received,
+        task: _WorkItem,
         plan: StepPlan,
         outputs: Sequence[Any],
         numbers_of_rows: RowNumbers | None,
-        taken: Taken,
+        taken: TakenBatches,
         lineages: Mapping[int, str],
     ) -> list[Future[Any]]:
         numbers = task.frame.meta["closure"], task.frame.meta["watermark"]
@@ -393,12 +393,12 @@ class StepWorker:
         pulls = following_plan.pulls if given and following_plan is not None else None
         pushes, pulled = self._servers.push(given, pulls)
         if following is not None and following_plan is not None and pulled is not None:
-            self._ahead = _PulledAhead(following, following_plan, pulled)
+            self._ahead = _EarlyPull(following, following_plan, pulled)
         self._pushing = [push for push in self._pushing if not push.done()] + pushes
         return pushes
 
     def _acknowledge(
-        self, task: _Received, pushes: Sequence[Future[Any]], meta: dict[str, Any], results: Sequence[Any]
+        self, task: _WorkItem, pushes: Sequence[Future[Any]], meta: dict[str, Any], results: Sequence[Any]
     ) -> None:
         frame = task.frame
         answer = frame.answer(Op.RESULT, meta, results)
@@ -412,7 +412,7 @@ class StepWorker:
         for push in pushes:
             push.add_done_callback(left.one_done)
 
-    def _peek(self) -> tuple[_Received | None, StepPlan | None]:
+    def _peek(self) -> tuple[_WorkItem | None, StepPlan | None]:
         """Return the next closure, where it has come, and the plan by which it will most likely run."""
         if not self._following:
             try:
@@ -426,7 +426,7 @@ class StepWorker:
         name = meta.get("plan") or self._last_of.get(str(meta.get("function")))
         return following, None if name is None else self._plans.get(name)
 
-    def _pull(self, task: _Received, plan: StepPlan) -> Sequence[Any]:
+    def _pull(self, task: _WorkItem, plan: StepPlan) -> Sequence[Any]:
         """Return the values for a closure."""
         ahead, self._ahead = self._ahead, None
         is_own = ahead is not None and ahead.task is task and ahead.plan is plan
@@ -442,19 +442,19 @@ class StepWorker:
     def _failed(self, frame: Frame, error: BaseException) -> Frame:
         # A server has lost changes: the closure runs again, with what is there now.
         return (
-            self._of_another_life(frame)
+            self._of_another_incarnation(frame)
             if isinstance(error, StaleValuesError)
             else error_answer(frame, error)
         )
 
-    def _answer(self, task: _Received, answer: Frame) -> None:
+    def _answer(self, task: _WorkItem, answer: Frame) -> None:
         if "plan" in answer.meta:
             meta = {**answer.meta, "cost": self._servers.traffic.take()}
             answer = dataclasses.replace(answer, meta=meta)
-        if task.joint is None:
+        if task.batched_reply is None:
             self._reply(task.client, task.frame.request, answer)
         else:
-            task.joint.add(task.frame.meta["closure"], answer)
+            task.batched_reply.add(task.frame.meta["closure"], answer)
 
 
 def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:

@@ -27,7 +27,7 @@ class _WorkerIteration:
 
 
 @dataclasses.dataclass
-class Taken:
+class TakenBatches:
     """The batches of a closure.
 
     Args:
@@ -128,7 +128,7 @@ class WorkerData:
             self._datasets.pop(name, None)
             self._errors.pop(name, None)
 
-    def take(self, names: Sequence[str]) -> Taken:
+    def take(self, names: Sequence[str]) -> TakenBatches:
         """Return the next batch of each iterator; of none, if one of them has ended.
 
         Args:
@@ -138,7 +138,7 @@ class WorkerData:
             OutOfRangeError: an iterator has ended.
             Exception: of the user's function that makes the dataset.
         """
-        taken = Taken([])
+        taken = TakenBatches([])
         for name in names:
             if name in self._errors:
                 taken.give_back()
@@ -158,7 +158,7 @@ class WorkerData:
             taken.parts.append((name, source, batch))
         return taken
 
-    def counts(self, taken: Taken) -> Mapping[str, int]:
+    def counts(self, taken: TakenBatches) -> Mapping[str, int]:
         """Return how many batches closures have used of the iterators of one.
 
         Args:

@@ -15,8 +15,8 @@ from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import with_port
 from unisono.rpc._transport import _local as local
 from unisono.rpc._transport import _sockets as sockets
-from unisono.rpc._transport._endpoint import require_key
 from unisono.rpc._transport._keys import ClusterKeys
+from unisono.rpc._transport._server import require_key
 from unisono.rpc._transport._zmq import zmq
 
 _LOG = logging.getLogger("unisono")

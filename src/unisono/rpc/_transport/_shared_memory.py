@@ -5,7 +5,7 @@ is a file in memory without a name. Its first byte says whether the receiver sti
 before it sends the message, and the receiver resets it when the last array is gone. Until then the sender
 does not touch the segment, so that no array is ever seen half written.
 
-Tests: tests/unit/rpc/test_lane.py.
+Tests: tests/unit/rpc/test_local_channel.py.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Segment:
             os.close(descriptor)
 
 
-class Outgoing:
+class OutgoingSegments:
     """The segments of a sender on one connection."""
 
     def __init__(self) -> None:
@@ -148,21 +148,21 @@ class _Lease:
         self._memory[0] = 0
 
 
-class _Mapped(np.ndarray[Any, Any]):
+class _SegmentBytes(np.ndarray[Any, Any]):
     """The bytes of a segment.
 
     A class of its own: NumPy replaces the base of an array by the base's base where that is a plain array,
-    and would drop what is between them, which is `_Borrowed`.
+    and would drop what is between them, which is `_MessageBytes`.
     """
 
 
-class _Borrowed(np.ndarray[Any, Any]):
+class _MessageBytes(np.ndarray[Any, Any]):
     """The bytes of a segment as one message uses them."""
 
     lease: object = None
 
 
-class Incoming:
+class IncomingSegments:
     """The segments of a receiver on one connection.
 
     Args:
@@ -191,7 +191,7 @@ class Incoming:
         size = os.fstat(descriptor).st_size
         if not FIRST < size <= 2 * (self._limit + (1 << 16)):
             raise ValueError(f"A segment must hold one message. Received: {size} bytes.")
-        self._memories[slot] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(_Mapped)
+        self._memories[slot] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(_SegmentBytes)
 
     def borrow(self, slot: int, places: list[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of arrays; when the last of them is gone, the sender may write there again.
@@ -206,7 +206,7 @@ class Incoming:
         memory = self._memories.get(slot)
         if memory is None:
             raise ValueError(f"A message must name a segment that was sent. Received: {slot}.")
-        whole = memory.view(_Borrowed)
+        whole = memory.view(_MessageBytes)
         whole.lease = _Lease(memory)
         # Parts of one view, which lives as long as any of them.
         view, borrowed = memoryview(whole.data), []

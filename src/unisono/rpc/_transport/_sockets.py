@@ -29,7 +29,7 @@ HANDSHAKE_MS = 5000
 #: them; what runs in Python does not matter. A large part delays them: 1 GiB takes 9 s at 1 Gbit/s.
 _HEARTBEAT_MS = 2000
 _LOST_MS = 15_000
-#: Messages that wait in ZeroMQ to be sent to one connection. Others wait in an endpoint's backlog or a peer's
+#: Messages that wait in ZeroMQ to be sent to one connection. Others wait in a server's backlog or a client's
 #: queue, which count bytes: 1000 messages with copied parts have 64 MB at most.
 _SEND_MESSAGES = 1000
 #: Messages that wait to be handled, for each connection; the next ones stay in the sender's queue.

@@ -38,34 +38,34 @@ _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
 
-def facts_of(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str, str]:
+def call_fingerprint(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str, str]:
     """Return what must be equal on all workers, by name.
 
     Args:
         model: whose method is called.
         arguments: of the call, by name.
     """
-    facts = {name: described(arguments.get(name)) for name in _OPTIONS}
-    facts |= {name: size_of(arguments.get(name)) for name in _DATA}
+    fingerprint = {name: described(arguments.get(name)) for name in _OPTIONS}
+    fingerprint |= {name: size_of(arguments.get(name)) for name in _DATA}
     paths = canonical_paths(v.path for v in model.variables)
     rows = zip(paths, model.variables, strict=True)
-    facts["model"] = "\n".join(
+    fingerprint["model"] = "\n".join(
         f"{path} {tuple(v.shape)} {v.dtype}{'' if v.trainable else ' not trainable'}" for path, v in rows
     )
     # What was built in another way differs above.
-    facts |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
-    facts |= {name: optimizer_of(optimizer) for name, optimizer in held_optimizers(model).items()}
+    fingerprint |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
+    fingerprint |= {name: optimizer_of(optimizer) for name, optimizer in held_optimizers(model).items()}
     compiled = compile_arguments(model)
     # Outputs have names that Keras counts up, by which a user may give losses.
     names = {name: i for i, name in enumerate(getattr(model, "output_names", None) or ())}
-    facts |= {name: described(compiled.get(name), names) for name in _COMPILED}
-    facts["precision"] = _precision(model)
-    facts |= {
+    fingerprint |= {name: described(compiled.get(name), names) for name in _COMPILED}
+    fingerprint["precision"] = _precision(model)
+    fingerprint |= {
         name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
     }
     given = flat_callbacks(arguments.get("callbacks"))
-    facts["callbacks"] = "\n".join(_text_of(c) for c in given if _decides(c))
-    return facts
+    fingerprint["callbacks"] = "\n".join(_text_of(c) for c in given if _decides(c))
+    return fingerprint
 
 
 def other_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:

@@ -30,7 +30,7 @@ from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.multi_worker_fit._call_comparison import (
     are_within,
-    facts_of,
+    call_fingerprint,
     other_callbacks,
     size_of,
 )
@@ -84,7 +84,7 @@ class MultiWorkerFit:
         self._group.note_call("fit")
         # What may differ travels in the message that compares the call.
         every = _Message.read(
-            self._group.require_same(facts_of(model, arguments), "A call of `fit`", own.to_bytes())
+            self._group.require_same(call_fingerprint(model, arguments), "A call of `fit`", own.to_bytes())
         )
         self._strategy.begin_again("TRAIN")
         # Names and the state of generators are sent only where their digests differ.
@@ -128,8 +128,8 @@ class MultiWorkerFit:
         else:
             name = method.__name__
             self._group.note_call(name)
-            facts = {"method": name, **facts_of(model, arguments)}
-            every = self._group.require_same(facts, f"A call of `{name}`", bytes([ahead]))
+            fingerprint = {"method": name, **call_fingerprint(model, arguments)}
+            every = self._group.require_same(fingerprint, f"A call of `{name}`", bytes([ahead]))
             ahead = all(answer[0] for answer in every)
         if not self._group.is_chief:
             arguments["verbose"] = 0
@@ -192,18 +192,18 @@ class _EncodedRandomState:
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
-        self._facts = json.dumps(encode(RandomState().get_state(), self._arrays, "random")).encode()
+        self._random_state = json.dumps(encode(RandomState().get_state(), self._arrays, "random")).encode()
 
     def digest(self) -> bytes:
         """Return 32 bytes that are equal for equal states."""
-        state = hashlib.sha256(self._facts)
+        state = hashlib.sha256(self._random_state)
         for name in sorted(self._arrays):
             state.update(np.ascontiguousarray(self._arrays[name]).tobytes())
         return state.digest()
 
     def take_over(self, group: ProcessGroup) -> None:
         """Continue from the first worker's state."""
-        facts = json.loads(group.broadcast(self._facts))
+        fingerprint = json.loads(group.broadcast(self._random_state))
         names = sorted(self._arrays)
         values = group.broadcast_arrays([self._arrays[n] for n in names])
-        RandomState().set_state(decode(facts, dict(zip(names, values, strict=True))))
+        RandomState().set_state(decode(fingerprint, dict(zip(names, values, strict=True))))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._open_files import allow_open_files
-from unisono.rpc._calls import RequestPeer
+from unisono.rpc._calls import RequestClient
 from unisono.rpc._loopback import LoopbackNetwork
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
-from unisono.rpc._transport._peer import Peer
 from unisono.strategies.parameter_server._job import Cluster
 from unisono.strategies.parameter_server._roles import Roles
 from unisono.strategies.parameter_server._serve import OwnWorker, is_supervised
@@ -28,33 +28,33 @@ def connect(roles: Roles) -> Cluster:
     """
     allow_open_files()
     keys = read_keys(process_environ(), roles.task, roles.spec)
-    servers = peers_of(roles.servers, roles, keys)
+    servers = clients_of(roles.servers, roles, keys)
     if not roles.computes:
-        workers = peers_of(roles.workers, roles, keys)
+        workers = clients_of(roles.workers, roles, keys)
         return Cluster(servers, workers, _generation(), is_supervised=is_supervised())
     # Worker 0 is the chief: it gets closures without a socket.
     network = LoopbackNetwork()
-    own = OwnWorker(roles, network, peers_of(roles.servers, roles, keys))
+    own = OwnWorker(roles, network, clients_of(roles.servers, roles, keys))
     workers = [
-        network.peer(task, str(task), roles.task) if task == roles.task else _peer(task, roles, keys)
+        network.rpc_client(task, str(task), roles.task) if task == roles.task else _client(task, roles, keys)
         for task in roles.workers
     ]
     return Cluster(servers, workers, _generation(), own.close, is_supervised())
 
 
-def peers_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestPeer]:
-    """Return a peer for each task.
+def clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:
+    """Return a client for each task.
 
     Args:
         tasks: who is asked.
         roles: of the cluster.
         keys: likewise; None without.
     """
-    return [_peer(task, roles, keys) for task in tasks]
+    return [_client(task, roles, keys) for task in tasks]
 
 
-def _peer(task: Task, roles: Roles, keys: ClusterKeys | None) -> RequestPeer:
-    return Peer(task, roles.addresses[task], keys)
+def _client(task: Task, roles: Roles, keys: ClusterKeys | None) -> RequestClient:
+    return RpcClient(task, roles.addresses[task], keys)
 
 
 def _generation() -> int:

@@ -18,11 +18,11 @@ import numpy as np
 
 from unisono.ps._client import ServerClient
 from unisono.ps._traffic import StepTally
-from unisono.ps.scheduling._beats import ChiefBeats
 from unisono.ps.scheduling._closures import Rules
+from unisono.ps.scheduling._heartbeats import ChiefHeartbeats
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
 from unisono.ps.worker._step_plan import OWN_INDEX
-from unisono.rpc._calls import RequestPeer
+from unisono.rpc._calls import RequestClient
 from unisono.step._interrupts import INTERRUPTS
 from unisono.strategies.parameter_server._end_marker import leave_end_marker
 from unisono.strategies.parameter_server._plans import PlanMaker
@@ -37,15 +37,15 @@ class Cluster:
     """The connections of a chief.
 
     Args:
-        servers: peers of the parameter servers, in the order of their indices.
-        workers: peers of the workers, likewise.
+        servers: clients of the parameter servers, in the order of their indices.
+        workers: clients of the workers, likewise.
         generation: how often the job was started before, at least.
         close: ends what this process serves itself.
         is_supervised: whether a launcher ends the tasks when the chief has ended.
     """
 
-    servers: Sequence[RequestPeer]
-    workers: Sequence[RequestPeer]
+    servers: Sequence[RequestClient]
+    workers: Sequence[RequestClient]
     generation: int = 0
     close: Callable[[], None] = lambda: None
     is_supervised: bool = False
@@ -75,7 +75,7 @@ class Job:
             find_used=self.client.used_batches,
         )
         self.pool.start()
-        self._beats = ChiefBeats([*cluster.servers, *cluster.workers], generation)
+        self._heartbeats = ChiefHeartbeats([*cluster.servers, *cluster.workers], generation)
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
         self._names: dict[tuple[int, str | None, str | None], tuple[WorkerProgram, str]] = {}
         self._plan_numbers = itertools.count()
@@ -202,7 +202,7 @@ class Job:
         if self._is_ended:
             return
         self._is_ended = True
-        self._beats.close()
+        self._heartbeats.close()
         if code and self._cluster.is_supervised:
             self.pool.close()
             self.client.close()

@@ -25,16 +25,16 @@ from unisono.ps._open_files import allow_open_files
 from unisono.ps._programs import ExportedProgram
 from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
-from unisono.ps.scheduling._beats import BEAT_EVERY
+from unisono.ps.scheduling._heartbeats import HEARTBEAT_SECONDS
 from unisono.ps.state._file_journal import LOG_BYTES
 from unisono.ps.worker._step_worker import StepWorker
-from unisono.rpc._calls import ClientId, Handler, RequestEndpoint, RequestPeer
+from unisono.rpc._calls import ClientId, Handler, RequestClient, RequestServer
 from unisono.rpc._frames import Frame
 from unisono.rpc._loopback import LoopbackNetwork
-from unisono.rpc._transport._endpoint import Endpoint
+from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import read_keys
-from unisono.rpc._transport._peer import Peer
 from unisono.rpc._transport._refusal import require_key_or_refuse
+from unisono.rpc._transport._server import RpcServer
 from unisono.strategies.parameter_server._end_marker import end_marker_of, started_at
 from unisono.strategies.parameter_server._roles import Roles
 from unisono.training._scope_warnings import servers_joined
@@ -56,7 +56,7 @@ CHIEF_SECONDS = 600.0
 GRACE_VARIABLE = "UNISONO_GRACE"
 GRACE_SECONDS = 30.0
 #: Seconds without a sign of the chief after which a task that got SIGTERM does not wait for it.
-_VANISHED = 2.5 * BEAT_EVERY
+_VANISHED = 2.5 * HEARTBEAT_SECONDS
 #: Seconds in which a program that runs, or is compiled, may end when the job has ended.
 _PROGRAM_SECONDS = 60.0
 #: The most seconds between two looks at the time of the last sign.
@@ -153,8 +153,10 @@ def service_of(roles: Roles) -> Service:
 
 def _worker_service(roles: Roles) -> WorkerService:
     keys = read_keys(process_environ(), roles.task, roles.spec)
-    servers = [Peer(task, roles.addresses[task], keys) for task in roles.servers]
-    return WorkerService(roles, servers, lambda handler: Endpoint(roles.addresses[roles.task], handler, keys))
+    servers = [RpcClient(task, roles.addresses[task], keys) for task in roles.servers]
+    return WorkerService(
+        roles, servers, lambda handler: RpcServer(roles.addresses[roles.task], handler, keys)
+    )
 
 
 class Service(abc.ABC):
@@ -209,7 +211,7 @@ class Service(abc.ABC):
 
     def _wait(self) -> int | None:
         """Wait for the end of the job; return the exit code that a chief has left which has ended before."""
-        heard_at, silence, asked_at = self.heard_at, 0.0, None
+        last_request_at, silence, asked_at = self.last_request_at, 0.0, None
         address, began = self._roles.addresses[self._roles.task], started_at()
         while True:
             if (code := end_marker_of(address, began)) is not None:
@@ -219,8 +221,8 @@ class Service(abc.ABC):
                 return None
             # While this process is stopped, or the machine sleeps, no sign can arrive.
             silence += min(time.monotonic() - before, 2 * _LOOK_EVERY)
-            if self.heard_at != heard_at:
-                heard_at, silence = self.heard_at, 0.0
+            if self.last_request_at != last_request_at:
+                last_request_at, silence = self.last_request_at, 0.0
             if self._waits_no_longer(silence):
                 return 128 + signal.SIGTERM
             if asked_at != self._asked_at:
@@ -243,7 +245,7 @@ class Service(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def heard_at(self) -> float:
+    def last_request_at(self) -> float:
         """When the chief has last sent something."""
 
     @property
@@ -257,7 +259,7 @@ class Service(abc.ABC):
 
 
 class _VariableService(Service):
-    """A parameter server and its endpoint.
+    """A parameter server and its `RpcServer`.
 
     Args:
         roles: of the cluster.
@@ -275,11 +277,11 @@ class _VariableService(Service):
             self._reply,
         )
         self.ended = self._server.ended
-        self._endpoint = Endpoint(roles.addresses[roles.task], self._server.handle, keys)
-        self._endpoint.start()
+        self._rpc_server = RpcServer(roles.addresses[roles.task], self._server.handle, keys)
+        self._rpc_server.start()
 
     def _reply(self, client: ClientId, request: int, frame: Frame) -> None:
-        self._endpoint.reply(client, request, frame)
+        self._rpc_server.reply(client, request, frame)
 
     @property
     def exit_code(self) -> int:
@@ -287,31 +289,31 @@ class _VariableService(Service):
         return self._server.exit_code
 
     @property
-    def heard_at(self) -> float:
+    def last_request_at(self) -> float:
         """When the chief has last sent something."""
-        return self._server.heard_at
+        return self._server.last_request_at
 
     def close(self) -> None:
         """End all connections; what was kept on the disk is removed where the job has ended well."""
-        self._endpoint.close(_PROGRAM_SECONDS)
+        self._rpc_server.close(_PROGRAM_SECONDS)
         if self._durable is not None:
             self._durable.close(remove=self.ended.is_set() and not self.exit_code)
 
 
 class WorkerService(Service):
-    """A worker and its endpoint.
+    """A worker and its `RpcServer`.
 
     Args:
         roles: of the cluster; this task computes.
-        servers: peers of the parameter servers.
-        make_endpoint: from a handler.
+        servers: clients of the parameter servers.
+        make_rpc_server: from a handler.
     """
 
     def __init__(
         self,
         roles: Roles,
-        servers: Sequence[RequestPeer],
-        make_endpoint: Callable[[Handler], RequestEndpoint],
+        servers: Sequence[RequestClient],
+        make_rpc_server: Callable[[Handler], RequestServer],
     ) -> None:
         super().__init__(roles)
         self._client = ServerClient(servers)
@@ -324,12 +326,12 @@ class WorkerService(Service):
             lambda client: any(map(client.acts_for, roles.accepted)),
         )
         self.ended = self._worker.ended
-        self._endpoint: RequestEndpoint = make_endpoint(self._worker.handle)
+        self._rpc_server: RequestServer = make_rpc_server(self._worker.handle)
         self._worker.start()
-        self._endpoint.start()
+        self._rpc_server.start()
 
     def _reply(self, client: ClientId, request: int, frame: Frame) -> None:
-        self._endpoint.reply(client, request, frame)
+        self._rpc_server.reply(client, request, frame)
 
     @property
     def exit_code(self) -> int:
@@ -337,14 +339,14 @@ class WorkerService(Service):
         return self._worker.exit_code
 
     @property
-    def heard_at(self) -> float:
+    def last_request_at(self) -> float:
         """When the chief has last sent something."""
-        return self._worker.heard_at
+        return self._worker.last_request_at
 
     def close(self) -> None:
         """End all connections."""
         self._worker.close()
-        self._endpoint.close()
+        self._rpc_server.close()
         # What the thread waits for fails.
         self._client.close()
         self._worker.join(_PROGRAM_SECONDS)
@@ -356,8 +358,8 @@ class OwnWorker(WorkerService):
     Args:
         roles: of the cluster; the chief is a worker.
         network: within this process.
-        servers: peers of the parameter servers.
+        servers: clients of the parameter servers.
     """
 
-    def __init__(self, roles: Roles, network: LoopbackNetwork, servers: Sequence[RequestPeer]) -> None:
-        super().__init__(roles, servers, lambda handler: network.endpoint(str(roles.task), handler))
+    def __init__(self, roles: Roles, network: LoopbackNetwork, servers: Sequence[RequestClient]) -> None:
+        super().__init__(roles, servers, lambda handler: network.rpc_server(str(roles.task), handler))

@@ -11,7 +11,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps.scheduling import _workers
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, WorkerPool
-from unisono.ps.worker._joint_answer import JointAnswer
+from unisono.ps.worker._batched_reply import BatchedReply
 from unisono.ps.worker._step_plan import StepPlan
 from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._ops import Op
@@ -20,23 +20,23 @@ from unisono.rpc._ops import Op
 class Worker:
     """Notes what it is told, and answers closures as the test wants."""
 
-    def __init__(self, network, address, life="1", answer=None):
-        self.told, self.life, self.answer = [], life, answer or self.result
-        self.endpoint = network.endpoint(address, self.handle)
-        self.endpoint.start()
+    def __init__(self, network, address, incarnation="1", answer=None):
+        self.told, self.incarnation, self.answer = [], incarnation, answer or self.result
+        self.rpc_server = network.rpc_server(address, self.handle)
+        self.rpc_server.start()
 
     def result(self, frame):
         return frame.answer(Op.RESULT, {"plan": "p", "taken": {"i": 4}}, frame.arrays)
 
     def handle(self, client, frame):
-        if frame.op is Op.BEAT:
+        if frame.op is Op.HEARTBEAT:
             return None
         self.told.append((frame.op, dict(frame.meta)))
-        if frame.op is Op.RUN and frame.meta["life"] != self.life:
+        if frame.op is Op.RUN and frame.meta["incarnation"] != self.incarnation:
             return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": "started again"})
         if frame.op is Op.RUN:
             return self.answer(frame)
-        return frame.answer(Op.OK, {"life": self.life})
+        return frame.answer(Op.OK, {"incarnation": self.incarnation})
 
 
 def NEVER_TRACED(form):
@@ -44,8 +44,8 @@ def NEVER_TRACED(form):
 
 
 def pool_of(network, workers=1, prepare=lambda request, form: None, **options):
-    peers = [network.peer(Task("worker", i), str(i)) for i in range(workers)]
-    pool = WorkerPool(peers, Rules(), prepare, **options)
+    rpc_clients = [network.rpc_client(Task("worker", i), str(i)) for i in range(workers)]
+    pool = WorkerPool(rpc_clients, Rules(), prepare, **options)
     pool.start()
     return pool
 
@@ -86,13 +86,13 @@ def test_a_restarted_worker_goes_on_where_its_datasets_were():
     pool.make_dataset("d", b"function")
     pool.iterate("i", "d")
     pool.queue.result(pool.queue.schedule(RunRequest("p")))
-    worker.endpoint.close()
+    worker.rpc_server.close()
     future = pool.queue.schedule(RunRequest("p"))
-    again = Worker(network, "0", life="2")
+    again = Worker(network, "0", incarnation="2")
     pool.queue.result(future)
     told = [meta for op, meta in again.told if op is Op.DATASET]
     assert told == [{"make": "d"}, {"iterate": "i", "of": "d", "skip": 4}]
-    assert again.told[-1][1]["life"] == "2"
+    assert again.told[-1][1]["incarnation"] == "2"
     # The number is that of the first attempt.
     assert again.told[-1][1]["closure"] == 1
     pool.close()
@@ -113,7 +113,7 @@ def test_closures_that_differ_in_their_numbers_and_small_arrays_are_one_message(
         if numbers is None:
             return frame.answer(Op.RESULT, {"plan": "p"}, [np.float32(frame.meta["closure"])])
         assert [int(array) for array in frame.arrays] == numbers
-        joint, sent = JointAnswer(frame, lambda each: sent.append(each)), []
+        joint, sent = BatchedReply(frame, lambda each: sent.append(each)), []
         for each in joint.closures():
             number = each.meta["closure"]
             joint.add(number, each.answer(Op.RESULT, {"plan": "p"}, [np.float32(number)]))
@@ -217,16 +217,16 @@ def test_a_worker_that_missed_a_program_is_told_all_again():
     pool = pool_of(network)
     worker = Worker(network, "0")
     until(lambda: pool.queue.num_workers == 1)
-    handle, worker.dropped = worker.endpoint._handler, []
+    handle, worker.dropped = worker.rpc_server._handler, []
 
     def lose_first_program(client, frame):
         if frame.op is Op.PROGRAM and not worker.dropped:
             worker.dropped.append(frame)
-            threading.Thread(target=worker.endpoint.close).start()
+            threading.Thread(target=worker.rpc_server.close).start()
             return None
         return handle(client, frame)
 
-    worker.endpoint._handler = lose_first_program
+    worker.rpc_server._handler = lose_first_program
     pool.add_plan("p", PLAN, [b"program"])
     until(lambda: worker.dropped and pool.queue.num_workers == 0)
     again = Worker(network, "0")
@@ -241,7 +241,7 @@ def test_a_worker_that_ends_with_nothing_to_run_is_missed():
     workers = [Worker(network, str(i)) for i in range(2)]
     until(lambda: pool.queue.num_workers == 2)
     assert pool.away == []
-    workers[0].endpoint.close()
+    workers[0].rpc_server.close()
     until(lambda: pool.queue.num_workers == 1)
     assert pool.away == ["0"]
     pool.close()
@@ -249,7 +249,7 @@ def test_a_worker_that_ends_with_nothing_to_run_is_missed():
 
 @pytest.mark.parametrize(("told", "least", "most"), [((), 0.5, 99.0), (("0",), 0.0, 0.5)])
 def test_the_end_of_a_job_waits_for_a_worker_that_may_just_be_starting(monkeypatch, told, least, most):
-    monkeypatch.setattr(_workers, "_TOLD_WITHIN", 0.05)
+    monkeypatch.setattr(_workers, "_INFORMED_WITHIN", 0.05)
     monkeypatch.setattr(_workers, "_LATE_WITHIN", 0.5)
     pool = pool_of(LoopbackNetwork())
     began = time.monotonic()
@@ -266,8 +266,8 @@ def test_a_restarted_worker_goes_on_behind_the_batches_in_the_servers_updates():
     pool.iterate("i", "d")
     pool.queue.result(pool.queue.schedule(RunRequest("p")))
     assert [meta["skip"] for op, meta in worker.told if "iterate" in meta] == [0]
-    worker.endpoint.close()
-    again = Worker(network, "0", life="2")
+    worker.rpc_server.close()
+    again = Worker(network, "0", incarnation="2")
     until(lambda: len(again.told) >= 3)
     assert [meta for op, meta in again.told if op is Op.HELLO][-1]["anew"] is True
     assert [meta["skip"] for op, meta in again.told if "iterate" in meta] == [5]
@@ -288,9 +288,9 @@ def test_a_worker_stays_away_while_the_servers_do_not_say_how_far_its_data_are()
     worker = Worker(network, "0")
     pool.make_dataset("d", b"function")
     until(lambda: pool.queue.num_workers == 1)
-    worker.endpoint.close()
+    worker.rpc_server.close()
     until(lambda: pool.queue.num_workers == 0)
-    Worker(network, "0", life="2")
+    Worker(network, "0", incarnation="2")
     until(lambda: pool.queue.num_workers == 1)
     assert len(asked) >= 2
     pool.close()
@@ -301,7 +301,7 @@ def test_what_a_worker_was_told_in_an_earlier_life_is_no_error_of_the_program():
     pool = pool_of(network)
     worker = Worker(network, "0")
     until(lambda: pool.queue.num_workers == 1)
-    handle, refused = worker.endpoint._handler, []
+    handle, refused = worker.rpc_server._handler, []
 
     def refuse_once(client, frame):
         if frame.op is Op.PROGRAM and not refused:
@@ -309,7 +309,7 @@ def test_what_a_worker_was_told_in_an_earlier_life_is_no_error_of_the_program():
             return frame.answer(Op.ERROR, {"kind": "WorkerLostError", "text": "started again"})
         return handle(client, frame)
 
-    worker.endpoint._handler = refuse_once
+    worker.rpc_server._handler = refuse_once
     pool.add_plan("p", PLAN, [b"program"])
     # It is told all again, and the program sees nothing of that.
     assert pool.queue.result(pool.queue.schedule(RunRequest("p"))).plan == "p"

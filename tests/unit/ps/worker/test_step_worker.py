@@ -15,7 +15,7 @@ from tests.support import LIMIT
 from unisono._errors import ContextError
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._traffic import Traffic
-from unisono.ps.worker._joint_answer import taken_apart
+from unisono.ps.worker._batched_reply import taken_apart
 from unisono.ps.worker._step_plan import PushPlan, StepPlan
 from unisono.ps.worker._step_worker import StepWorker, current_worker_index
 from unisono.rpc._calls import ClientId, StaleValuesError
@@ -82,14 +82,21 @@ class Chief:
             lambda client: client == CHIEF,
         )
         self.worker.start()
-        self.life = self.ask(Op.HELLO).meta["life"]
+        self.incarnation = self.ask(Op.HELLO).meta["incarnation"]
 
     def ask(self, op, meta=None, arrays=(), client=CHIEF, generation=0):
         answer = self.worker.handle(client, Frame(op, 1, generation, meta or {}, list(arrays)))
         return self.answers.get(timeout=LIMIT) if answer is None else answer
 
     def run(self, number, plan="p", arrays=(), **meta):
-        meta = {"closure": number, "watermark": 0, "life": self.life, "states": 1, "plan": plan, **meta}
+        meta = {
+            "closure": number,
+            "watermark": 0,
+            "incarnation": self.incarnation,
+            "states": 1,
+            "plan": plan,
+            **meta,
+        }
         self.worker.handle(CHIEF, Frame(Op.RUN, 1, 0, meta, list(arrays)))
 
     def add_plan(self, plan=PLAN, **meta):
@@ -233,7 +240,7 @@ def test_who_is_not_the_chief_is_refused(chief):
 
 
 def test_closures_of_an_earlier_life_are_refused(chief):
-    answer = chief.ask(Op.RUN, {"life": "another"})
+    answer = chief.ask(Op.RUN, {"incarnation": "another"})
     assert (answer.op, answer.meta["kind"]) == (Op.ERROR, "WorkerLostError")
 
 
@@ -290,11 +297,11 @@ class Slow:
 
 def test_a_chief_that_starts_again_begins_anew_and_the_one_before_is_refused(chief):
     chief.add_plan()
-    assert chief.ask(Op.HELLO).meta["life"] == chief.life
+    assert chief.ask(Op.HELLO).meta["incarnation"] == chief.incarnation
     hello = {"chief": "second"}
-    life = chief.ask(Op.HELLO, hello, generation=3).meta["life"]
-    assert life != chief.life
-    assert chief.ask(Op.HELLO, hello, generation=3).meta["life"] == life
+    incarnation = chief.ask(Op.HELLO, hello, generation=3).meta["incarnation"]
+    assert incarnation != chief.incarnation
+    assert chief.ask(Op.HELLO, hello, generation=3).meta["incarnation"] == incarnation
     # What the first one has sent, and arrives now; and the first one itself.
     chief.run(7)
     assert (
@@ -306,7 +313,7 @@ def test_a_chief_that_starts_again_begins_anew_and_the_one_before_is_refused(chi
     assert (answer.op, chief.worker.ended.is_set()) == (Op.ERROR, False)
     assert chief.servers.pushes.empty()
     # Its programs are not known any more.
-    call = {"closure": 0, "watermark": 0, "life": life, "states": 0, "plan": "p"}
+    call = {"closure": 0, "watermark": 0, "incarnation": incarnation, "states": 0, "plan": "p"}
     assert chief.ask(Op.RUN, call, generation=3).meta["kind"] == "KeyError"
 
 
@@ -391,7 +398,7 @@ def test_a_worker_that_was_missed_drops_what_waits_and_finishes_what_it_has_begu
     chief.run(1, arrays=[np.float32(0)] * 3)
     chief.run(2, **CALL)
     wait_for_queue(chief, 1)
-    life = chief.life
+    incarnation = chief.incarnation
     assert chief.worker.handle(CHIEF, Frame(Op.HELLO, 9, 0, {"anew": True})) is None
     waiting.set_result([np.float32(0)])
     # The one that was begun pushes, the one that waited does not.
@@ -404,9 +411,9 @@ def test_a_worker_that_was_missed_drops_what_waits_and_finishes_what_it_has_begu
             push.set_result(acknowledged(True))
     found = [chief.answers.get(timeout=LIMIT) for _ in range(3)]
     (answer,) = [a for a in found if a.request == 9]
-    assert (answer.op, answer.meta["life"] != life) == (Op.OK, True)
+    assert (answer.op, answer.meta["incarnation"] != incarnation) == (Op.OK, True)
     # Of several greetings in a row, the first one begins the life.
-    assert chief.ask(Op.HELLO, {"anew": True}).meta["life"] == answer.meta["life"]
+    assert chief.ask(Op.HELLO, {"anew": True}).meta["incarnation"] == answer.meta["incarnation"]
 
 
 def test_the_end_waits_for_the_program_that_runs(chief):

@@ -1,6 +1,6 @@
-"""The direct connections of an endpoint: who is connected, what has come, and what waits to be sent.
+"""The direct connections of a server: who is connected, what has come, and what waits to be sent.
 
-Tests: tests/unit/rpc/test_lane.py.
+Tests: tests/unit/rpc/test_local_channel.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Part
 from unisono.rpc._transport import _shared_memory as shared
-from unisono.rpc._transport._lane import Lane, LaneError, LaneListener, NoFilesError
+from unisono.rpc._transport._local_channel import ChannelError, ChannelListener, LocalChannel, NoFilesError
 from unisono.rpc._transport._sockets import Mailbox
 from unisono.rpc._transport._zmq import zmq
 
@@ -25,19 +25,19 @@ _LOG = logging.getLogger("unisono")
 _WARN_SECONDS = 10.0
 
 
-class EndpointLanes:
-    """The direct connections of an endpoint; in its thread, but for `send`.
+class ServerChannels:
+    """The direct connections of a server; in its thread, but for `send`.
 
     Args:
         listener: takes new ones.
         budget: bytes of answers that wait to be sent to one client at most; more are dropped.
-        mailbox: of the endpoint's thread.
+        mailbox: of the server's thread.
     """
 
-    def __init__(self, listener: LaneListener, budget: int, mailbox: Mailbox) -> None:
+    def __init__(self, listener: ChannelListener, budget: int, mailbox: Mailbox) -> None:
         self._listener, self._budget, self._mailbox = listener, budget, mailbox
         self._poller: zmq.Poller | None = None
-        self._lanes: dict[bytes, Lane] = {}
+        self._channels: dict[bytes, LocalChannel] = {}
         self._clients: dict[int, ClientId] = {}
         self._warned_at = -math.inf
         #: Whether connections wait that cannot be taken now. They are tried again, and not polled for: the
@@ -45,19 +45,19 @@ class EndpointLanes:
         self.is_paused = False
 
     @classmethod
-    def listen(cls, path: Path, limit: int, budget: int, mailbox: Mailbox) -> EndpointLanes | None:
+    def listen(cls, path: Path, limit: int, budget: int, mailbox: Mailbox) -> ServerChannels | None:
         """Listen beside ZeroMQ's socket; return None where the system has no shared memory for it.
 
         Args:
             path: of ZeroMQ's socket.
             limit: bytes of a message at most.
             budget: bytes that wait for one client.
-            mailbox: of the endpoint's thread.
+            mailbox: of the server's thread.
         """
         if not shared.IS_AVAILABLE:
             return None
         try:
-            return cls(LaneListener(path, limit), budget, mailbox)
+            return cls(ChannelListener(path, limit), budget, mailbox)
         except OSError as error:
             _LOG.warning("A direct socket beside %s could not be made: %s.", path, error)
             return None
@@ -66,7 +66,7 @@ class EndpointLanes:
         """Let a poller say what is ready.
 
         Args:
-            poller: of the endpoint's thread.
+            poller: of the server's thread.
         """
         self._poller = poller
         poller.register(self._listener.descriptor, zmq.POLLIN)
@@ -79,15 +79,15 @@ class EndpointLanes:
         """
         for descriptor in [d for d in ready if d in self._clients]:
             client = self._clients[descriptor]
-            lane = self._lanes[client.connection]
-            if ready[descriptor] & zmq.POLLOUT and lane.flush():
-                self._watch(lane, zmq.POLLIN)
+            channel = self._channels[client.connection]
+            if ready[descriptor] & zmq.POLLOUT and channel.flush():
+                self._watch(channel, zmq.POLLIN)
             if not ready[descriptor] & ~zmq.POLLOUT:
                 continue
             try:
-                for message in lane.receive():
+                for message in channel.receive():
                     yield client, message
-            except LaneError as error:
+            except ChannelError as error:
                 # Clients read that the connection was lost, and to look here.
                 level = logging.WARNING if isinstance(error, NoFilesError) else logging.DEBUG
                 _LOG.log(level, "The connection of %s has ended: %s.", client, error)
@@ -115,19 +115,19 @@ class EndpointLanes:
                 error.strerror,
             )
 
-    def _add(self, name: bytes, lane: Lane) -> None:
-        self._lanes[name] = lane
-        self._clients[lane.descriptor] = ClientId(name, is_same_user=True)
-        self._watch(lane, zmq.POLLIN)
+    def _add(self, name: bytes, channel: LocalChannel) -> None:
+        self._channels[name] = channel
+        self._clients[channel.descriptor] = ClientId(name, is_same_user=True)
+        self._watch(channel, zmq.POLLIN)
 
-    def _watch(self, lane: Lane, events: int) -> None:
-        if self._poller is not None and lane.descriptor in self._clients:
-            self._poller.register(lane.descriptor, events)
+    def _watch(self, channel: LocalChannel, events: int) -> None:
+        if self._poller is not None and channel.descriptor in self._clients:
+            self._poller.register(channel.descriptor, events)
 
     def _drop(self, descriptor: int) -> None:
         if self._poller is not None:
             self._poller.unregister(descriptor)
-        self._lanes.pop(self._clients.pop(descriptor).connection).close()
+        self._channels.pop(self._clients.pop(descriptor).connection).close()
 
     def send(self, client: ClientId, parts: Sequence[Part], may_wait: bool = True) -> bool:
         """Send an answer, from any thread; return whether the client has a direct connection, or had one.
@@ -137,21 +137,21 @@ class EndpointLanes:
             parts: of the answer.
             may_wait: whether the answer may wait until the client takes earlier ones; else it is dropped.
         """
-        if not client.connection.startswith(b"lane "):
+        if not client.connection.startswith(b"channel "):
             return False
-        lane = self._lanes.get(client.connection)
+        channel = self._channels.get(client.connection)
         # A client that has gone asks again.
-        if lane is None or (lane.waiting and not may_wait):
+        if channel is None or (channel.waiting and not may_wait):
             return True
-        if lane.waiting > self._budget:
+        if channel.waiting > self._budget:
             if time.monotonic() > self._warned_at + _WARN_SECONDS:
                 self._warned_at = time.monotonic()
                 _LOG.warning(
-                    "%s does not take its answers: %d bytes wait, one is dropped.", client, lane.waiting
+                    "%s does not take its answers: %d bytes wait, one is dropped.", client, channel.waiting
                 )
             return True
-        if not lane.send(parts):
-            self._mailbox.put(lambda: self._watch(lane, zmq.POLLIN | zmq.POLLOUT))
+        if not channel.send(parts):
+            self._mailbox.put(lambda: self._watch(channel, zmq.POLLIN | zmq.POLLOUT))
         return True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Direct connections: shared memory, what is read from a socket, and an endpoint that is sent anything."""
+"""Direct connections: shared memory, what is read from a socket, and a server that is sent anything."""
 
 import array
 import contextlib
@@ -19,11 +19,11 @@ from unisono.cluster_resolver._spec import Task
 from unisono.rpc._calls import PeerLostError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _lane, _local
+from unisono.rpc._transport import _local, _local_channel
 from unisono.rpc._transport import _shared_memory as shared
-from unisono.rpc._transport._endpoint import Endpoint
-from unisono.rpc._transport._lane import Lane, LaneError, NoFilesError
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._local_channel import ChannelError, LocalChannel, NoFilesError
+from unisono.rpc._transport._server import RpcServer
 
 LIMIT = 1 << 24
 LONG = 30.0
@@ -34,42 +34,42 @@ pytestmark = pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has 
 @pytest.fixture
 def ends():
     first, second = socket.socketpair()
-    lanes = Lane(first, LIMIT), Lane(second, LIMIT)
-    yield lanes
-    for lane in lanes:
-        lane.close()
+    channels = LocalChannel(first, LIMIT), LocalChannel(second, LIMIT)
+    yield channels
+    for channel in channels:
+        channel.close()
 
 
 @pytest.fixture
 def raw():
-    """A lane, and the plain socket at its other end."""
+    """A channel, and the plain socket at its other end."""
     first, second = socket.socketpair()
-    lane = Lane(first, LIMIT)
-    yield lane, second
-    lane.close()
+    channel = LocalChannel(first, LIMIT)
+    yield channel, second
+    channel.close()
     second.close()
 
 
-def received(lane, count=1):
+def received(channel, count=1):
     messages = []
     deadline = time.monotonic() + LONG
     while len(messages) < count and time.monotonic() < deadline:
-        messages += lane.receive()
+        messages += channel.receive()
     return messages
 
 
 def prefix(magic=b"UNPL", slot=255, is_new=0, zero=0, count=0, inline=0, places=()):
-    head = _lane._PREFIX.pack(magic, slot, is_new, zero, count, inline)
-    return head + b"".join(_lane._PLACE.pack(*place) for place in places)
+    head = _local_channel._PREFIX.pack(magic, slot, is_new, zero, count, inline)
+    return head + b"".join(_local_channel._PLACE.pack(*place) for place in places)
 
 
-def segments(lane):
-    return lane._outgoing._segments
+def segments(channel):
+    return channel._outgoing._segments
 
 
 def test_parts_arrive_as_they_were_sent_small_ones_inside_and_large_ones_in_shared_memory(ends):
     sender, receiver = ends
-    parts = [b"header", b"", bytes(range(256)) * 400, b"x" * (_lane.SHARED_FROM - 1)]
+    parts = [b"header", b"", bytes(range(256)) * 400, b"x" * (_local_channel.SHARED_FROM - 1)]
     assert sender.send(parts)
     (message,) = received(receiver)
     assert [bytes(part) for part in message] == parts
@@ -116,7 +116,7 @@ def test_one_who_gives_nothing_back_gets_bytes_in_the_message(ends, monkeypatch)
 
 
 def test_segments_that_are_too_small_make_room_and_their_number_is_used_again():
-    out = shared.Outgoing()
+    out = shared.OutgoingSegments()
     taken = [out.take(1000) for _ in range(shared.SLOTS)]
     assert out.take(1000) is None
     taken[3].memory[0] = 0
@@ -157,29 +157,29 @@ def plain(messages):
 
 def test_messages_are_whole_wherever_they_are_split_and_keep_their_bytes(raw):
     """What is received next must not be written over what was received before."""
-    lane, there = raw
+    channel, there = raw
     first, second = [b"ab", b"", b"xyz"], [b"q" * 40]
-    data = b"".join(lane._packed(message)[0] for message in (first, second))
+    data = b"".join(channel._packed(message)[0] for message in (first, second))
     kept = []
     for cut in range(1, len(data)):
         there.sendall(data[:cut])
-        messages = lane.receive()
+        messages = channel.receive()
         there.sendall(data[cut:])
-        kept += messages + received(lane, 2 - len(messages))
+        kept += messages + received(channel, 2 - len(messages))
     assert plain(kept) == [first, second] * (len(data) - 1)
 
 
 def test_a_message_is_whole_where_the_end_of_the_buffer_cuts_any_byte_of_its_beginning(raw):
-    lane, there = raw
+    channel, there = raw
     second = [bytes([i]) * 10_000 for i in range(7)]
-    head = _lane._PREFIX.size + _lane._PLACE.size
-    for cut in range(head + len(second) * _lane._PLACE.size + 2):
-        first = [b"f" * (_lane._PIECE - head - cut)]
+    head = _local_channel._PREFIX.size + _local_channel._PLACE.size
+    for cut in range(head + len(second) * _local_channel._PLACE.size + 2):
+        first = [b"f" * (_local_channel._PIECE - head - cut)]
         # Large parts would lie in shared memory.
-        lane._outgoing.take = lambda nbytes: None
-        there.sendall(b"".join(lane._packed(message)[0] for message in (first, second)))
-        assert plain(lane.receive()) == [first]
-        assert plain(received(lane)) == [second]
+        channel._outgoing.take = lambda nbytes: None
+        there.sendall(b"".join(channel._packed(message)[0] for message in (first, second)))
+        assert plain(channel.receive()) == [first]
+        assert plain(received(channel)) == [second]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -198,7 +198,7 @@ def test_the_end_is_told_after_the_last_message(ends):
     sender.send([b"last", b""])
     sender.close()
     assert [bytes(part) for part in received(receiver)[0]] == [b"last", b""]
-    with pytest.raises(LaneError, match="connection was lost"):
+    with pytest.raises(ChannelError, match="connection was lost"):
         received(receiver)
     assert sender.send([b"late", b""]), "what comes late is dropped"
 
@@ -215,16 +215,16 @@ def test_a_message_that_the_kernel_does_not_take_ends_the_connection(ends):
             raise OSError(errno.ETOOMANYREFS, "Too many references")
 
     sender._socket = Full()
-    sender.send([b"h", b"", b"x" * _lane.SHARED_FROM])
+    sender.send([b"h", b"", b"x" * _local_channel.SHARED_FROM])
     sender._socket = plain
     # What was sent is lost, and neither end waits for its answer.
-    for lane in (sender, receiver):
-        with pytest.raises(LaneError, match="connection was lost"):
-            received(lane)
+    for channel in (sender, receiver):
+        with pytest.raises(ChannelError, match="connection was lost"):
+            received(channel)
 
 
 def test_a_receiver_that_can_open_no_files_says_so(raw):
-    lane, other = raw
+    channel, other = raw
     files = [memory_file(1 << 16) for _ in range(3)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -237,13 +237,13 @@ def test_a_receiver_that_can_open_no_files_says_so(raw):
         rights = array.array("i", files)
         other.sendmsg([prefix(is_new=1, slot=0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         with pytest.raises(NoFilesError, match="ulimit -n"):
-            received(lane)
+            received(channel)
         # One is left: for the file, and none to map it.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 2, limits[1]))
         rights = array.array("i", files[:1])
         other.sendmsg([prefix(is_new=1, slot=0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         with pytest.raises(NoFilesError, match="ulimit -n"):
-            received(lane)
+            received(channel)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in [*files, *taken]:
@@ -267,10 +267,10 @@ def test_a_receiver_that_can_open_no_files_says_so(raw):
     ],
 )
 def test_bytes_that_are_no_message_end_the_connection(raw, data, match):
-    lane, other = raw
+    channel, other = raw
     other.sendall(data)
-    with pytest.raises(LaneError, match=match):
-        received(lane)
+    with pytest.raises(ChannelError, match=match):
+        received(channel)
 
 
 def memory_file(size, seals=True):
@@ -299,30 +299,30 @@ def send_file(other, data, *descriptors):
     ],
 )
 def test_files_that_are_no_segments_end_the_connection(raw, make, match):
-    lane, other = raw
+    channel, other = raw
     before = len(os.listdir("/proc/self/fd"))
     send_file(other, prefix(is_new=1, slot=0), make())
-    with pytest.raises(LaneError, match=match):
-        received(lane)
+    with pytest.raises(ChannelError, match=match):
+        received(channel)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("place", [(10, 4095), (1 << 16, 4096), (1, 1 << 16), (1, (1 << 64) - 1)])
 def test_arrays_outside_of_their_segment_end_the_connection(raw, place):
-    lane, other = raw
+    channel, other = raw
     send_file(other, prefix(is_new=1, slot=0, count=1, places=[place]), memory_file(1 << 16))
-    with pytest.raises(LaneError, match="within its segment"):
-        received(lane)
+    with pytest.raises(ChannelError, match="within its segment"):
+        received(channel)
 
 
 def test_files_that_no_message_uses_are_closed(raw):
-    lane, other = raw
+    channel, other = raw
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(4):
         send_file(other, prefix(), *(memory_file(1 << 16) for _ in range(5)))
-    with pytest.raises(LaneError, match="files without messages"):
-        received(lane, 10)
-    lane.close()
+    with pytest.raises(ChannelError, match="files without messages"):
+        received(channel, 10)
+    channel.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
@@ -331,10 +331,10 @@ def test_an_endpoint_goes_on_whatever_direct_connections_send():
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    endpoint = Endpoint("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {}, list(f.arrays)), limit=LIMIT)
-    endpoint.start()
-    path = _lane.lane_path(_local.socket_path(endpoint.address, _local.socket_directory()))
-    peer = Peer(Task("ps", 0), endpoint.address, limit=LIMIT)
+    rpc_server = RpcServer("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {}, list(f.arrays)), limit=LIMIT)
+    rpc_server.start()
+    path = _local_channel.channel_path(_local.socket_path(rpc_server.address, _local.socket_directory()))
+    rpc_client = RpcClient(Task("ps", 0), rpc_server.address, limit=LIMIT)
     sent = np.arange(50_000, dtype=np.float32)
     frame = [bytes(part) for part in Frame(Op.PULL, 1, meta={"a": 1}).parts()]
     places = [(len(part), 0) for part in frame]
@@ -356,44 +356,46 @@ def test_an_endpoint_goes_on_whatever_direct_connections_send():
                 else:
                     attacker.sendall(bytes(data) * rng.choice([1, 3]))
             if i % 20 == 0:
-                answer = peer.call(Frame(Op.PUSH, 1000 + i, arrays=[sent]), LONG)
+                answer = rpc_client.call(Frame(Op.PUSH, 1000 + i, arrays=[sent]), LONG)
                 np.testing.assert_array_equal(answer.arrays[0], sent)
                 before = before or len(os.listdir("/proc/self/fd"))
-        peer.call(Frame(Op.PUSH, 5000, arrays=[sent]), LONG)
+        rpc_client.call(Frame(Op.PUSH, 5000, arrays=[sent]), LONG)
         deadline = time.monotonic() + LONG
-        while len(endpoint._lanes._lanes) > 1 and time.monotonic() < deadline:
+        while len(rpc_server._channels._channels) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(endpoint._lanes._lanes) == 1
+        assert len(rpc_server._channels._channels) == 1
         # Beside the segments of the honest client: each mapping has its file.
         assert len(os.listdir("/proc/self/fd")) <= before + 4
     finally:
-        peer.close()
-        endpoint.close()
+        rpc_client.close()
+        rpc_server.close()
     assert not Path(path).exists()
 
 
 def test_requests_fail_and_are_sent_again_when_the_direct_connection_ends(caplog):
-    endpoint = Endpoint("127.0.0.1:0", lambda client, f: f.answer(Op.OK, {"by": client.connection.decode()}))
-    endpoint.start()
-    peer = Peer(Task("ps", 0), endpoint.address)
+    rpc_server = RpcServer(
+        "127.0.0.1:0", lambda client, f: f.answer(Op.OK, {"by": client.connection.decode()})
+    )
+    rpc_server.start()
+    rpc_client = RpcClient(Task("ps", 0), rpc_server.address)
     try:
-        assert peer.call(Frame(Op.PULL, 1), LONG).meta["by"] == "lane 1"
-        (lane,) = endpoint._lanes._lanes.values()
-        lane_before = peer._link._lane
-        lane._socket.shutdown(socket.SHUT_RDWR)
+        assert rpc_client.call(Frame(Op.PULL, 1), LONG).meta["by"] == "channel 1"
+        (channel,) = rpc_server._channels._channels.values()
+        channel_before = rpc_client._link._channel
+        channel._socket.shutdown(socket.SHUT_RDWR)
         # What was sent before the end was noticed fails, as on a connection of ZeroMQ.
         with contextlib.suppress(PeerLostError):
-            peer.call(Frame(Op.PULL, 2), LONG)
-        while peer._link._lane is lane_before:
+            rpc_client.call(Frame(Op.PULL, 2), LONG)
+        while rpc_client._link._channel is channel_before:
             time.sleep(0.01)
-        assert peer.call(Frame(Op.PULL, 3), LONG).meta["by"] == "lane 2"
+        assert rpc_client.call(Frame(Op.PULL, 3), LONG).meta["by"] == "channel 2"
         assert not caplog.records
-        # The client reads that the connection was lost: why, the endpoint says.
-        (lane,) = endpoint._lanes._lanes.values()
-        lane.receive = Mock(side_effect=NoFilesError)
+        # The client reads that the connection was lost: why, the server says.
+        (channel,) = rpc_server._channels._channels.values()
+        channel.receive = Mock(side_effect=NoFilesError)
         with pytest.raises(PeerLostError, match="Look into the log of ps:0"):
-            peer.call(Frame(Op.PULL, 4), LONG)
+            rpc_client.call(Frame(Op.PULL, 4), LONG)
         assert "may not open more files, see `ulimit -n`" in caplog.text
     finally:
-        peer.close()
-        endpoint.close()
+        rpc_client.close()
+        rpc_server.close()

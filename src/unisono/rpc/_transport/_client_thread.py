@@ -1,4 +1,4 @@
-"""The thread that serves the connections of all peers of a process.
+"""The thread that serves the connections of all clients of a process.
 
 Tests: tests/unit/rpc/test_transport.py.
 """
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from unisono.rpc._calls import CLOSE_SECONDS
 from unisono.rpc._transport import _shared_memory as shared
 from unisono.rpc._transport import _sockets as sockets
-from unisono.rpc._transport._lane_events import LaneEvents
+from unisono.rpc._transport._channel_events import ChannelEvents
 from unisono.rpc._transport._sockets import ZmqSocket
 from unisono.rpc._transport._zmq import zmq
 
@@ -35,11 +35,11 @@ class ThreadLink(Protocol):
         """End the connection, or the attempts."""
 
 
-class PeerThread(threading.Thread):
+class ClientThread(threading.Thread):
     """The thread in which all links of a process live."""
 
     def __init__(self) -> None:
-        super().__init__(name="unisono-peers", daemon=True)
+        super().__init__(name="unisono-clients", daemon=True)
         self.users = 0
         self.context: zmq.Context[ZmqSocket] = zmq.Context()
         self.mailbox = sockets.Mailbox()
@@ -52,9 +52,9 @@ class PeerThread(threading.Thread):
         self._wakes_at = math.inf
         self._poller.register(self.mailbox.descriptor, zmq.POLLIN)
         #: Of direct connections; None where there are none.
-        self.lanes = LaneEvents() if shared.IS_AVAILABLE else None
-        if self.lanes is not None:
-            self.watch(self.lanes.descriptor, self.lanes.take)
+        self.channels = ChannelEvents() if shared.IS_AVAILABLE else None
+        if self.channels is not None:
+            self.watch(self.channels.descriptor, self.channels.take)
 
     def watch(self, made: ZmqSocket | int, action: Callable[[], None]) -> None:
         """Call a function whenever a socket has something to read."""
@@ -79,12 +79,12 @@ class PeerThread(threading.Thread):
     @property
     def is_present(self) -> bool:
         """Whether answers are taken in the present thread: it must not wait for one."""
-        return threading.current_thread() is self or (self.lanes is not None and self.lanes.is_mine)
+        return threading.current_thread() is self or (self.channels is not None and self.channels.is_mine)
 
     def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
-        """Take answers in the present thread, where it may; see `LaneEvents.take_until`."""
-        if self.lanes is not None:
-            self.lanes.take_until(future, timeout)
+        """Take answers in the present thread, where it may; see `ChannelEvents.take_until`."""
+        if self.channels is not None:
+            self.channels.take_until(future, timeout)
 
     def stop(self) -> None:
         """End the thread."""
@@ -100,8 +100,8 @@ class PeerThread(threading.Thread):
                 _LOG.exception("A message could not be handled.")
         for link in list(self.links):
             link.close()
-        if self.lanes is not None:
-            self.lanes.close()
+        if self.channels is not None:
+            self.channels.close()
         self.mailbox.close()
         self.context.term()
 
@@ -127,21 +127,21 @@ def _nothing() -> None:
 
 
 _GUARD = threading.Lock()
-_THREAD: PeerThread | None = None
+_THREAD: ClientThread | None = None
 
 
-def acquire_thread() -> PeerThread:
+def acquire_thread() -> ClientThread:
     """Return the thread, which is started where there is none; `release_thread` gives it back."""
     global _THREAD
     with _GUARD:
         if _THREAD is None:
-            _THREAD = PeerThread()
+            _THREAD = ClientThread()
             _THREAD.start()
         _THREAD.users += 1
         return _THREAD
 
 
-def release_thread(thread: PeerThread) -> None:
+def release_thread(thread: ClientThread) -> None:
     """End the thread with its last user.
 
     Args:
@@ -157,26 +157,26 @@ def release_thread(thread: PeerThread) -> None:
     _end(thread)
 
 
-def _end(thread: PeerThread) -> None:
+def _end(thread: ClientThread) -> None:
     thread.mailbox.put(thread.stop)
-    # The thread waits for the one that takes answers: that may close the last peer for one of them.
+    # The thread waits for the one that takes answers: that may close the last client for one of them.
     if not thread.is_present:
         thread.join(CLOSE_SECONDS)
 
 
 @atexit.register
 def _end_with_process() -> None:
-    # Peers that were not closed: ZeroMQ's threads end before the interpreter takes their memory away.
+    # Clients that were not closed: ZeroMQ's threads end before the interpreter takes their memory away.
     if _THREAD is not None:
         _end(_THREAD)
 
 
 def _forget_thread() -> None:
-    """Begin without peers in a forked process, which has their memory, but not their thread."""
+    """Begin without clients in a forked process, which has their memory, but not their thread."""
     global _THREAD, _GUARD
     if _THREAD is not None:
         # Its pollers are those of the parent: a wait here would keep the parent's thread asleep.
-        _THREAD.lanes = None
+        _THREAD.channels = None
     _THREAD, _GUARD = None, threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""Which thread takes what arrives: the one that waits, else that of the peers; deadlines hold in both."""
+"""Which thread takes what arrives: the one that waits, else that of the clients; deadlines hold in both."""
 
 import os
 import select
@@ -14,11 +14,11 @@ from unisono.cluster_resolver._spec import Task
 from unisono.rpc._calls import PeerLostError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _peer_thread
+from unisono.rpc._transport import _client_thread
 from unisono.rpc._transport import _shared_memory as shared
-from unisono.rpc._transport._endpoint import Endpoint
-from unisono.rpc._transport._lane_events import LaneEvents
-from unisono.rpc._transport._peer import Peer
+from unisono.rpc._transport._channel_events import ChannelEvents
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._server import RpcServer
 
 LONG = 30.0
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has 
 
 @pytest.fixture
 def events():
-    made = LaneEvents()
+    made = ChannelEvents()
     yield made
     if not made._is_closed:
         made.close()
@@ -48,7 +48,7 @@ def pair():
 
 
 def is_ready(events):
-    """Whether the poller of the peers' thread would wake up."""
+    """Whether the poller of the clients' thread would wake up."""
     return bool(select.select([events.descriptor], [], [], 0)[0])
 
 
@@ -75,7 +75,7 @@ def test_what_arrives_is_taken_by_the_thread_that_waits(events, worker, pair):
     waiting.result(LONG)
     assert done.result(0) == b"x"
     assert threads != [threading.get_ident()]
-    # Nobody waits now: the next message is for the peers' thread.
+    # Nobody waits now: the next message is for the clients' thread.
     assert not is_ready(events)
     done = Future()
     there.send(b"y")
@@ -170,7 +170,7 @@ def test_room_to_send_is_told_where_it_is_wanted(events, pair):
     events.take()
     events.unwatch(here.fileno())
     events.unwatch(here.fileno())
-    # One that has failed is still given messages, until the peers' thread ends it.
+    # One that has failed is still given messages, until the clients' thread ends it.
     events.watch_room(here.fileno(), True)
     events.take()
     assert ready == [1]
@@ -220,14 +220,14 @@ def test_what_arrives_as_a_wait_ends_is_left_for_the_thread_of_the_peers(events,
 
 
 def test_a_forked_process_leaves_the_pollers_to_its_parent(worker, monkeypatch):
-    made = _peer_thread.PeerThread()
-    lanes = made.lanes
+    made = _client_thread.ClientThread()
+    channels = made.channels
     for name in ("_THREAD", "_GUARD"):
-        monkeypatch.setattr(_peer_thread, name, made if name == "_THREAD" else threading.Lock())
-    _peer_thread._forget_thread()
+        monkeypatch.setattr(_client_thread, name, made if name == "_THREAD" else threading.Lock())
+    _client_thread._forget_thread()
     worker.submit(made.take_until, Future()).result(LONG)
-    assert _peer_thread._THREAD is None
-    lanes.close()
+    assert _client_thread._THREAD is None
+    channels.close()
     made.mailbox.close()
     made.context.term()
 
@@ -240,54 +240,54 @@ def test_a_worker_takes_its_answers_and_deadlines_hold(worker):
         if request.op is Op.PUSH:
             released.wait(LONG)
         elif request.arrays:
-            # An answer that arrives before its request waits is for the peer's own thread.
-            wait_for(lambda: peer._thread.lanes._taker is not None)
+            # An answer that arrives before its request waits is for the client's own thread.
+            wait_for(lambda: rpc_client._thread.channels._taker is not None)
         return request.answer(Op.OK, {}, list(request.arrays))
 
-    endpoint = Endpoint("127.0.0.1:0", handler)
-    endpoint.start()
-    peer = Peer(Task("ps", 0), endpoint.address)
+    rpc_server = RpcServer("127.0.0.1:0", handler)
+    rpc_server.start()
+    rpc_client = RpcClient(Task("ps", 0), rpc_server.address)
     array, ran_in = np.arange(100_000.0), []
 
     def waits(number):
-        sent = peer.send(Frame(Op.PULL, number, arrays=[array]), LONG)
+        sent = rpc_client.send(Frame(Op.PULL, number, arrays=[array]), LONG)
         sent.add_done_callback(lambda done: ran_in.append(threading.get_ident()))
-        wait_for(lambda: peer._thread.lanes._taker is None)
-        peer.take_until(sent, LONG)
+        wait_for(lambda: rpc_client._thread.channels._taker is None)
+        rpc_client.take_until(sent, LONG)
         np.testing.assert_array_equal(sent.result(LONG).arrays[0], array)
         return threading.get_ident()
 
     try:
-        peer.call(Frame(Op.STATUS, 1), LONG)
+        rpc_client.call(Frame(Op.STATUS, 1), LONG)
         found = [worker.submit(waits, 2 + i).result(LONG) for i in range(20)]
         assert sum(a == b for a, b in zip(found, ran_in, strict=True)) > 0
-        late = worker.submit(peer.call, Frame(Op.PUSH, 100), 0.2)
+        late = worker.submit(rpc_client.call, Frame(Op.PUSH, 100), 0.2)
         with pytest.raises(PeerLostError, match="no answer from"):
             late.result(LONG)
-        # What waits when the peer is closed fails at once.
-        last = worker.submit(peer.call, Frame(Op.PULL, 101), LONG)
-        wait_for(lambda: peer._thread.lanes._taker is not None)
-        peer.close()
+        # What waits when the client is closed fails at once.
+        last = worker.submit(rpc_client.call, Frame(Op.PULL, 101), LONG)
+        wait_for(lambda: rpc_client._thread.channels._taker is not None)
+        rpc_client.close()
         with pytest.raises(PeerLostError):
             last.result(LONG)
     finally:
         released.set()
-        peer.close()
-        endpoint.close()
+        rpc_client.close()
+        rpc_server.close()
 
 
 def test_many_threads_share_the_connections_and_each_has_its_own_answer():
     """Those who wait take turns; answers are small, larger than the buffer, and in shared memory."""
-    endpoint = Endpoint("127.0.0.1:0", lambda client, request: request.answer(Op.OK, {}, request.arrays))
-    endpoint.start()
-    peers = [Peer(Task("ps", i), endpoint.address) for i in range(2)]
+    rpc_server = RpcServer("127.0.0.1:0", lambda client, request: request.answer(Op.OK, {}, request.arrays))
+    rpc_server.start()
+    rpc_clients = [RpcClient(Task("ps", i), rpc_server.address) for i in range(2)]
 
     def asks(number):
         kept = []
         for i in range(25):
             request = 1 + 1000 * number + i
             arrays = [np.full(size, request) for size in (3, 3000, 9000)[: 1 + i % 3]] * 8
-            kept.append((request, peers[i % 2].call(Frame(Op.PULL, request, arrays=arrays), LONG)))
+            kept.append((request, rpc_clients[i % 2].call(Frame(Op.PULL, request, arrays=arrays), LONG)))
         # Later answers have not been written over earlier ones.
         for request, answer in kept:
             assert answer.request == request
@@ -298,44 +298,44 @@ def test_many_threads_share_the_connections_and_each_has_its_own_answer():
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(asks, range(4))) == [25] * 4
     finally:
-        for peer in peers:
-            peer.close()
-        endpoint.close()
+        for rpc_client in rpc_clients:
+            rpc_client.close()
+        rpc_server.close()
 
 
 def test_the_last_peer_may_be_closed_by_an_answer(worker, monkeypatch):
-    """In the thread that takes the answer, for which the end of the peers' thread waits."""
+    """In the thread that takes the answer, for which the end of the clients' thread waits."""
     released, joins = threading.Event(), []
 
     def handler(client, request):
         released.wait(LONG)
         return request.answer(Op.OK)
 
-    endpoint = Endpoint("127.0.0.1:0", handler)
-    endpoint.start()
-    peer = Peer(Task("ps", 0), endpoint.address)
-    thread, closed_in = peer._thread, []
+    rpc_server = RpcServer("127.0.0.1:0", handler)
+    rpc_server.start()
+    rpc_client = RpcClient(Task("ps", 0), rpc_server.address)
+    thread, closed_in = rpc_client._thread, []
     monkeypatch.setattr(thread, "join", lambda seconds: joins.append(seconds))
 
     def close(done):
         closed_in.append(threading.get_ident())
-        peer.close()
+        rpc_client.close()
 
     def waits():
-        sent = peer.send(Frame(Op.PULL, 1), LONG)
+        sent = rpc_client.send(Frame(Op.PULL, 1), LONG)
         sent.add_done_callback(close)
-        wait_for(lambda: not thread.lanes._turn.locked())
-        peer.take_until(sent, LONG)
+        wait_for(lambda: not thread.channels._turn.locked())
+        rpc_client.take_until(sent, LONG)
         return threading.get_ident()
 
     try:
         waiting = worker.submit(waits)
-        wait_for(lambda: thread.lanes._taker is not None)
-        wait_for(lambda: peer._link._lane is not None)
+        wait_for(lambda: thread.channels._taker is not None)
+        wait_for(lambda: rpc_client._link._channel is not None)
         released.set()
         assert closed_in == [waiting.result(LONG)]
         wait_for(lambda: not thread.is_alive())
         assert joins == []
     finally:
         released.set()
-        endpoint.close()
+        rpc_server.close()

@@ -2,7 +2,7 @@
 
 ZeroMQ would connect again by itself. It is not asked to: it gives up where keys differ, and does not say
 which messages were lost with a connection. Here each attempt has a socket of its own (`_Link`), and what was
-sent on it fails with it. One thread serves the links of all peers of a process.
+sent on it fails with it. One thread serves the links of all clients of a process.
 
 Tests: tests/unit/rpc/test_transport.py.
 """
@@ -29,10 +29,10 @@ from unisono.rpc._calls import BYTES_IN_FLIGHT, PeerRejectedError, PendingCalls
 from unisono.rpc._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
 from unisono.rpc._transport import _local as local
 from unisono.rpc._transport import _sockets as sockets
-from unisono.rpc._transport._endpoint import require_key
+from unisono.rpc._transport._client_thread import ClientThread, acquire_thread, release_thread
 from unisono.rpc._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
-from unisono.rpc._transport._lane import Lane, LaneError, connect
-from unisono.rpc._transport._peer_thread import PeerThread, acquire_thread, release_thread
+from unisono.rpc._transport._local_channel import ChannelError, LocalChannel, connect
+from unisono.rpc._transport._server import require_key
 from unisono.rpc._transport._sockets import ZmqSocket
 from unisono.rpc._transport._zmq import zmq
 
@@ -40,7 +40,7 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds between two attempts to connect: at first, and at most.
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
-#: Handshakes in a row that the other end broke off, before keys are held to differ: an endpoint that ends
+#: Handshakes in a row that the other end broke off, before keys are held to differ: a server that ends
 #: at that moment looks the same, once.
 _BROKEN_HANDSHAKES = 3
 #: Seconds for an attempt: ZeroMQ ends the handshake itself, and reports it.
@@ -50,14 +50,14 @@ _ATTEMPT_SECONDS = sockets.HANDSHAKE_MS / 1000 + 2
 _TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
 
 
-class Peer:
+class RpcClient:
     """Sends requests to one task, from any thread.
 
     It connects by itself, and again after the task was restarted at its address. A request waits until
     there is a connection. It fails when the connection is lost after it was sent: whether it was carried out
     is not known, and the caller may send it again with the same number.
 
-    A peer must not be used in a process that was forked after it was made.
+    A client must not be used in a process that was forked after it was made.
 
     Args:
         task: who is asked.
@@ -105,7 +105,7 @@ class Peer:
         return self._pending.wait(frame, future, timeout, since)
 
     def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
-        """Take the answers that arrive for any peer in the present thread, until a future is done.
+        """Take the answers that arrive for any client in the present thread, until a future is done.
 
         It returns at once where another thread does that already, or the connections are of another kind.
 
@@ -130,8 +130,8 @@ class Peer:
         """
         if os.getpid() != self._process:
             raise ContextError(
-                "A peer must be used in the process that made it. Received: a request in a process that was "
-                "forked later. Start processes with 'spawn', and make peers in them."
+                "A client must be used in the process that made it. Received: a request in a process that "
+                "was forked later. Start processes with 'spawn', and make clients in them."
             )
         parts = frame.parts(self._link.limit)
         # In the thread of the answers a wait for one would be without end.
@@ -175,22 +175,22 @@ class _Way:
 
 
 class _Link:
-    """The connection of a peer, or the attempts to have one; in the peers' thread.
+    """The connection of a client, or the attempts to have one; in the clients' thread.
 
     Args:
         thread: serves it.
-        pending: the requests of the peer.
+        pending: the requests of the client.
         way: where it leads.
     """
 
-    def __init__(self, thread: PeerThread, pending: PendingCalls, way: _Way) -> None:
+    def __init__(self, thread: ClientThread, pending: PendingCalls, way: _Way) -> None:
         self._thread, self._pending, self._way = thread, pending, way
         self.limit = way.limit
         self._unsent: collections.deque[tuple[int, Sequence[Part]]] = collections.deque()
         self._socket: ZmqSocket | None = None
         self._monitor: sockets.Monitor | None = None
         # A direct connection beside ZeroMQ's, which carries all messages where there is one.
-        self._lane: Lane | None = None
+        self._channel: LocalChannel | None = None
         # Of what waits, and of the direct connection: other threads send, too.
         self._sending = threading.RLock()
         self._is_connected = self._is_closed = self._is_local = self._was_there = False
@@ -216,41 +216,41 @@ class _Link:
         """Send a request, now or when there is a connection; from any thread."""
         with self._sending:
             self._unsent.append((request, parts))
-            if self._lane is not None:
-                self._flush_lane(self._lane)
+            if self._channel is not None:
+                self._flush_channel(self._channel)
                 self._thread.wake_by(self._pending.first_deadline)
                 return
         self._thread.mailbox.put(self._flush)
 
-    def _flush_lane(self, lane: Lane) -> None:
+    def _flush_channel(self, channel: LocalChannel) -> None:
         """Send what waits on the direct connection; with the lock."""
         while self._unsent:
             request, parts = self._unsent.popleft()
             # One that was given up meanwhile is not sent.
-            if self._pending.mark_sent(request) and not lane.send(parts):
-                self._watch_lane(lane)
+            if self._pending.mark_sent(request) and not channel.send(parts):
+                self._watch_channel(channel)
 
-    def _watch_lane(self, lane: Lane) -> None:
+    def _watch_channel(self, channel: LocalChannel) -> None:
         """Go on sending when there is room."""
         with self._sending:
-            if lane is self._lane and self._thread.lanes is not None:
-                self._thread.lanes.watch_room(lane.descriptor, not lane.flush())
+            if channel is self._channel and self._thread.channels is not None:
+                self._thread.channels.watch_room(channel.descriptor, not channel.flush())
 
-    def _lane_ready(self, lane: Lane) -> None:
+    def _channel_ready(self, channel: LocalChannel) -> None:
         """Take what has come, in the thread that waits for it."""
-        if lane.waiting:
-            self._watch_lane(lane)
+        if channel.waiting:
+            self._watch_channel(channel)
         try:
-            self._settle(lane.receive())
-        except LaneError as error:
+            self._settle(channel.receive())
+        except ChannelError as error:
             with self._sending:
-                # Else the end would be found again, and again, until the peers' thread hangs up.
-                if lane is self._lane and self._thread.lanes is not None:
-                    self._thread.lanes.unwatch(lane.descriptor)
-            self._thread.mailbox.put(functools.partial(self._lane_failed, lane, str(error)))
+                # Else the end would be found again, and again, until the clients' thread hangs up.
+                if channel is self._channel and self._thread.channels is not None:
+                    self._thread.channels.unwatch(channel.descriptor)
+            self._thread.mailbox.put(functools.partial(self._channel_failed, channel, str(error)))
 
-    def _lane_failed(self, lane: Lane, reason: str) -> None:
-        if lane is self._lane:
+    def _channel_failed(self, channel: LocalChannel, reason: str) -> None:
+        if channel is self._channel:
             self._failed(reason)
 
     def tick(self, now: float) -> float:
@@ -268,8 +268,8 @@ class _Link:
 
     def _flush(self) -> None:
         with self._sending:
-            if self._lane is not None:
-                self._flush_lane(self._lane)
+            if self._channel is not None:
+                self._flush_channel(self._channel)
             while self._unsent and self._is_connected and self._socket is not None:
                 request, parts = self._unsent[0]
                 # One that was given up meanwhile is not sent.
@@ -363,11 +363,11 @@ class _Link:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._broken_handshakes, self._retry, self._next_look = 0, _FIRST_RETRY, math.inf
             self._is_connected = True
-            self._open_lane()
+            self._open_channel()
             self._pending.state = "connected"
             self._flush()
         elif event == zmq.EVENT_CONNECTED:
-            # An endpoint has its file before it listens on TCP: this one was started between the two looks.
+            # A server has its file before it listens on TCP: this one was started between the two looks.
             if not self._is_local and not self._was_there and way.path is not None and way.path.exists():
                 self._hang_up()
                 self._attempt()
@@ -380,19 +380,21 @@ class _Link:
         elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
             self._failed("the connection was lost" if self._is_connected else "connection refused")
 
-    def _open_lane(self) -> None:
+    def _open_channel(self) -> None:
         way = self._way
-        lane = connect(way.path, way.limit) if self._is_local and way.path is not None else None
+        channel = connect(way.path, way.limit) if self._is_local and way.path is not None else None
         with self._sending:
-            self._lane = lane
-            if lane is not None and self._thread.lanes is not None:
-                self._thread.lanes.watch(lane.descriptor, functools.partial(self._lane_ready, lane))
+            self._channel = channel
+            if channel is not None and self._thread.channels is not None:
+                self._thread.channels.watch(
+                    channel.descriptor, functools.partial(self._channel_ready, channel)
+                )
 
     def _break_handshake(self, number: int) -> None:
         if number in _TIMED_OUT:
             self._failed(f"it did not answer a handshake within {sockets.HANDSHAKE_MS / 1000:g} s")
             return
-        # With another key the endpoint cannot read what it gets, and closes without a word.
+        # With another key the server cannot read what it gets, and closes without a word.
         self._broken_handshakes += 1
         if self._broken_handshakes < _BROKEN_HANDSHAKES or self._is_local:
             self._failed("it broke off a handshake")
@@ -405,8 +407,8 @@ class _Link:
         if was_connected:
             # Answers that arrived before the end.
             self._receive()
-            if self._lane is not None:
-                self._settle(self._lane.receive_rest())
+            if self._channel is not None:
+                self._settle(self._channel.receive_rest())
         self._hang_up()
         if self._is_closed:
             return
@@ -438,11 +440,11 @@ class _Link:
         self._is_connected = False
         self._next_look = math.inf
         with self._sending:
-            lane, self._lane = self._lane, None
-            if lane is not None and self._thread.lanes is not None:
-                self._thread.lanes.unwatch(lane.descriptor)
-        if lane is not None:
-            lane.close()
+            channel, self._channel = self._channel, None
+            if channel is not None and self._thread.channels is not None:
+                self._thread.channels.unwatch(channel.descriptor)
+        if channel is not None:
+            channel.close()
         if self._socket is not None and self._monitor is not None:
             self._thread.unwatch(self._socket)
             self._thread.unwatch(self._monitor.socket)

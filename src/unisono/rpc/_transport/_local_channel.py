@@ -10,7 +10,7 @@ A message is: magic `UNPL`, number of its segment u8 (255 for none), whether the
 message u8, 0 u16, number of parts u32, bytes of the parts that follow u64; for each part its length and
 where it begins in the segment, u64 each, 0 for a part that follows; then these parts.
 
-Tests: tests/unit/rpc/test_lane.py.
+Tests: tests/unit/rpc/test_local_channel.py.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _BESIDE = (2 + 8 * (MAX_RANK + 1)) * MAX_ARRAYS + (1 << 21)
 
 
-class LaneError(Exception):
+class ChannelError(Exception):
     """The connection has ended, or the other end has sent what is no message."""
 
 
-class NoFilesError(LaneError):
+class NoFilesError(ChannelError):
     """This process could not take the file of a segment: the connection ends here, not at the other end."""
 
     def __init__(self) -> None:
         super().__init__("this process may not open more files, see `ulimit -n`")
 
 
-class Lane:
+class LocalChannel:
     """One end of a connection; may be used by several threads.
 
     Args:
@@ -73,7 +73,7 @@ class Lane:
         self._socket, self._limit = connected, limit
         self.descriptor = connected.fileno()
         self._lock = threading.RLock()
-        self._outgoing, self._incoming = shared.Outgoing(), shared.Incoming(limit)
+        self._outgoing, self._incoming = shared.OutgoingSegments(), shared.IncomingSegments(limit)
         #: What the kernel had no room for, each with the file of its segment.
         self._backlog: collections.deque[tuple[memoryview, shared.Segment | None]] = collections.deque()
         #: Bytes that wait.
@@ -167,7 +167,7 @@ class Lane:
         """Return the messages that have come.
 
         Raises:
-            LaneError: the connection has ended, or its bytes are no messages; it is to be closed.
+            ChannelError: the connection has ended, or its bytes are no messages; it is to be closed.
         """
         with self._receiving:
             return self._received_messages() or []
@@ -178,7 +178,7 @@ class Lane:
         More than one call receives: a message may be larger than that.
         """
         rest: list[list[Part]] = []
-        with self._receiving, contextlib.suppress(LaneError):
+        with self._receiving, contextlib.suppress(ChannelError):
             while (messages := self._received_messages()) is not None:
                 rest += messages
         return rest
@@ -190,16 +190,16 @@ class Lane:
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
-            raise LaneError(error.strerror or str(error)) from error
+            raise ChannelError(error.strerror or str(error)) from error
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
         if flags & socket.MSG_CTRUNC:
             raise NoFilesError
         if not size:
-            raise LaneError("the connection was lost")
+            raise ChannelError("the connection was lost")
         if len(self._descriptors) > shared.SLOTS:
-            raise LaneError("files without messages")
+            raise ChannelError("files without messages")
         if not self._received and size >= self._needed:
             # Almost always it is one whole message, which needs no other copy.
             message, used = self._next(self._piece[:size])
@@ -222,9 +222,9 @@ class Lane:
         """Return the next message, None while a part of it is missing, and how many bytes it has."""
         magic, slot, is_new, zero, count, inline = _PREFIX.unpack_from(received)
         if magic != _MAGIC or zero or is_new > 1 or count > MAX_ARRAYS + 2:
-            raise LaneError("it sends no messages")
+            raise ChannelError("it sends no messages")
         if inline > self._limit + _BESIDE:
-            raise LaneError(f"a message of {inline} bytes")
+            raise ChannelError(f"a message of {inline} bytes")
         begin = _PREFIX.size + count * _PLACE.size
         self._needed = begin + inline
         if len(received) < self._needed:
@@ -238,25 +238,25 @@ class Lane:
 
     def _adopt(self, slot: int) -> None:
         if not self._descriptors:
-            raise LaneError("a segment without its file")
+            raise ChannelError("a segment without its file")
         descriptor = self._descriptors.popleft()
         try:
             self._incoming.adopt(slot, descriptor)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise NoFilesError from error
-            raise LaneError(str(error)) from error
+            raise ChannelError(str(error)) from error
         finally:
             os.close(descriptor)
 
     def _parts(self, slot: int, data: bytes, at: int, places: list[tuple[int, int]]) -> list[Part]:
         inside = [(begin, length) for length, begin in places if begin]
         if sum(length for _, length in inside) > self._limit:
-            raise LaneError("a message above the limit")
+            raise ChannelError("a message above the limit")
         try:
             borrowed = iter(self._incoming.borrow(slot, inside)) if inside else iter(())
         except ValueError as error:
-            raise LaneError(str(error)) from error
+            raise ChannelError(str(error)) from error
         view = memoryview(data)
         parts: list[Part] = []
         for length, begin in places:
@@ -264,11 +264,11 @@ class Lane:
                 parts.append(next(borrowed))
                 continue
             if at + length > len(data):
-                raise LaneError("parts that are longer than their message")
+                raise ChannelError("parts that are longer than their message")
             parts.append(view[at : at + length])
             at += length
         if at != len(data):
-            raise LaneError("a message that is longer than its parts")
+            raise ChannelError("a message that is longer than its parts")
         return parts
 
     def close(self) -> None:
@@ -285,17 +285,17 @@ class Lane:
                 os.close(self._descriptors.popleft())
 
 
-def lane_path(path: Path) -> Path:
+def channel_path(path: Path) -> Path:
     """Return the file of the direct socket beside that of ZeroMQ.
 
-    >>> lane_path(Path("/tmp/d/127.0.0.1-2222"))
-    PosixPath('/tmp/d/127.0.0.1-2222.lane')
+    >>> channel_path(Path("/tmp/d/127.0.0.1-2222"))
+    PosixPath('/tmp/d/127.0.0.1-2222.channel')
     """
-    return path.with_name(f"{path.name}.lane")
+    return path.with_name(f"{path.name}.channel")
 
 
-def connect(path: Path, limit: int) -> Lane | None:
-    """Connect to an endpoint of this user; return None where it has no direct socket.
+def connect(path: Path, limit: int) -> LocalChannel | None:
+    """Connect to a server of this user; return None where it has no direct socket.
 
     Args:
         path: of ZeroMQ's socket.
@@ -309,16 +309,16 @@ def connect(path: Path, limit: int) -> Lane | None:
         return None
     made.setblocking(False)
     try:
-        made.connect(str(lane_path(path)))
+        made.connect(str(channel_path(path)))
     except OSError:
         # Also EAGAIN: too many others connect at this moment.
         made.close()
         return None
-    return Lane(made, limit)
+    return LocalChannel(made, limit)
 
 
-class LaneListener:
-    """Takes the direct connections of an endpoint; in the endpoint's thread, but for `send`.
+class ChannelListener:
+    """Takes the direct connections of a server; in the server's thread, but for `send`.
 
     Args:
         path: of ZeroMQ's socket; this process has its lock.
@@ -330,7 +330,7 @@ class LaneListener:
 
     def __init__(self, path: Path, limit: int) -> None:
         self._limit = limit
-        self._path = lane_path(path)
+        self._path = channel_path(path)
         # What an earlier process has left.
         self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -345,7 +345,7 @@ class LaneListener:
         self.descriptor = self._socket.fileno()
         self._count = 0
 
-    def accept(self) -> tuple[bytes, Lane] | None:
+    def accept(self) -> tuple[bytes, LocalChannel] | None:
         """Return a name and a connection; None where none waits any more.
 
         Raises:
@@ -359,7 +359,7 @@ class LaneListener:
             connected.close()
             return None
         self._count += 1
-        return b"lane %d" % self._count, Lane(connected, self._limit)
+        return b"channel %d" % self._count, LocalChannel(connected, self._limit)
 
     def close(self) -> None:
         """Stop listening; while the address is locked."""

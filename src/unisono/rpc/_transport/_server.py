@@ -22,8 +22,8 @@ from unisono.rpc._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_by
 from unisono.rpc._ops import Op
 from unisono.rpc._transport import _local as local
 from unisono.rpc._transport import _sockets as sockets
-from unisono.rpc._transport._endpoint_lanes import EndpointLanes
 from unisono.rpc._transport._keys import HOW_TO_GIVE_A_KEY, ClusterKeys
+from unisono.rpc._transport._server_channels import ServerChannels
 from unisono.rpc._transport._sockets import ZmqSocket
 from unisono.rpc._transport._zmq import zmq
 
@@ -41,11 +41,11 @@ _PAUSE_MS = 1000
 _OBJECT_BYTES = 100
 #: Seconds between two warnings about clients that take no answers: hostile ones must not fill the log.
 _WARN_SECONDS = 10.0
-#: Seconds that an endpoint stays after its last answer; ten times as long for one with large arrays.
+#: Seconds that a server stays after its last answer; ten times as long for one with large arrays.
 _LINGER = 0.1
 
 
-class Endpoint:
+class RpcServer:
     """Answers the requests of clients, in a thread of its own.
 
     At a loopback address it listens on a socket in a file, which only processes of this user can reach, and
@@ -54,7 +54,7 @@ class Endpoint:
 
     Args:
         address: `"host:port"`. With port 0 a free one is chosen, and `address` has it after `start`.
-        handler: answers a request, or returns None and calls `reply` later. It runs in the endpoint's
+        handler: answers a request, or returns None and calls `reply` later. It runs in the server's
             thread: while it works no other request is answered. An exception becomes an answer ERROR.
         keys: of the cluster, None without.
         limit: bytes of a request, or of an answer, at most; the same in all tasks.
@@ -88,7 +88,7 @@ class Endpoint:
         self._sockets: dict[bytes, ZmqSocket] = {}
         self._lock: local.AddressLock | None = None
         self._mailbox = sockets.Mailbox()
-        self._lanes: EndpointLanes | None = None
+        self._channels: ServerChannels | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -129,7 +129,7 @@ class Endpoint:
         """
         answer = Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
         parts = answer.parts(self._limit)
-        if self._lanes is not None and self._lanes.send(client, parts):
+        if self._channels is not None and self._channels.send(client, parts):
             return
         if threading.current_thread() is self._thread:
             self._send(client, parts)
@@ -151,7 +151,7 @@ class Endpoint:
         elif threading.current_thread() is not self._thread:
             self._thread.join(seconds)
             if self._thread.is_alive():
-                _LOG.warning("The endpoint at %s closes when its handler returns.", self.address)
+                _LOG.warning("The server at %s closes when its handler returns.", self.address)
 
     def _listen_locally(self) -> None:
         try:
@@ -167,7 +167,7 @@ class Endpoint:
             # Nothing will listen there, but the port of another program is a mistake in the cluster.
             self._bind(local.check_port_is_free, f"tcp://{self.address}")
         # Before ZeroMQ's: who finds that finds this, too.
-        self._lanes = EndpointLanes.listen(path, self._limit, self._budget, self._mailbox)
+        self._channels = ServerChannels.listen(path, self._limit, self._budget, self._mailbox)
         made = sockets.new_socket(self._context, zmq.ROUTER, self._limit)
         sockets.enlarge_buffers(made)
         self._sockets[b"local"] = made
@@ -231,12 +231,12 @@ class Endpoint:
             made.router_mandatory = True
             poller.register(made, zmq.POLLIN)
         poller.register(self._mailbox.descriptor, zmq.POLLIN)
-        if self._lanes is not None:
-            self._lanes.watch(poller)
+        if self._channels is not None:
+            self._channels.watch(poller)
         while not self._closing.is_set():
             ready = dict(poller.poll(self._longest_sleep()))
-            if self._lanes is not None:
-                for client, received in self._lanes.receive(ready):
+            if self._channels is not None:
+                for client, received in self._channels.receive(ready):
                     self._take(client, received)
             if self._mailbox.descriptor in ready:
                 self._mailbox.run()
@@ -254,7 +254,7 @@ class Endpoint:
     def _longest_sleep(self) -> int | None:
         if self._backlog:
             return _BACKLOG_MS
-        return _PAUSE_MS if self._lanes is not None and self._lanes.is_paused else None
+        return _PAUSE_MS if self._channels is not None and self._channels.is_paused else None
 
     def _wait_for_answers(self) -> None:
         """Let the last answers reach their clients, such as that to END."""
@@ -267,8 +267,8 @@ class Endpoint:
     def _close_sockets(self) -> None:
         for made in self._sockets.values():
             made.close()
-        if self._lanes is not None:
-            self._lanes.close()
+        if self._channels is not None:
+            self._channels.close()
         # Wakes the authenticator, and waits for its socket.
         self._context.term()
         if self._lock is not None:
@@ -309,7 +309,7 @@ class Endpoint:
             # answers: a million of them would be 256 MB (the budget) of memory.
             if error.request is not None and client.connection not in self._backlog:
                 rejection = error_answer(Frame(Op.ERROR, error.request), error).parts()
-                if self._lanes is None or not self._lanes.send(client, rejection, may_wait=False):
+                if self._channels is None or not self._channels.send(client, rejection, may_wait=False):
                     self._hand_over(client.connection, rejection)
             return
         try:
@@ -322,7 +322,7 @@ class Endpoint:
             self._send(client, parts)
 
     def _send(self, client: ClientId, parts: Sequence[Part]) -> None:
-        if self._lanes is not None and self._lanes.send(client, parts):
+        if self._channels is not None and self._channels.send(client, parts):
             return
         connection = client.connection
         waiting = self._unsent.get(connection, 0)

@@ -1,11 +1,11 @@
-"""What arrives on the direct connections of a process's peers, and which thread takes it.
+"""What arrives on the direct connections of a process's clients, and which thread takes it.
 
-A thread that waits for an answer takes what arrives itself: handed over by the peers' thread, an answer
+A thread that waits for an answer takes what arrives itself: handed over by the clients' thread, an answer
 wakes two threads instead of one. So a step of an MLP of 0.8 MB has 10.7 switches of threads instead of 15.0
-(2 workers, 1 server, 2 cores, 2026-11-22). The peers' thread takes what arrives while no other one waits, and
-watches deadlines always.
+(2 workers, 1 server, 2 cores, 2026-11-22). The clients' thread takes what arrives while no other one waits,
+and watches deadlines always.
 
-Tests: tests/unit/rpc/test_lane_events.py.
+Tests: tests/unit/rpc/test_channel_events.py.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for which the end of the peers' thread waits for a thread that takes answers.
+#: Seconds for which the end of the clients' thread waits for a thread that takes answers.
 _END_WITHIN = 5.0
 
 
-class LaneEvents:
-    """Calls functions when connections are ready, in the thread that waits, or else in that of the peers."""
+class ChannelEvents:
+    """Calls functions when connections are ready, in the thread that waits, or else in the clients'."""
 
     def __init__(self) -> None:
-        self._lanes = select.epoll()
+        self._channels = select.epoll()
         # Ready whenever the one above is, but silent while another thread waits for that.
         self._gate = select.epoll()
-        self._gate.register(self._lanes, select.EPOLLIN)
-        #: For the poller of the peers' thread.
+        self._gate.register(self._channels, select.EPOLLIN)
+        #: For the poller of the clients' thread.
         self.descriptor = self._gate.fileno()
         self._actions: dict[int, Callable[[], None]] = {}
         self._turn = threading.Lock()
@@ -53,20 +53,20 @@ class LaneEvents:
             action: the function.
         """
         self._actions[descriptor] = action
-        self._lanes.register(descriptor, select.EPOLLIN)
+        self._channels.register(descriptor, select.EPOLLIN)
 
     def watch_room(self, descriptor: int, is_wanted: bool) -> None:
         """Also call the function when there is room to send, or not any more; from any thread.
 
         Nothing happens for a connection that is not watched any more: one that has failed may still be given
-        messages, until the peers' thread ends it. `unwatch` must not run in another thread meanwhile.
+        messages, until the clients' thread ends it. `unwatch` must not run in another thread meanwhile.
 
         Args:
             descriptor: of a connection that is or was watched.
             is_wanted: whether it is to be called for that.
         """
         if descriptor in self._actions:
-            self._lanes.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
+            self._channels.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
 
     def unwatch(self, descriptor: int) -> None:
         """Undo `watch`, if it has not been undone; from any thread, before the connection is closed.
@@ -75,7 +75,7 @@ class LaneEvents:
             descriptor: of the connection.
         """
         if self._actions.pop(descriptor, None) is not None:
-            self._lanes.unregister(descriptor)
+            self._channels.unregister(descriptor)
 
     @property
     def is_mine(self) -> bool:
@@ -83,7 +83,7 @@ class LaneEvents:
         return self._taker == threading.get_ident()
 
     def take(self) -> None:
-        """Take what has arrived, unless another thread does; in the peers' thread."""
+        """Take what has arrived, unless another thread does; in the clients' thread."""
         if self._turn.acquire(blocking=False):
             try:
                 self._act(0.0)
@@ -108,7 +108,7 @@ class LaneEvents:
             self._taker = threading.get_ident()
             # It may fail in another thread, as at its deadline.
             future.add_done_callback(self._ring)
-            self._gate.modify(self._lanes, 0)
+            self._gate.modify(self._channels, 0)
             deadline = None if timeout is None else time.monotonic() + timeout
             while not future.done() and not self._is_closed:
                 left = None if deadline is None else deadline - time.monotonic()
@@ -117,11 +117,11 @@ class LaneEvents:
                 self._act(left)
         finally:
             self._taker = None
-            self._gate.modify(self._lanes, select.EPOLLIN)
+            self._gate.modify(self._channels, select.EPOLLIN)
             self._turn.release()
 
     def close(self) -> None:
-        """End; in the peers' thread."""
+        """End; in the clients' thread."""
         with self._bell_lock:
             self._is_closed = True
             os.eventfd_write(self._bell, 1)
@@ -129,11 +129,11 @@ class LaneEvents:
         if self._turn.acquire(timeout=_END_WITHIN):
             self._actions.clear()
             self._gate.close()
-            self._lanes.close()
+            self._channels.close()
             os.close(self._bell)
 
     def _act(self, seconds: float | None) -> None:
-        for descriptor, _ in self._lanes.poll(seconds):
+        for descriptor, _ in self._channels.poll(seconds):
             # One may be unwatched by the action of another.
             action = self._actions.get(descriptor)
             if action is None:

@@ -18,7 +18,7 @@ from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 
 
-class JointAnswer:
+class BatchedReply:
     """Collects the answers to the closures of one message; safe to use from several threads.
 
     Args:

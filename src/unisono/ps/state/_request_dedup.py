@@ -16,14 +16,14 @@ from unisono._types import Json
 _KEPT = 1024
 
 
-class AnsweredRequests:
+class RequestDedup:
     """The numbers of the last requests that were carried out.
 
     Args:
         numbers: of requests, oldest first.
         floors: for each client, a number up to which all others count as carried out.
 
-    >>> answered = AnsweredRequests()
+    >>> answered = RequestDedup()
     >>> answered.note(7)
     >>> 7 in answered, 8 in answered
     (True, False)
