@@ -1,8 +1,9 @@
-"""Public names: how packages load theirs, and what is said of names that they do not have.
+"""Public names: how modules load theirs, and what is said of names that they do not have.
 
-A package lists its public names once, in the imports of `__init__.pyi`: type checkers and editors read them
-there, and `lazy_names` loads them. Names of tf.distribute that Unisono has under another name, or not yet,
-are in `HINTS` with what to write instead: every name of tf.distribute either works or has an entry there.
+A module or package lists its public names once, in the imports of the stub beside it (`__init__.pyi`): type
+checkers and editors read them there, and `lazy_names` loads them. Names of tf.distribute that Unisono has
+under another name, or not yet, are in `HINTS` with what to write instead: every name of tf.distribute either
+works or has an entry there.
 
 Tests: tests/unit/test_tf_names.py.
 """
@@ -15,7 +16,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 _KERAS = "is Keras' own. In Unisono write `import keras`"
 _RPC = "is TensorFlow's generic gRPC server, which is not part of Unisono. Use the package `grpcio`"
@@ -119,57 +120,45 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
     return AttributeError(text)
 
 
-def reject_unknown(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return a `__getattr__` for a module that has all its names: the error for others says what to write.
-
-    Args:
-        module: the module's name.
-        known: its public names.
-    """
-
-    def getattr_(name: str) -> NoReturn:
-        raise no_attribute(module, name, known)
-
-    return getattr_
-
-
 def lazy_names(
-    package: str, more: Iterable[str] = ()
+    module: str, more: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package that loads its names on first use.
+    """Return `__getattr__`, `__dir__` and `__all__` of a module or package that loads its names on first use.
 
     Source: https://scientific-python.org/specs/spec-0001/
 
     Args:
-        package: the package's name; `__init__.pyi` beside its `__init__.py` imports the public names as
-            `from module import name as public_name`.
-        more: public names that the package defines itself.
+        module: its name; the stub beside it, such as `__init__.pyi`, imports the public names as
+            `from home import name as public_name`.
+        more: public names that the module defines itself.
     """
-    homes = _read_stub(package)
+    homes = _read_stub(module)
     every = sorted({*homes, *more})
 
     def getattr_(name: str) -> Any:
         if name not in homes:
-            raise no_attribute(package, name, every)
-        module, own = homes[name]
-        if module == package:
-            return importlib.import_module(f"{package}.{own}")
-        value = getattr(importlib.import_module(module), own)
-        setattr(sys.modules[package], name, value)
+            raise no_attribute(module, name, every)
+        home, own = homes[name]
+        if home == module:
+            return importlib.import_module(f"{module}.{own}")
+        value = getattr(importlib.import_module(home), own)
+        setattr(sys.modules[module], name, value)
         return value
 
     return getattr_, lambda: list(every), every
 
 
-def _read_stub(package: str) -> dict[str, tuple[str, str]]:
+def _read_stub(module: str) -> dict[str, tuple[str, str]]:
     """From each public name to the module that has it, and its name there."""
-    text = pkgutil.get_data(package, "__init__.pyi")
+    package, _, own = module.rpartition(".")
+    is_package = hasattr(sys.modules[module], "__path__")
+    text = pkgutil.get_data(module, "__init__.pyi") if is_package else pkgutil.get_data(package, f"{own}.pyi")
     if text is None:
-        raise ImportError(f"The package {package!r} must have a file `__init__.pyi`. Install it again.")
+        raise ImportError(f"The module {module!r} must have a stub beside it. Install Unisono again.")
     homes: dict[str, tuple[str, str]] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom):
-            homes.update({a.asname or a.name: (node.module or package, a.name) for a in node.names})
+            homes.update({a.asname or a.name: (node.module or module, a.name) for a in node.names})
         elif isinstance(node, ast.Assign):  # another name for one that is imported above
             homes[ast.unparse(node.targets[0])] = homes[ast.unparse(node.value)]
     return homes

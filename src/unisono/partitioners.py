@@ -3,19 +3,6 @@
 Tests: tests/unit/ps/test_partition.py.
 """
 
-from __future__ import annotations
+from unisono import _names
 
-from typing import TYPE_CHECKING
-
-from unisono._names import reject_unknown
-from unisono.ps._partition import (
-    FixedShardsPartitioner,
-    MaxSizePartitioner,
-    MinSizePartitioner,
-    Partitioner,
-)
-
-__all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]
-
-if not TYPE_CHECKING:
-    __getattr__ = reject_unknown(__name__, __all__)
+__getattr__, __dir__, __all__ = _names.lazy_names(__name__)

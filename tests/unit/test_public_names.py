@@ -11,17 +11,18 @@ import pytest
 import unisono
 
 SRC = Path(unisono.__file__).parent
-PACKAGES = [
-    ".".join(("unisono", *path.parent.relative_to(SRC).parts)) for path in sorted(SRC.rglob("__init__.pyi"))
+MODULES = [
+    ".".join(("unisono", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+    for path in sorted(SRC.rglob("*.pyi"))
 ]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_each_name_of_a_stub_is_loaded(package):
-    module = importlib.import_module(package)
+@pytest.mark.parametrize("name", MODULES)
+def test_each_name_of_a_stub_is_loaded(name):
+    module = importlib.import_module(name)
     assert dir(module) == module.__all__ == sorted(set(module.__all__))
-    for name in module.__all__:
-        assert getattr(module, name) is not None, name
+    for public in module.__all__:
+        assert getattr(module, public) is not None, public
 
 
 @pytest.mark.parametrize(

@@ -3,28 +3,6 @@
 Tests: tests/unit/test_tpu.py.
 """
 
-from __future__ import annotations
+from unisono import _names
 
-from typing import TYPE_CHECKING
-
-from unisono._names import reject_unknown
-from unisono.cluster_resolver._tpu import TPUSystemMetadata, initialize_tpu_system, shutdown_tpu_system
-from unisono.cluster_resolver._tpu_topology import (
-    DeviceAssignment,
-    DeviceOrderMode,
-    HardwareFeature,
-    Topology,
-)
-
-__all__ = [
-    "DeviceAssignment",
-    "DeviceOrderMode",
-    "HardwareFeature",
-    "TPUSystemMetadata",
-    "Topology",
-    "initialize_tpu_system",
-    "shutdown_tpu_system",
-]
-
-if not TYPE_CHECKING:
-    __getattr__ = reject_unknown(__name__, __all__)
+__getattr__, __dir__, __all__ = _names.lazy_names(__name__)

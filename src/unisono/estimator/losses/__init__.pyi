@@ -1,0 +1,25 @@
+"""The public names of `unisono.estimator.losses`; they are loaded when they are first used."""
+
+from unisono.estimator.losses._collected import (
+    get_losses as get_losses,
+    get_regularization_loss as get_regularization_loss,
+    get_regularization_losses as get_regularization_losses,
+    get_total_loss as get_total_loss,
+)
+from unisono.estimator.losses._functions import (
+    absolute_difference as absolute_difference,
+    cosine_distance as cosine_distance,
+    hinge_loss as hinge_loss,
+    huber_loss as huber_loss,
+    log_loss as log_loss,
+    mean_pairwise_squared_error as mean_pairwise_squared_error,
+    mean_squared_error as mean_squared_error,
+    sigmoid_cross_entropy as sigmoid_cross_entropy,
+    softmax_cross_entropy as softmax_cross_entropy,
+    sparse_softmax_cross_entropy as sparse_softmax_cross_entropy,
+)
+from unisono.estimator.losses._weighted import (
+    Reduction as Reduction,
+    add_loss as add_loss,
+    compute_weighted_loss as compute_weighted_loss,
+)

@@ -1,0 +1,8 @@
+"""The public names of `unisono.partitioners`; they are loaded when they are first used."""
+
+from unisono.ps._partition import (
+    FixedShardsPartitioner as FixedShardsPartitioner,
+    MaxSizePartitioner as MaxSizePartitioner,
+    MinSizePartitioner as MinSizePartitioner,
+    Partitioner as Partitioner,
+)
