@@ -9,8 +9,8 @@ from unisono.ps._store import VariableStore
 from unisono.ps.worker._step_worker import StepWorker
 from unisono.rpc._loopback import LoopbackNetwork
 from unisono.strategies._parameter_server import ParameterServerStrategy
-from unisono.strategies.parameter_server._job import Cluster
 from unisono.strategies.parameter_server._serve import load_program
+from unisono.training.remote_step._job import Cluster
 
 
 class LocalCluster:

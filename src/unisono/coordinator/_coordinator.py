@@ -23,10 +23,10 @@ from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Call
 from unisono.step._identity import identity_of
 from unisono.step.functions._function import Function
-from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
-from unisono.strategies.parameter_server._job import Job
-from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.remote_step._function_step import (
+from unisono.training.remote_step._dataset_function import dataset_maker, pickled
+from unisono.training.remote_step._job import Job
+from unisono.training.remote_step._scheduled_function import ScheduledFunction
+from unisono.training.remote_step.programs._function_step import (
     FunctionProgram,
     FunctionSteps,
     WorkerIterator,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from unisono.ps.worker._step_worker import current_worker_index
-from unisono.training.remote_step._function_step import traced_worker_index
+from unisono.training.remote_step.programs._function_step import traced_worker_index
 
 
 def get_current_worker_index() -> int | jax.Array:

@@ -27,15 +27,15 @@ from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy, Runner
 from unisono.strategies.parameter_server._connect import connect
-from unisono.strategies.parameter_server._epoch_callbacks import epoch_callbacks
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits, watch_program
-from unisono.strategies.parameter_server._fit import RemoteStatefulTrainFunction, RemoteTrainFunction
-from unisono.strategies.parameter_server._job import Cluster, Job
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
-from unisono.strategies.parameter_server._worker_datasets import RunningCalls, WorkerDatasets
 from unisono.training._scope_warnings import servers_joined
-from unisono.training.remote_step._push_layout import PushLayout
+from unisono.training.remote_step._epoch_callbacks import epoch_callbacks
+from unisono.training.remote_step._job import Cluster, Job
+from unisono.training.remote_step._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
+from unisono.training.remote_step._worker_datasets import RunningCalls, WorkerDatasets
+from unisono.training.remote_step.programs._push_layout import PushLayout
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask

@@ -37,7 +37,7 @@ from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import in_parts
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
-from unisono.training.remote_step._push_layout import is_pushing
+from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses, check_own_loss
 from unisono.training.replica._gradients import aggregate_gradients
 from unisono.training.replica._losses import replica_loss, synchronized_moments

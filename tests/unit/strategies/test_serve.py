@@ -10,8 +10,8 @@ from tests.support import LIMIT
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.ps._end_marker import leave_end_marker
 from unisono.strategies.parameter_server import _serve
-from unisono.strategies.parameter_server._end_marker import leave_end_marker
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import (
     CHIEF_VARIABLE,

@@ -34,7 +34,7 @@ from unisono.estimator import (
     train_and_evaluate,
 )
 from unisono.estimator._train_op import minimize
-from unisono.strategies.parameter_server import _remote_variables
+from unisono.training.remote_step import _remote_variables
 
 SCE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

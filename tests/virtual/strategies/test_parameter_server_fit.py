@@ -8,7 +8,7 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster_resolver._spec import Task
-from unisono.strategies.parameter_server._fit import LazyArray
+from unisono.training.remote_step._train_function import LazyArray
 
 pytestmark = pytest.mark.numbers
 

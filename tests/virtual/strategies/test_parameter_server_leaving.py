@@ -15,7 +15,7 @@ from tests.ps_cluster import local_strategy
 from unisono.coordinator import ClusterCoordinator
 from unisono.ps import _client
 from unisono.rpc._calls import PeerLostError
-from unisono.strategies.parameter_server._fit import LazyArray
+from unisono.training.remote_step._train_function import LazyArray
 
 
 def compiled(strategy):

@@ -7,8 +7,8 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.partitioners import FixedShardsPartitioner
-from unisono.strategies.parameter_server import _remote_variables
-from unisono.training.remote_step import _push_layout
+from unisono.training.remote_step import _remote_variables
+from unisono.training.remote_step.programs import _push_layout
 from unisono.training.tables._row_initial import NotMade
 
 K, L = keras.optimizers, keras.layers

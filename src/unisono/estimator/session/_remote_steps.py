@@ -31,10 +31,14 @@ from unisono.estimator.session._worker_input import END, WorkerInput
 from unisono.ps.scheduling._workers import RunResult
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._program import current_frame
-from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.remote_step._function_step import FunctionProgram, FunctionSteps, traced_worker_index
-from unisono.training.remote_step._push_layout import push_layout_of
-from unisono.training.remote_step._worker_program import RandomStream
+from unisono.training.remote_step._scheduled_function import ScheduledFunction
+from unisono.training.remote_step.programs._function_step import (
+    FunctionProgram,
+    FunctionSteps,
+    traced_worker_index,
+)
+from unisono.training.remote_step.programs._push_layout import push_layout_of
+from unisono.training.remote_step.programs._worker_program import RandomStream
 
 if TYPE_CHECKING:
     from unisono.strategies._parameter_server import ParameterServerStrategy

@@ -12,9 +12,9 @@ from unisono.rpc._calls import RequestClient
 from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
-from unisono.strategies.parameter_server._job import Cluster
 from unisono.strategies.parameter_server._roles import Roles
 from unisono.strategies.parameter_server._serve import OwnWorker, is_supervised
+from unisono.training.remote_step._job import Cluster
 
 
 def connect(roles: Roles) -> Cluster:

@@ -21,6 +21,7 @@ from unisono._system._signals import SignalWatch, in_main_thread
 from unisono.cluster_resolver._base import process_environ
 from unisono.ps._client import ServerClient
 from unisono.ps._durable import DurableStore
+from unisono.ps._end_marker import end_marker_of, started_at
 from unisono.ps._open_files import allow_open_files
 from unisono.ps._programs import ExportedProgram
 from unisono.ps._server import VariableServer
@@ -35,7 +36,6 @@ from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import read_keys
 from unisono.rpc._transport._refusal import require_key_or_refuse
 from unisono.rpc._transport._server import RpcServer
-from unisono.strategies.parameter_server._end_marker import end_marker_of, started_at
 from unisono.strategies.parameter_server._roles import Roles
 from unisono.training._scope_warnings import servers_joined
 

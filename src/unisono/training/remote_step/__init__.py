@@ -1,1 +1,1 @@
-"""Programs for the workers and servers of a parameter-server strategy, made on the chief."""
+"""The chief's side of steps that run on workers and parameter servers."""

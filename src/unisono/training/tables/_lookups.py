@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import stored_dtype
-from unisono.training.remote_step._jaxprs import exported
+from unisono.training.remote_step.programs._jaxprs import exported
 from unisono.training.replica._row_analysis import CALLS
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup, aval_of, inlined

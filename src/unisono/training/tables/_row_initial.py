@@ -20,8 +20,8 @@ import numpy as np
 from unisono._context import current
 from unisono.step._keras_internals import store_value
 from unisono.step._value_handle import ValueHandle
-from unisono.training.remote_step._jaxprs import exported
-from unisono.training.remote_step._push_layout import PushLayout
+from unisono.training.remote_step.programs._jaxprs import exported
+from unisono.training.remote_step.programs._push_layout import PushLayout
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 

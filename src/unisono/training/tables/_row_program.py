@@ -18,7 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono.training.remote_step._jaxprs import pruned
+from unisono.training.remote_step.programs._jaxprs import pruned
 from unisono.training.replica._row_analysis import CALLS
 from unisono.training.tables._row_random import random_rows
 from unisono.training.tables._row_values import (

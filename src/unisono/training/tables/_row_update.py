@@ -19,7 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.remote_step._jaxprs import pruned
+from unisono.training.remote_step.programs._jaxprs import pruned
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 

@@ -12,9 +12,9 @@ from unisono._lowering._compiler_options import compiler_options
 from unisono.ps._partition import shard_bounds
 from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import trained_variables
-from unisono.training.remote_step._push_layout import PushLayout
-from unisono.training.remote_step._server_update import OptimizerUpdates
-from unisono.training.remote_step._worker_step import WorkerStep
+from unisono.training.remote_step.programs._push_layout import PushLayout
+from unisono.training.remote_step.programs._server_update import OptimizerUpdates
+from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
 

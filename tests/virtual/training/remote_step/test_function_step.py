@@ -7,7 +7,11 @@ import pytest
 
 import unisono
 from tests.virtual.training.remote_step._dict_cluster import DictCluster, DictStrategy
-from unisono.training.remote_step._function_step import FunctionSteps, WorkerIterator, traced_worker_index
+from unisono.training.remote_step.programs._function_step import (
+    FunctionSteps,
+    WorkerIterator,
+    traced_worker_index,
+)
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 

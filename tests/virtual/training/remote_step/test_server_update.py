@@ -8,8 +8,8 @@ import pytest
 import unisono
 from tests.virtual.training.remote_step._dict_cluster import DictCluster
 from unisono.ps._placement import Division, VariablePart
-from unisono.training.remote_step._preparation import prepare_gradients
-from unisono.training.remote_step._server_update import OptimizerUpdates
+from unisono.training.remote_step.programs._preparation import prepare_gradients
+from unisono.training.remote_step.programs._server_update import OptimizerUpdates
 
 #: XLA fuses a server's part of the update in another way than the whole of it: a few units in the last place
 #: of float32 for each of the steps.

@@ -13,7 +13,7 @@ import pytest
 
 import unisono
 from tests.virtual.training.remote_step._dict_cluster import DictStrategy, cluster_of, trained
-from unisono.training.remote_step._worker_step import WorkerStep
+from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.trainer._trainer_step import TrainerTask
 
 L, K = keras.layers, keras.optimizers

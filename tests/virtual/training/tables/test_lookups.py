@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.virtual.training.remote_step._dict_cluster import DictStrategy, loaded
 from unisono.ps.worker._table_rows import NO_PLACE
-from unisono.training.remote_step._worker_step import WorkerStep
+from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.trainer._trainer_step import TrainerTask
 
 

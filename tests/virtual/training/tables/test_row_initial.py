@@ -10,7 +10,7 @@ import pytest
 import unisono
 from unisono.ps._programs import ExportedProgram
 from unisono.step._keras_internals import stored_value
-from unisono.training.remote_step import _push_layout
+from unisono.training.remote_step.programs import _push_layout
 from unisono.training.tables._row_initial import NotMade
 
 pytestmark = pytest.mark.numbers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unisono.ps._programs import ExportedProgram
-from unisono.training.remote_step._server_update import OptimizerUpdates
+from unisono.training.remote_step.programs._server_update import OptimizerUpdates
 from unisono.training.tables._row_values import NotByRowsError
 
 K = keras.optimizers

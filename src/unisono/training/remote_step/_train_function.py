@@ -29,8 +29,8 @@ from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import mark_synced
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training._model_state import hold_state
-from unisono.training.remote_step._function_step import FunctionProgram, FunctionSteps
-from unisono.training.remote_step._worker_step import WorkerStep
+from unisono.training.remote_step.programs._function_step import FunctionProgram, FunctionSteps
+from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._stateful_function import mark_built
 from unisono.training.stateful._stateful_step import StatefulStep

@@ -31,8 +31,8 @@ from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
-from unisono.training.remote_step._jaxprs import Mask, dependencies, exported, is_argument, pruned
-from unisono.training.remote_step._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
+from unisono.training.remote_step.programs._jaxprs import Mask, dependencies, exported, is_argument, pruned
+from unisono.training.remote_step.programs._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
 
 #: From values of the variables and arrays to a result, and by `id` the new values of what was written: an

@@ -24,11 +24,11 @@ from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import RunResult
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._keras_internals import is_validation
-from unisono.strategies.parameter_server._dataset_function import dataset_maker, pickled
-from unisono.strategies.parameter_server._epoch_numbers import EpochNumbers
-from unisono.strategies.parameter_server._job import Job
-from unisono.strategies.parameter_server._scheduled_function import ScheduledFunction
-from unisono.training.remote_step._function_step import FunctionProgram
+from unisono.training.remote_step._dataset_function import dataset_maker, pickled
+from unisono.training.remote_step._epoch_numbers import EpochNumbers
+from unisono.training.remote_step._job import Job
+from unisono.training.remote_step._scheduled_function import ScheduledFunction
+from unisono.training.remote_step.programs._function_step import FunctionProgram
 
 _NUMBERS = itertools.count()
 

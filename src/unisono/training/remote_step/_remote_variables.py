@@ -23,9 +23,9 @@ from unisono.rpc._ops import Op
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
 from unisono.step.variables._merge_rules import kind_of
 from unisono.step.variables._sharded_variable import bounds_of
-from unisono.strategies.parameter_server._first_values import FirstValue, read_table
+from unisono.training.remote_step._first_values import FirstValue, read_table
 from unisono.training.remote_step._remote_array import RemoteArray
-from unisono.training.remote_step._server_update import OptimizerUpdates
+from unisono.training.remote_step.programs._server_update import OptimizerUpdates
 from unisono.training.tables._row_update import RowUpdate
 from unisono.training.tables._row_values import NotByRowsError
 

@@ -16,8 +16,8 @@ from unisono._reads import NOT_IN_A_STEP
 from unisono._types import PyTree
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
-from unisono.training.remote_step._push_layout import push_layout_of
-from unisono.training.remote_step._worker_program import (
+from unisono.training.remote_step.programs._push_layout import push_layout_of
+from unisono.training.remote_step.programs._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,

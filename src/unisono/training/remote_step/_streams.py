@@ -1,6 +1,6 @@
 """The states of random generators, which the chief gives to each run.
 
-Tests: tests/unit/strategies/test_streams.py.
+Tests: tests/unit/training/remote_step/test_streams.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.training.remote_step._worker_program import RandomStream
+from unisono.training.remote_step.programs._worker_program import RandomStream
 
 
 class RandomStreams:

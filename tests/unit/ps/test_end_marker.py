@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from unisono.ps import _end_marker
+from unisono.ps._end_marker import end_marker_of, leave_end_marker, started_at
 from unisono.rpc._transport import _local
-from unisono.strategies.parameter_server import _end_marker
-from unisono.strategies.parameter_server._end_marker import end_marker_of, leave_end_marker, started_at
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from unisono.strategies.parameter_server._epoch_callbacks import epoch_callbacks
+from unisono.training.remote_step._epoch_callbacks import epoch_callbacks
 
 
 class Own(keras.callbacks.ModelCheckpoint):

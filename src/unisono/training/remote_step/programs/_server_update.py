@@ -28,8 +28,15 @@ from unisono._context import entered
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
-from unisono.training.remote_step._jaxprs import Mask, dependencies, exported, is_argument, operations, pruned
-from unisono.training.remote_step._preparation import extra_spec, extras_of, of_prepared_gradients
+from unisono.training.remote_step.programs._jaxprs import (
+    Mask,
+    dependencies,
+    exported,
+    is_argument,
+    operations,
+    pruned,
+)
+from unisono.training.remote_step.programs._preparation import extra_spec, extras_of, of_prepared_gradients
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
 from unisono.training.tables._row_values import NotByRowsError

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from unisono.ps._client import ServerClient
+from unisono.ps._end_marker import leave_end_marker
 from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Rules
 from unisono.ps.scheduling._heartbeats import ChiefHeartbeats
@@ -24,12 +25,11 @@ from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult,
 from unisono.ps.worker._step_plan import OWN_INDEX
 from unisono.rpc._calls import RequestClient
 from unisono.step._interrupts import INTERRUPTS
-from unisono.strategies.parameter_server._end_marker import leave_end_marker
-from unisono.strategies.parameter_server._plans import PlanMaker
-from unisono.strategies.parameter_server._remote_variables import RemoteVariables
-from unisono.strategies.parameter_server._streams import RandomStreams
-from unisono.training.remote_step._function_step import FunctionProgram
-from unisono.training.remote_step._worker_program import WorkerProgram
+from unisono.training.remote_step._plans import PlanMaker
+from unisono.training.remote_step._remote_variables import RemoteVariables
+from unisono.training.remote_step._streams import RandomStreams
+from unisono.training.remote_step.programs._function_step import FunctionProgram
+from unisono.training.remote_step.programs._worker_program import WorkerProgram
 
 
 @dataclasses.dataclass(frozen=True)

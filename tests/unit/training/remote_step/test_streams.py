@@ -4,8 +4,8 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value
-from unisono.strategies.parameter_server._streams import RandomStreams
-from unisono.training.remote_step._worker_program import RandomStream
+from unisono.training.remote_step._streams import RandomStreams
+from unisono.training.remote_step.programs._worker_program import RandomStream
 
 
 def stream():

@@ -29,8 +29,8 @@ from unisono.step._functional import discarded, discover
 from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
-from unisono.training.remote_step._push_layout import PushTrace, push_layout_of, pushing
-from unisono.training.remote_step._worker_program import (
+from unisono.training.remote_step.programs._push_layout import PushTrace, push_layout_of, pushing
+from unisono.training.remote_step.programs._worker_program import (
     MayBeTable,
     WorkerProgram,
     array_specs,

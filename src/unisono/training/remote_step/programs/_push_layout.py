@@ -33,7 +33,7 @@ from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
-from unisono.training.remote_step._preparation import extras_of, prepare_gradients
+from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20

@@ -22,12 +22,12 @@ from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_plan import PushPlan, StepPlan
 from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
 from unisono.step._keras_internals import trained_variables
-from unisono.strategies.parameter_server._remote_variables import RemoteVariables
-from unisono.training.remote_step._jaxprs import exported
-from unisono.training.remote_step._preparation import extras_of
-from unisono.training.remote_step._push_layout import UpdateCall
-from unisono.training.remote_step._server_update import Piece, ServerUpdate
-from unisono.training.remote_step._worker_program import WorkerProgram
+from unisono.training.remote_step._remote_variables import RemoteVariables
+from unisono.training.remote_step.programs._jaxprs import exported
+from unisono.training.remote_step.programs._preparation import extras_of
+from unisono.training.remote_step.programs._push_layout import UpdateCall
+from unisono.training.remote_step.programs._server_update import Piece, ServerUpdate
+from unisono.training.remote_step.programs._worker_program import WorkerProgram
 from unisono.training.tables._lookups import TableLookups
 
 #: What an undivided array counts as: one part.

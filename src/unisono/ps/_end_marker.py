@@ -4,7 +4,7 @@ The chief leaves a file beside the task's socket. A process that was started bef
 belongs to the job that has ended; a later one belongs to the next. So the chief need not wait for tasks that
 may never come.
 
-Tests: tests/unit/strategies/test_end_marker.py.
+Tests: tests/unit/ps/test_end_marker.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Programs for the workers and servers of a parameter-server strategy, made on the chief."""
