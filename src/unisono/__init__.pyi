@@ -13,6 +13,7 @@ from unisono import (
     nn as nn,
     partitioners as partitioners,
     preprocessing as preprocessing,
+    spi as spi,
     standalone as standalone,
     summary as summary,
     testing as testing,

@@ -50,10 +50,27 @@ def imports_of(tree):
     for node in visited_in(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "unisono.spi":
+            # A map: what is imported is the module that has the name.
+            found.update(SPI[alias.name] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return found
+
+
+def names_of_map(path):
+    """From each name that a file imports, and shows again, to the module that has it."""
+    return {
+        alias.name: node.module
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
+
+#: What code above the strategies may import of the engine, besides public names.
+SPI = names_of_map(SRC / "spi" / "__init__.pyi")
 
 
 @functools.cache
@@ -164,11 +181,69 @@ def test_private_modules_are_imported_directly(name):
     for node in visited_in(TREES[name]):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: write `from unisono...`: {ast.unparse(node)}"
-            for alias in node.names if node.module in PACKAGES else []:
+            for alias in node.names if node.module in PACKAGES - {"unisono.spi"} else []:
                 module = f"{node.module}.{alias.name}".removeprefix("unisono.")
                 assert module in MODULES, f"{name} imports from a package's map: {ast.unparse(node)}"
         elif isinstance(node, ast.Import):
             assert not PACKAGES & {alias.name for alias in node.names}, f"{name}: {ast.unparse(node)}"
+
+
+#: The packages that are written as a package of somebody else would be.
+ABOVE = ("estimator", "feature_column", "preprocessing", "tf")
+
+#: How many private modules these packages import, of each other, too. It may only shrink, to 12.
+PRIVATE_IMPORTS = 54
+
+#: What `unisono.spi` may grow to: a list of everything would be no interface.
+MOST_NAMES = 16
+
+
+def public_names():
+    """The pairs of a module and a name in it that users may import, by the maps of public packages."""
+    found = {pair for path in SRC.rglob("__init__.pyi") for pair in names_of_map(path).items()}
+    for name, path in FILES.items():
+        shown = re.search(r"^__all__ = \[(.*?)\]", path.read_text(), re.MULTILINE | re.DOTALL)
+        if shown and "._" not in f".{name.removesuffix('__init__')}":
+            listed = set(re.findall(r'"(\w+)"', shown[1]))
+            found |= {pair for pair in names_of_map(path).items() if pair[0] in listed}
+    return {(module.removeprefix("unisono."), name) for name, module in found}
+
+
+def private_imports():
+    """Private modules by how often `ABOVE` imports them, but for public names and `unisono.spi`.
+
+    Modules of layer 1 (errors, types, checks of arguments, the system) do not count, nor does an import
+    for types alone.
+    """
+    public, found = public_names(), collections.Counter()
+    for name, tree in TREES.items():
+        own = name.partition(".")[0]
+        for node in visited_in(tree) if own in ABOVE else []:
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("unisono."):
+                continue
+            for alias in node.names:
+                path = node.module.removeprefix("unisono.")
+                module = f"{path}.{alias.name}" if f"{path}.{alias.name}" in MODULES else path
+                is_own = module.partition(".")[0] == own or (module, alias.name) in public
+                if "._" in f".{module}" and not is_own and layer_of(module):
+                    found[module] += 1
+    return found
+
+
+def test_packages_above_the_strategies_use_public_names_and_the_spi():
+    found = private_imports()
+    assert len(found) == PRIVATE_IMPORTS, f"more: use `unisono.spi`; fewer: lower the number. {sorted(found)}"
+
+
+def test_the_spi_is_small_and_for_what_is_above():
+    assert len(SPI) <= MOST_NAMES
+    users = {
+        name.partition(".")[0]
+        for name, tree in TREES.items()
+        for node in visited_in(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "unisono.spi"
+    }
+    assert users <= set(ABOVE)
 
 
 def test_no_import_circle():

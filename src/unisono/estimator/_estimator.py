@@ -19,9 +19,7 @@ import keras
 import numpy as np
 
 from unisono._checks import local_path
-from unisono._context import default_strategy
 from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
-from unisono._lowering._executables import Executables
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
@@ -35,9 +33,7 @@ from unisono.estimator.session._progress import shown_progress
 from unisono.estimator.session._saving import global_step_in, newest_checkpoint
 from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
 from unisono.estimator.session._worker_input import WorkerInput
-
-# Registers the default strategy.
-from unisono.strategies import _one_device  # noqa: F401  isort: skip
+from unisono.spi import Executables, default_strategy
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy

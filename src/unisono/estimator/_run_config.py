@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from unisono._checks import local_path
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
-from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
-from unisono.cluster_resolver._tf_config import read_tf_config
+from unisono.spi import process_environ
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -347,21 +347,21 @@ class _EnvironTask:
 
     @classmethod
     def from_environ(cls) -> _EnvironTask:
-        text = process_environ().get("TF_CONFIG")
-        found = read_tf_config(text)
+        found, text = TFConfigClusterResolver(), process_environ().get("TF_CONFIG")
+        cluster = found.cluster_spec()
         service = json.loads(text).get("service") if text and text.strip() else None
         if service is not None and not isinstance(service, dict):
             raise InvalidTypeError(
                 f'If "service" is set in TF_CONFIG, it must be a dict. Received: {type(service).__name__}.'
             )
-        if found.cluster and found.task_type is None:
+        if cluster and found.task_type is None:
             raise InvalidArgumentError(
                 'If "cluster" is set in TF_CONFIG, task type must be set. Received: a TF_CONFIG without it. '
                 'Write `"task": {"type": "worker", "index": 0}`.'
             )
-        if found.cluster and found.task_id is None:
+        if cluster and found.task_id is None:
             raise InvalidArgumentError(
                 'If "cluster" is set in TF_CONFIG, task index must be set. Received: a TF_CONFIG without it. '
                 'Write `"task": {"type": "worker", "index": 0}`.'
             )
-        return cls(found.cluster, found.task_type or TaskType.WORKER, found.task_id or 0, service)
+        return cls(cluster, found.task_type or TaskType.WORKER, found.task_id or 0, service)

@@ -9,13 +9,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.checkpoint._markers import mark_finished, read_mark, remove_mark
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-from unisono.cluster_resolver._base import process_environ
+from unisono.checkpoint._markers import mark_finished
 from unisono.cluster_resolver._spec import ClusterSpec
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig, TaskType
@@ -23,20 +20,18 @@ from unisono.estimator._train_spec import EvalSpec, TrainSpec
 from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
 from unisono.estimator.hooks._timer import SecondOrStepTimer
 from unisono.estimator.session._progress import shown_progress
+from unisono.spi import TrainingEnd
 from unisono.standalone._client import run_on_cluster
 from unisono.strategies._base import Strategy
-from unisono.strategies._options import WorkerTerms
 
 if TYPE_CHECKING:
     from unisono.estimator.hooks._hook import HookSession
+    from unisono.strategies._options import WorkerTerms
 
 _LOG = logging.getLogger("unisono")
 
 #: Metrics of the last evaluation, None without any, and what exporters returned.
 Results = tuple[dict[str, Any] | None, list[Any]]
-
-#: Seconds between two looks of an evaluator at the directory.
-_PAUSE = 0.5
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Results:
@@ -135,12 +130,11 @@ def _train_in_cluster(estimator: Estimator, spec: TrainSpec) -> None:
             "`RunConfig(train_distribute=unisono.MultiWorkerMirroredStrategy())`, or "
             "`ParameterServerStrategy()` for a cluster with `ps` tasks."
         )
-    directory = Path(estimator.model_dir)
     if config.is_chief:
-        remove_mark(directory)
+        TrainingEnd(estimator.model_dir).revoke()
     _train(estimator, spec, [])
     if config.is_chief:
-        mark_finished(directory)
+        mark_finished(estimator.model_dir)
 
 
 class _Evaluations:
@@ -189,37 +183,22 @@ class _Evaluations:
 
     def until_finished(self) -> Results:
         """Evaluate new checkpoints until training is over."""
-        heart = Heartbeat.from_environ()
-        self._wait(self._eval.start_delay_secs, heart)
+        end = TrainingEnd(self._estimator.model_dir)
+        end.wait(self._eval.start_delay_secs)
         while True:
             # In this order: a checkpoint that appears between the two looks is evaluated.
-            is_over, began = self._is_marked(), time.monotonic()
+            is_over, began = end.is_reached(), time.monotonic()
             if self.evaluate():
                 if self._is_over():
                     break
-                self._wait(self._eval.throttle_secs - (time.monotonic() - began), heart)
+                end.wait(self._eval.throttle_secs - (time.monotonic() - began))
             elif is_over:
                 break
             else:
-                self._wait(_PAUSE, heart)
+                end.wait()
         step = None if self.metrics is None else self.metrics["global_step"]
         _LOG.info("Exiting evaluation: training is over, global_step=%s.", step)
         return self.metrics, self.exports
-
-    def _is_marked(self) -> bool:
-        """Return whether training has said that there will be no further checkpoint."""
-        finished = process_environ().get("UNISONO_FINISHED")
-        if finished:
-            return Path(finished).exists()
-        mark, path = read_mark(Path(self._estimator.model_dir)), self._estimator.latest_checkpoint()
-        return mark is not None and (path is None or os.stat(path).st_mtime_ns <= mark.time_ns)
-
-    def _wait(self, seconds: float, heart: Heartbeat) -> None:
-        """Wait, but no longer than until training is over."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._is_marked():
-            heart.beat()
-            time.sleep(min(left, _PAUSE))
 
 
 class _EvaluatingListener(CheckpointSaverListener):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from unisono._context import current
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._types import ArrayLike, UserValue
-from unisono.training.replica._gradients import aggregate_gradients
+from unisono.spi import running_step
 
 if TYPE_CHECKING:
     from unisono.step._tape import GradientTape
@@ -211,8 +210,7 @@ def ambient_gradients(
             "layers before `minimize`."
         )
     found: list[Any] = call.tape.gradient(loss, wanted)
-    context = current()
-    return found if context is None or not aggregated else aggregate_gradients(found, wanted, context)
+    return running_step().aggregate(found, wanted) if aggregated else found
 
 
 def compute_gradients(
@@ -227,8 +225,9 @@ def compute_gradients(
     """
     wanted = trainable_variables() if var_list is None else list(var_list)
     grads = ambient_gradients(optimizer.scale_loss(loss), wanted, aggregated=not _has_shares(optimizer))
-    if _has_shares(optimizer) and (context := current()) is not None:
-        grads = aggregate_gradients(grads, wanted, dataclasses.replace(context, means=False))
+    if _has_shares(optimizer):
+        with running_step().averaging(False):
+            grads = running_step().aggregate(grads, wanted)
     return list(zip(grads, wanted, strict=True))
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
-from unisono.data._distribute import batches_of
+from unisono.data._dataset import Dataset
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys, checked_call
 from unisono.estimator.canned._head import Head
 from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import FeatureEncoder
+from unisono.spi import batches_of
 
 #: From features and a mode to logits, and a function that returns the train op of a loss.
 Model = Callable[[Mapping[str, Any], str], tuple[Any, Callable[[Any], Any]]]
@@ -158,7 +158,7 @@ class CannedEstimator(Estimator):
             return encode(data)
         if isinstance(data, (tuple, list)):
             return encode(*data)
-        if isinstance(data, DataSet) and hasattr(data, "map"):
+        if isinstance(data, Dataset):
             return data.map(encode)
         if data is None:
             return None

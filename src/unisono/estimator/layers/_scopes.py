@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from unisono._context import current
+from unisono._context import get_strategy, has_strategy
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator._collections import current_collections, required_collections
@@ -258,8 +258,7 @@ def get_variable(
 
 
 def _check_aggregation(name: str, aggregation: UserValue) -> None:
-    context = current()
-    replicas = 1 if context is None else context.strategy.num_replicas_in_sync
+    replicas = get_strategy().num_replicas_in_sync if has_strategy() else 1
     if replicas > 1 and getattr(aggregation, "value", aggregation) == VariableAggregation.SUM.value:
         raise InvalidArgumentError(
             "What replicas assign to a variable of a model_fn is averaged. Received: aggregation=SUM for "

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import ReplicaContext, current
+from unisono._context import ReplicaContext
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.estimator._collections import LOSSES, current_collections
 from unisono.estimator._docstrings import Texts
+from unisono.spi import running_step
 
 #: What the arguments of losses are.
 TEXTS = Texts(
@@ -136,17 +137,14 @@ def check_weights(weights: jax.Array, values: jax.Array) -> None:
 
 def several_replicas() -> ReplicaContext | None:
     """Return the replica that runs the code, if there are several."""
-    context = current()
-    replica = None if context is None else context.replica
+    replica = running_step().replica
     return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
 
 
 def parts() -> int:
     """Return the factor of a replica's share: where gradients are averaged, a sum needs it."""
-    context, replica = current(), several_replicas()
-    if context is None or replica is None or not context.means:
-        return 1
-    return replica.num_replicas_in_sync
+    replica = several_replicas()
+    return 1 if replica is None or not running_step().averages else replica.num_replicas_in_sync
 
 
 def _is_empty() -> bool:

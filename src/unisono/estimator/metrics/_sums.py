@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._context import current
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator._collections import unique_name
 from unisono.estimator._docstrings import Texts
 from unisono.estimator._train_op import current_call, expose
 from unisono.estimator.losses._weighted import check_weights
+from unisono.spi import running_step
 
 
 def pair_of(shape: str) -> str:
@@ -79,8 +79,7 @@ class SumsMetric(keras.metrics.Metric):
         Args:
             parts: array for each sum, by the name of the sum.
         """
-        context = current()
-        replica = None if context is None else context.replica
+        replica = running_step().replica
         # The arrays of a replica without data are stand-ins.
         if replica is not None and replica.engine.is_empty:
             return

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 
 from unisono._errors import OutOfRangeError
-from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
+from unisono.data._dataset import Dataset
+from unisono.data._distribute import DistributedDataset
 
 
 class IteratorInitializer:
@@ -38,7 +39,7 @@ class GraphIterator:
     (0, 1)
     """
 
-    def __init__(self, dataset: DataSet) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._elements: Iterator[PyTree] | None = None
         #: For `session.run` and collections of initializers.
@@ -47,7 +48,7 @@ class GraphIterator:
     @property
     def element_spec(self) -> PyTree:
         """The shapes and types of an element."""
-        return self._dataset.element_spec  # type: ignore[attr-defined]
+        return self._dataset.element_spec
 
     def get_next(self, name: str | None = None) -> PyTree:
         """Return the next element.
@@ -59,7 +60,7 @@ class GraphIterator:
             OutOfRangeError: there is none.
         """
         if self._elements is None:
-            self._elements = iter(self._dataset)  # type: ignore[call-overload]
+            self._elements = iter(self._dataset)
         for element in self._elements:
             if (run := _RUN.get()) is not None:
                 run.note(self, element)
@@ -82,7 +83,7 @@ class InputRun:
         #: What `get_next` returned in this run.
         self._taken: list[tuple[GraphIterator, PyTree]] = []
 
-    def iterator(self, dataset: DataSet) -> GraphIterator:
+    def iterator(self, dataset: Dataset) -> GraphIterator:
         """Return the iterator that a run asks for: a later one finds those of the first.
 
         Args:
@@ -110,7 +111,7 @@ class InputRun:
             if not self._iterators:
                 raise
             return (), iter(())
-        if not self._taken or isinstance(result, (DataSet, Iterator)):
+        if not self._taken or isinstance(result, (Dataset, DistributedDataset, Iterator)):
             return result, None
         return result, self._elements(result)
 
@@ -151,7 +152,7 @@ def _places(result: PyTree, taken: list[tuple[GraphIterator, PyTree]]) -> list[i
     return None if None in places else [place for place in places if place is not None]
 
 
-def make_one_shot_iterator(dataset: DataSet, shared_name: UserValue = None) -> GraphIterator:
+def make_one_shot_iterator(dataset: Dataset, shared_name: UserValue = None) -> GraphIterator:
     """Return an iterator whose `get_next` an input_fn may return, as programs of TensorFlow 1 do.
 
     Args:

@@ -16,16 +16,15 @@ import jax
 import numpy as np
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono.data._batches import as_array, check_values
 from unisono.data._dataset import Dataset
-from unisono.data._distribute import batches_of
 from unisono.data._sharding import InputContext
 from unisono.data._workers import gathered, shard_of_worker
 from unisono.estimator.hooks._logging import NanLossDuringTrainingError
 from unisono.estimator.session._graph_iterators import InputRun
 from unisono.estimator.session._model_step import argument_names
+from unisono.spi import batches_of
 
 if TYPE_CHECKING:
     from unisono.cluster._process_group import ProcessGroup
@@ -145,8 +144,6 @@ def _elements(result: UserValue) -> Iterator[PyTree]:
         raise InvalidArgumentError(
             "An input_fn must return data. Received: None. Write `return dataset` at its end."
         )
-    if isinstance(result, (DataSet, Iterator)) or hasattr(result, "as_numpy_iterator"):
-        return batches_of(result)
     if isinstance(result, (dict, tuple, list)) or hasattr(result, "shape"):
         # Tensors of a graph: each step would compute them again.
         return itertools.repeat(result)

@@ -22,15 +22,14 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._context import Context, ReplicaContext, current, entered
+from unisono._context import ReplicaContext
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, UserValue
 from unisono._values import Mirrored, ReduceOp
 from unisono.estimator._spec import EstimatorSpec, ModeKeys, metric_of
 from unisono.estimator._train_op import ModelCall, OtherUpdate, TrainOp, entered_call, train_ops_of
-from unisono.step._program import current_frame
+from unisono.spi import VariablesByPath, running_step
 from unisono.step._tape import GradientTape
-from unisono.step.variables._variable_store import VariablesByPath
 
 GLOBAL_STEP = "global_step"
 
@@ -168,7 +167,11 @@ class ModelStep:
 
     def _run(self, element: PyTree, wanted: Iterable[str] | None) -> dict[str, jax.Array]:
         features, labels = element
-        with self._as_in_fit() as replica, self.variables.entered():
+        running = running_step()
+        if running.replica is None:
+            raise InvalidArgumentError("The step of a model_fn runs in a replica.")
+        # Losses and gradients are averaged, as in `fit`.
+        with running.averaging(True), self.variables.entered():
             with GradientTape(persistent=True) as tape:
                 call = ModelCall(self._mode, tape, self.variables)
                 with entered_call(call):
@@ -180,41 +183,23 @@ class ModelStep:
                 self._first, self.exposed = (spec, call), exposed
                 self.scalars = frozenset(name for name, x in exposed.items() if jnp.ndim(x) == 0)
             chosen = self.scalars if wanted is None else wanted
-            return {name: _of_all(exposed[name], replica) for name in chosen}
-
-    @contextlib.contextmanager
-    def _as_in_fit(self) -> Iterator[ReplicaContext]:
-        """Let losses and gradients of replicas be averaged, as in `fit`."""
-        context = current()
-        if context is None or context.replica is None:
-            raise InvalidArgumentError("The step of a model_fn runs in a replica.")
-        with entered(Context(context.strategy, context.replica, means=True)):
-            yield context.replica
-
-    @contextlib.contextmanager
-    def _summing(self) -> Iterator[None]:
-        """Let gradients of replicas be summed."""
-        context = current()
-        with entered(context and dataclasses.replace(context, means=False)):
-            yield
+            return {name: _of_all(exposed[name], running.replica) for name in chosen}
 
     def _update(self, spec: EstimatorSpec, call: ModelCall) -> None:
         """Make the updates that the train op asks for, and count the step."""
-        step, frame = self.variables.global_step, current_frame()
+        step, running = self.variables.global_step, running_step()
         ops = train_ops_of(spec.train_op, call)
         for op in ops:
             if isinstance(op, OtherUpdate):
-                with frame.scope.synced() if op.is_alike and frame is not None else nullcontext():
+                with running.alike() if op.is_alike else nullcontext():
                     op.make()
                 continue
-            with self._summing() if op.are_shares else nullcontext():
+            with running.averaging(False) if op.are_shares else nullcontext():
                 op.optimizer.apply_gradients(op.gradients_and_variables)
         named = [op for op in ops if isinstance(op, TrainOp) and op.global_step is not None]
-        if frame is None or (not named and frame.scope.is_written(step)):
-            return
-        # Equal on all replicas: nothing to merge.
-        with frame.scope.synced():
-            step.assign_add(max(1, len(named)))
+        if named or not running.has_written(step):
+            with running.alike():
+                step.assign_add(max(1, len(named)))
 
 
 def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:

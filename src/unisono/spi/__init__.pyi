@@ -1,0 +1,13 @@
+"""The public names of `unisono.spi`; they are loaded when they are first used."""
+
+from unisono._lowering._executables import Executables as Executables
+from unisono._mesh import ReplicaMesh as ReplicaMesh, resolve_devices as resolve_devices
+from unisono.checkpoint._training_end import TrainingEnd as TrainingEnd
+from unisono.cluster._process_group import ProcessGroup as ProcessGroup
+from unisono.cluster_resolver._base import process_environ as process_environ
+from unisono.data._distribute import batches_of as batches_of
+from unisono.step._layout import StateLayout as StateLayout
+from unisono.step.variables._variable_store import VariablesByPath as VariablesByPath
+from unisono.strategies._one_device import default_strategy as default_strategy
+from unisono.strategies._replicated import ReplicatedStrategy as ReplicatedStrategy
+from unisono.training.replica._running_step import RunningStep as RunningStep, running_step as running_step
