@@ -55,7 +55,7 @@ def own(path: str, note: str = "") -> At:
 
 
 @dataclasses.dataclass(frozen=True)
-class Op:
+class Operator:
     """The name is a function of another module, whose arguments have TensorFlow's names.
 
     Args:
@@ -66,7 +66,7 @@ class Op:
         tensors: how many of the first arguments are tensors, which may be lists of numbers.
         note: what is different; "" for nothing.
 
-    >>> Op("operator.add").load()(1, 2, name="sum")
+    >>> Operator("operator.add").load()(1, 2, name="sum")
     3
     """
 
@@ -151,7 +151,7 @@ class Missing:
 
 
 #: What the table says of one name.
-Entry = At | Op | Value | Missing
+Entry = At | Operator | Value | Missing
 
 
 def device_dtype(dtype: Any) -> Any:

@@ -27,7 +27,7 @@ _DEVICE = "is of a string, and `device` is JAX's object. Write: `x.device.platfo
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Finding:
+class Remark:
     """A line of a program that needs a change, or that means something else here.
 
     Args:
@@ -43,7 +43,7 @@ class Finding:
     is_error: bool = True
 
 
-def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> list[Finding]:
+def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> list[Remark]:
     """Return what a program needs, in the order of its lines.
 
     Args:
@@ -72,17 +72,17 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
         elif (
             node.attr == "endswith" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
         ):
-            found.add(Finding(node.lineno, ".device.endswith", _DEVICE))
+            found.add(Remark(node.lineno, ".device.endswith", _DEVICE))
         elif node.attr in METHODS:
-            found.add(Finding(node.lineno, f".{node.attr}", METHODS[node.attr]))
+            found.add(Remark(node.lineno, f".{node.attr}", METHODS[node.attr]))
     for line, name, text, is_error in statements(tree, lambda node: _path_of(node, aliases)):
-        found.add(Finding(line, name, text, is_error))
+        found.add(Remark(line, name, text, is_error))
     for line, name, text in objects(tree, lambda node: _path_of(node, aliases)):
-        found.add(Finding(line, name, text))
+        found.add(Remark(line, name, text))
     return sorted(found)
 
 
-def _of_imports(tree: ast.AST, table: NameTable) -> Iterator[Finding]:
+def _of_imports(tree: ast.AST, table: NameTable) -> Iterator[Remark]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -91,7 +91,7 @@ def _of_imports(tree: ast.AST, table: NameTable) -> Iterator[Finding]:
             yield from _of_import(node.module, None, node)
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 if name in NEED_TENSORFLOW:
-                    yield Finding(node.lineno, name, f"needs TensorFlow. {NEED_TENSORFLOW[name]}")
+                    yield Remark(node.lineno, name, f"needs TensorFlow. {NEED_TENSORFLOW[name]}")
             if node.module.split(".")[0] == "tensorflow":
                 below = node.module.partition(".")[2]
                 for alias in node.names:
@@ -99,10 +99,10 @@ def _of_imports(tree: ast.AST, table: NameTable) -> Iterator[Finding]:
                     yield from _of_name(path, node.lineno, table)
 
 
-def _of_import(module: str, alias: str | None, node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
+def _of_import(module: str, alias: str | None, node: ast.Import | ast.ImportFrom) -> Iterator[Remark]:
     first, _, below = module.partition(".")
     if first in NEED_TENSORFLOW:
-        yield Finding(node.lineno, first, f"needs TensorFlow. {NEED_TENSORFLOW[first]}")
+        yield Remark(node.lineno, first, f"needs TensorFlow. {NEED_TENSORFLOW[first]}")
     if first != "tensorflow":
         return
     shown = ast.unparse(node)
@@ -112,23 +112,21 @@ def _of_import(module: str, alias: str | None, node: ast.Import | ast.ImportFrom
         write = f"import unisono.tf.{below}{' as ' + alias if alias else ''}"
     else:
         write = f"from unisono import tf{' as ' + alias if alias not in (None, 'tf') else ''}"
-    yield Finding(
-        node.lineno, shown, f"Write: {write}. Or run it by `python -m unisono.tf`, as it is.", False
-    )
+    yield Remark(node.lineno, shown, f"Write: {write}. Or run it by `python -m unisono.tf`, as it is.", False)
 
 
-def _of_name(path: str, line: int, table: NameTable) -> Iterator[Finding]:
+def _of_name(path: str, line: int, table: NameTable) -> Iterator[Remark]:
     shown = f"tf.{path}"
     parts = path.split(".")
     for length in range(1, len(parts) + 1):
         below = ".".join(parts[:length])
         entry = table.entry(below)
         if isinstance(entry, Missing):
-            yield Finding(line, shown, f"{entry.why}. Write: {entry.write}.")
+            yield Remark(line, shown, f"{entry.why}. Write: {entry.write}.")
             return
         if entry is not None:
             if not isinstance(entry, Value) and entry.note:
-                yield Finding(line, shown, f"{entry.note}.", False)
+                yield Remark(line, shown, f"{entry.note}.", False)
             return
         if not table.is_module(below):
             try:
@@ -136,7 +134,7 @@ def _of_name(path: str, line: int, table: NameTable) -> Iterator[Finding]:
                 table.find("tf", below)
             except AttributeError as error:
                 said = str(error).removeprefix(f"`{shown}` ").removesuffix(".")
-                yield Finding(line, shown, said if said.endswith("?") else f"{said}.")
+                yield Remark(line, shown, said if said.endswith("?") else f"{said}.")
             return
 
 

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 from unisono import tf
-from unisono.tf._entries import At, Missing, Op, Value, object_at
+from unisono.tf._entries import At, Missing, Operator, Value, object_at
 from unisono.tf._module import NameFinder, NameTable
 
 
@@ -79,9 +79,9 @@ def test_a_missing_module_is_an_import_error():
 def test_operations_take_tensorflow_names_of_arguments():
     import jax.numpy as jnp
 
-    call = Op("jax.numpy.sum", {"input_tensor": "a", "keep_dims": "keepdims"}).load()
+    call = Operator("jax.numpy.sum", {"input_tensor": "a", "keep_dims": "keepdims"}).load()
     assert call(input_tensor=jnp.ones((2, 3)), axis=1, keep_dims=True, name="total").shape == (2, 1)
-    with_order = Op("jax.numpy.argmax", order=("a", "axis"), defaults={"axis": 0}).load()
+    with_order = Operator("jax.numpy.argmax", order=("a", "axis"), defaults={"axis": 0}).load()
     assert with_order(jnp.eye(2)).tolist() == [0, 1]
     assert with_order(jnp.eye(2), 1).tolist() == [0, 1]
 

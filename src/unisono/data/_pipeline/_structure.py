@@ -37,6 +37,7 @@ class TensorSpec:
         shape: Sizes of the dimensions, with None for a size that is unknown or varies; None if the rank is
             unknown.
         dtype: The numpy dtype; strings are `object` arrays of bytes.
+        name: Is not used: elements have no names.
 
     >>> TensorSpec((None, 28, 28), "float32").dtype
     dtype('float32')
@@ -45,7 +46,12 @@ class TensorSpec:
     shape: tuple[int | None, ...] | None
     dtype: np.dtype[Any]
 
-    def __init__(self, shape: Sequence[int | None] | None, dtype: npt.DTypeLike = np.float32) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int | None] | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        name: str | None = None,
+    ) -> None:
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
         # "string" is `tf.string`.
         kind = object if isinstance(dtype, str) and dtype == "string" else dtype

@@ -14,6 +14,7 @@ import keras
 from unisono import summary as summary_v2
 from unisono._errors import ContextError
 from unisono._types import ArrayLike, PyTree, UserValue
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator import _train_op
 from unisono.estimator import summary as summary_v1
 from unisono.estimator._collections import LOSSES, REGULARIZATION_LOSSES, SUMMARIES, required_collections
@@ -23,7 +24,6 @@ from unisono.estimator.losses._weighted import Reduction
 from unisono.estimator.metrics import _means as metrics
 from unisono.estimator.session._graph_iterators import current_input_run
 from unisono.tf.adapters._operations import identity as copy_identity
-from unisono.tf.adapters._tensors import TensorSpec
 
 #: Arguments of Keras' functions.
 _OF_KERAS = frozenset({"y_true", "y_pred"})

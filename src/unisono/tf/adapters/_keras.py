@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from unisono._types import PyTree, UserValue
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator.train._optimizers import Optimizer
 from unisono.step._keras_internals import takes_training
 from unisono.strategies._base import Strategy, hold
@@ -38,7 +39,6 @@ from unisono.tf.adapters._spellings import (
     taking_self,
     with_name,
 )
-from unisono.tf.adapters._tensors import TensorSpec
 from unisono.tf.adapters.models import _loss_scale
 from unisono.tf.adapters.models._compiled import CompiledLoss, CompiledMetrics
 from unisono.training._bind import install
@@ -338,7 +338,7 @@ def input_of(shape: Any = None, *args: Any, **kwargs: Any) -> Any:
     return keras.Input((shape,) if isinstance(shape, int) else shape, *args, **kwargs)
 
 
-class Reduction:
+class KerasReduction:
     """The names of a loss's reductions."""
 
     AUTO = "sum_over_batch_size"

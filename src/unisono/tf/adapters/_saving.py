@@ -248,10 +248,10 @@ class ModelSignature:
         return self._named(keras.tree.map_structure(spec_of, specs))
 
     def _named(self, outputs: PyTree) -> dict[str, Any]:
-        return _Outputs(by_name(outputs), getattr(self._function, "output_names", ()))
+        return NamedOutputs(by_name(outputs), getattr(self._function, "output_names", ()))
 
 
-class _Outputs(dict[str, Any]):
+class NamedOutputs(dict[str, Any]):
     """Outputs by name; those of a model of Keras 2 have the names of its layers, which find them, too."""
 
     def __init__(self, outputs: dict[str, Any], names: Sequence[str]) -> None:
@@ -269,9 +269,9 @@ class _Outputs(dict[str, Any]):
 
 
 jax.tree_util.register_pytree_node(
-    _Outputs,
-    _Outputs.parts,
-    lambda names, values: _Outputs(dict(zip(names[0], values, strict=True)), names[1]),
+    NamedOutputs,
+    NamedOutputs.parts,
+    lambda names, values: NamedOutputs(dict(zip(names[0], values, strict=True)), names[1]),
 )
 
 

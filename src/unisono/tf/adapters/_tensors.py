@@ -25,7 +25,6 @@ from unisono._mesh import resolve_devices
 from unisono._types import PyTree, UserValue
 from unisono.checkpoint._contents import holds_objects
 from unisono.checkpoint._tracking import Holder
-from unisono.data._pipeline._structure import TensorSpec as _TensorSpec
 from unisono.step.eager._jax_internals import array_class
 from unisono.step.eager._recording import Recorder, recording_here
 from unisono.step.functions._function import Function
@@ -178,27 +177,6 @@ class UnconnectedGradients(enum.Enum):
 
     def __hash__(self) -> int:
         return hash(self.value)
-
-
-class TensorSpec(_TensorSpec):
-    """The shape and dtype of a tensor, as an `input_signature` has it.
-
-    Args:
-        shape: with None where any size is allowed; None for any shape.
-        dtype: of the tensor.
-        name: is not used.
-
-    >>> TensorSpec([None, 3], "float32").shape
-    (None, 3)
-    """
-
-    def __init__(
-        self,
-        shape: Sequence[int | None] | None = None,
-        dtype: DTypeLike = np.float32,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(None if shape is None else list(shape), dtype)
 
 
 def shape_of(dims: Sequence[int | None] | int | None) -> Shape | None:

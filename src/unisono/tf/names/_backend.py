@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing, Op, own
+from unisono.tf._entries import At, Entry, Missing, Operator, own
 
 _SAME = (
     "abs", "all", "any", "arange", "argmax", "argmin", "cast", "clip", "cos", "cumprod", "cumsum", "elu",
@@ -20,25 +20,25 @@ _SAME = (
 _OTHERS = {"flatten": "ravel", "int_shape": "shape", "permute_dimensions": "transpose", "pow": "power"}
 
 _ENTRIES: dict[str, Entry] = {
-    **{name: Op(f"keras.ops.{name}", {"keep_dims": "keepdims"}) for name in _SAME},
-    **{name: Op(f"keras.ops.{op}", {"pattern": "axes", "a": "x2"}) for name, op in _OTHERS.items()},
-    "argmax": Op("keras.ops.argmax", defaults={"axis": -1}, order=("x", "axis")),
-    "argmin": Op("keras.ops.argmin", defaults={"axis": -1}, order=("x", "axis")),
-    "clip": Op("keras.ops.clip", {"min_value": "x_min", "max_value": "x_max"}),
-    "concatenate": Op("keras.ops.concatenate", defaults={"axis": -1}, order=("xs", "axis"), tensors=0),
+    **{name: Operator(f"keras.ops.{name}", {"keep_dims": "keepdims"}) for name in _SAME},
+    **{name: Operator(f"keras.ops.{op}", {"pattern": "axes", "a": "x2"}) for name, op in _OTHERS.items()},
+    "argmax": Operator("keras.ops.argmax", defaults={"axis": -1}, order=("x", "axis")),
+    "argmin": Operator("keras.ops.argmin", defaults={"axis": -1}, order=("x", "axis")),
+    "clip": Operator("keras.ops.clip", {"min_value": "x_min", "max_value": "x_max"}),
+    "concatenate": Operator("keras.ops.concatenate", defaults={"axis": -1}, order=("xs", "axis"), tensors=0),
     "stack": own("_operations.stack"),
     "constant": own("_tensors.constant"),
     "l2_normalize": own("_operations.l2_normalize"),
     "map_fn": own("_operations.map_fn"),
-    "one_hot": Op("keras.ops.one_hot", {"indices": "x"}),
+    "one_hot": Operator("keras.ops.one_hot", {"indices": "x"}),
     "random_normal": own("_random.normal"),
     "random_uniform": own("_random.uniform"),
     "truncated_normal": own("_random.truncated_normal"),
-    "gather": Op("keras.ops.take", {"reference": "x"}, defaults={"axis": 0}, order=("x", "indices")),
+    "gather": Operator("keras.ops.take", {"reference": "x"}, defaults={"axis": 0}, order=("x", "indices")),
     "eval": own("_keras.get_value"),
     "update": own("_keras.set_value"),
     "variable": At("unisono.Variable"),
-    "reverse": Op("keras.ops.flip", {"axes": "axis"}),
+    "reverse": Operator("keras.ops.flip", {"axes": "axis"}),
     "batch_dot": Missing("is gone in Keras 3", "`keras.ops.einsum`, or `tf.keras.layers.Dot`"),
     "batch_flatten": Missing("is gone in Keras 3", "`tf.keras.layers.Flatten()`"),
     "dropout": own("_operations.dropout"),

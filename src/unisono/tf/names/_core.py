@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from unisono.tf._entries import ADAPTERS, At, Entry, Missing, Op, Value, own
+from unisono.tf._entries import ADAPTERS, At, Entry, Missing, Operator, Value, own
 
 _STRINGS = Missing(
     "has no counterpart: arrays of JAX hold numbers and booleans",
@@ -39,7 +39,7 @@ DTYPES |= {f"dtypes.{name}": entry for name, entry in DTYPES.items() if "." not 
 
 TENSORS: dict[str, Entry] = {
     "Tensor": At("jax.Array"),
-    "TensorSpec": own("_tensors.TensorSpec"),
+    "TensorSpec": At("unisono.data.TensorSpec"),
     "TensorShape": own("_tensors.shape_of"),
     "Variable": At("unisono.Variable"),
     "VariableAggregation": At("unisono.VariableAggregation"),
@@ -56,7 +56,7 @@ TENSORS: dict[str, Entry] = {
     ),
     "RaggedTensorSpec": _RAGGED,
     **{
-        f"strings.{name}": Op(
+        f"strings.{name}": Operator(
             f"{ADAPTERS}inputs._strings.{name}", {"input": "text", "pos": "start", "len": "size"}, tensors=0
         )
         for name in (
@@ -104,7 +104,7 @@ TENSORS: dict[str, Entry] = {
         for name in ("frame", "hamming_window", "hann_window", "irfft", "irfft2d", "rfft", "rfft2d", "stft")
     },
     **{
-        f"signal.{name}": Op(f"jax.numpy.fft.{ours}", {"input": "a"})
+        f"signal.{name}": Operator(f"jax.numpy.fft.{ours}", {"input": "a"})
         for name, ours in {"fft": "fft", "ifft": "ifft", "fft2d": "fft2", "ifft2d": "ifft2"}.items()
     },
     "lite": Missing("belongs to TensorFlow Lite", "`unisono.export.export_saved_model`, or `jax.export`"),
@@ -149,7 +149,7 @@ TENSORS: dict[str, Entry] = {
     "types": Missing("has no counterpart", "JAX's rules: a function is traced once for each shape and dtype"),
     "newaxis": Value(None, "None"),
     "no_gradient": At("keras.ops.stop_gradient"),
-    "stop_gradient": Op("keras.ops.stop_gradient", {"input": "variable"}),
+    "stop_gradient": Operator("keras.ops.stop_gradient", {"input": "variable"}),
     "custom_gradient": own("_tensors.custom_gradient"),
     "__version__": Value("2.21.0+unisono", "the version of TensorFlow whose names these are"),
 }
@@ -165,7 +165,7 @@ def _ops() -> dict[str, Entry]:
         "reduce_prod": "prod", "reduce_all": "all", "reduce_any": "any", "reduce_std": "std",
         "reduce_variance": "var", "reduce_logsumexp": "logsumexp",
     }  # fmt: skip
-    ops: dict[str, Entry] = {name: Op(f"keras.ops.{op}", _AXIS) for name, op in reductions.items()}
+    ops: dict[str, Entry] = {name: Operator(f"keras.ops.{op}", _AXIS) for name, op in reductions.items()}
     for name in (
         "abs", "acos:arccos", "asin:arcsin", "atan:arctan", "ceil", "cos", "cosh", "erf", "exp", "expm1",
         "floor", "log", "log1p", "log_sigmoid", "logical_not", "negative", "reciprocal", "round", "rsqrt",
@@ -173,21 +173,21 @@ def _ops() -> dict[str, Entry]:
         "is_finite:isfinite", "is_inf:isinf", "is_nan:isnan", "real", "imag", "conj",
     ):  # fmt: skip
         ours, _, op = name.partition(":")
-        ops[ours] = Op(f"keras.ops.{op or ours}", _X)
+        ops[ours] = Operator(f"keras.ops.{op or ours}", _X)
     for name in (
         "add", "atan2:arctan2", "divide", "divide_no_nan", "equal", "floordiv:floor_divide", "floormod:mod",
         "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor",
         "maximum", "minimum", "mod", "multiply", "not_equal", "pow:power", "subtract", "truediv:true_divide",
     ):  # fmt: skip
         ours, _, op = name.partition(":")
-        ops[ours] = Op(f"keras.ops.{op or ours}", _XY, tensors=2)
+        ops[ours] = Operator(f"keras.ops.{op or ours}", _XY, tensors=2)
     ops |= {
         "argmax": own("_operations.argmax"),
         "argmin": own("_operations.argmin"),
-        "cumsum": Op("keras.ops.cumsum", defaults={"axis": 0}, order=("x", "axis")),
-        "cumprod": Op("keras.ops.cumprod", defaults={"axis": 0}, order=("x", "axis")),
-        "top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
-        "in_top_k": Op("keras.ops.in_top_k"),
+        "cumsum": Operator("keras.ops.cumsum", defaults={"axis": 0}, order=("x", "axis")),
+        "cumprod": Operator("keras.ops.cumprod", defaults={"axis": 0}, order=("x", "axis")),
+        "top_k": Operator("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+        "in_top_k": Operator("keras.ops.in_top_k"),
         "squared_difference": own("_operations.squared_difference"),
         "add_n": own("_operations.add_n"),
         "accumulate_n": own("_operations.add_n"),
@@ -215,19 +215,19 @@ _AT_ROOT = [
 
 # fmt: off
 ARRAYS: dict[str, Entry] = {
-    "cast": Op("keras.ops.cast"),
-    "saturate_cast": Op("keras.ops.saturate_cast", {"value": "x"}),
-    "reshape": Op("keras.ops.reshape", {"tensor": "x", "shape": "newshape"}),
-    "transpose": Op("keras.ops.transpose", {"a": "x", "perm": "axes"}),
+    "cast": Operator("keras.ops.cast"),
+    "saturate_cast": Operator("keras.ops.saturate_cast", {"value": "x"}),
+    "reshape": Operator("keras.ops.reshape", {"tensor": "x", "shape": "newshape"}),
+    "transpose": Operator("keras.ops.transpose", {"a": "x", "perm": "axes"}),
     "concat": own("_operations.concat"),
     "stack": own("_operations.stack"),
-    "unstack": Op("keras.ops.unstack", {"value": "x"}, order=("x", "num", "axis")),
+    "unstack": Operator("keras.ops.unstack", {"value": "x"}, order=("x", "num", "axis")),
     "split": own("_operations.split"),
-    "expand_dims": Op("keras.ops.expand_dims", {"input": "x"}),
-    "squeeze": Op("keras.ops.squeeze", {"input": "x"}),
-    "tile": Op("keras.ops.tile", {"input": "x", "multiples": "repeats"}),
-    "repeat": Op("keras.ops.repeat", {"input": "x"}),
-    "pad": Op("keras.ops.pad", {"tensor": "x", "paddings": "pad_width"}),
+    "expand_dims": Operator("keras.ops.expand_dims", {"input": "x"}),
+    "squeeze": Operator("keras.ops.squeeze", {"input": "x"}),
+    "tile": Operator("keras.ops.tile", {"input": "x", "multiples": "repeats"}),
+    "repeat": Operator("keras.ops.repeat", {"input": "x"}),
+    "pad": Operator("keras.ops.pad", {"tensor": "x", "paddings": "pad_width"}),
     "gather": own("_operations.gather"),
     "where": own("_operations.where"),
     "boolean_mask": own("_operations.boolean_mask"),
@@ -237,26 +237,28 @@ ARRAYS: dict[str, Entry] = {
     "size": own("_indexing.size"),
     "identity": own("_operations.identity"),
     "range": own("numbers._made.arange"),
-    "linspace": Op("keras.ops.linspace"),
+    "linspace": Operator("keras.ops.linspace"),
     "zeros": own("numbers._made.zeros"),
     "ones": own("numbers._made.ones"),
-    "fill": Op("keras.ops.full", {"dims": "shape", "value": "fill_value"}),
+    "fill": Operator("keras.ops.full", {"dims": "shape", "value": "fill_value"}),
     "eye": own("numbers._made.eye"),
     "zeros_like": own("_operations.zeros_like"),
     "ones_like": own("_operations.ones_like"),
-    "broadcast_to": Op("keras.ops.broadcast_to", {"input": "x"}),
-    "reverse": Op("keras.ops.flip", {"tensor": "x"}),
-    "roll": Op("keras.ops.roll", {"input": "x"}),
-    "sort": Op("keras.ops.sort", {"values": "x"}),
-    "argsort": Op("keras.ops.argsort", {"values": "x"}),
-    "searchsorted": Op("keras.ops.searchsorted"),
-    "slice": Op("keras.ops.slice", {"input_": "inputs", "begin": "start_indices", "size": "shape"}),
-    "clip_by_value": Op("keras.ops.clip", {"t": "x", "clip_value_min": "x_min", "clip_value_max": "x_max"}),
+    "broadcast_to": Operator("keras.ops.broadcast_to", {"input": "x"}),
+    "reverse": Operator("keras.ops.flip", {"tensor": "x"}),
+    "roll": Operator("keras.ops.roll", {"input": "x"}),
+    "sort": Operator("keras.ops.sort", {"values": "x"}),
+    "argsort": Operator("keras.ops.argsort", {"values": "x"}),
+    "searchsorted": Operator("keras.ops.searchsorted"),
+    "slice": Operator("keras.ops.slice", {"input_": "inputs", "begin": "start_indices", "size": "shape"}),
+    "clip_by_value": Operator(
+        "keras.ops.clip", {"t": "x", "clip_value_min": "x_min", "clip_value_max": "x_max"}
+    ),
     "clip_by_norm": own("_operations.clip_by_norm"),
     "clip_by_global_norm": own("_operations.clip_by_global_norm"),
-    "norm": Op("keras.ops.norm", {"tensor": "x"}),
-    "einsum": Op("keras.ops.einsum"),
-    "tensordot": Op("keras.ops.tensordot", {"a": "x1", "b": "x2"}),
+    "norm": Operator("keras.ops.norm", {"tensor": "x"}),
+    "einsum": Operator("keras.ops.einsum"),
+    "tensordot": Operator("keras.ops.tensordot", {"a": "x1", "b": "x2"}),
     "matmul": own("_operations.matmul"),
     "meshgrid": own("_operations.meshgrid"),
     "cond": own("_operations.cond"),
@@ -270,18 +272,18 @@ ARRAYS: dict[str, Entry] = {
         "makes an array whose size depends on the data", "`numpy.unique` outside of a function"
     ),
     "linalg.matmul": own("_operations.matmul"),
-    "linalg.norm": Op("keras.ops.norm", {"tensor": "x"}),
-    "linalg.inv": Op("keras.ops.inv", {"input": "x"}),
-    "linalg.det": Op("keras.ops.det", {"input": "x"}),
-    "linalg.trace": Op("keras.ops.trace"),
+    "linalg.norm": Operator("keras.ops.norm", {"tensor": "x"}),
+    "linalg.inv": Operator("keras.ops.inv", {"input": "x"}),
+    "linalg.det": Operator("keras.ops.det", {"input": "x"}),
+    "linalg.trace": Operator("keras.ops.trace"),
     "linalg.diag": own("_operations.diag"),
-    "linalg.cholesky": Op("keras.ops.cholesky", {"input": "x"}),
+    "linalg.cholesky": Operator("keras.ops.cholesky", {"input": "x"}),
     "linalg.diag_part": own("_indexing.diag_part"),
-    "linalg.eigh": Op("keras.ops.eigh", {"tensor": "x"}),
-    "linalg.einsum": Op("keras.ops.einsum"),
+    "linalg.eigh": Operator("keras.ops.eigh", {"tensor": "x"}),
+    "linalg.einsum": Operator("keras.ops.einsum"),
     "linalg.matvec": own("_indexing.matvec"),
-    "linalg.qr": Op("keras.ops.qr", {"input": "x"}),
-    "linalg.solve": Op("keras.ops.solve", {"matrix": "a", "rhs": "b"}, tensors=2),
+    "linalg.qr": Operator("keras.ops.qr", {"input": "x"}),
+    "linalg.solve": Operator("keras.ops.solve", {"matrix": "a", "rhs": "b"}, tensors=2),
     "linalg.svd": own("_indexing.svd"),
     "svd": own("_indexing.svd"),
     **{
@@ -294,14 +296,14 @@ ARRAYS: dict[str, Entry] = {
     "complex": At("jax.lax.complex"),
     "dtypes.complex": At("jax.lax.complex"),
     "linalg.global_norm": own("_operations.global_norm"),
-    "bitwise.bitwise_and": Op("keras.ops.bitwise_and", _XY),
-    "bitwise.bitwise_or": Op("keras.ops.bitwise_or", _XY),
-    "bitwise.bitwise_xor": Op("keras.ops.bitwise_xor", _XY),
+    "bitwise.bitwise_and": Operator("keras.ops.bitwise_and", _XY),
+    "bitwise.bitwise_or": Operator("keras.ops.bitwise_or", _XY),
+    "bitwise.bitwise_xor": Operator("keras.ops.bitwise_xor", _XY),
 }
 # fmt: on
 
 NN: dict[str, Entry] = {
-    f"nn.{name}": Op(f"keras.ops.{op}", _X)
+    f"nn.{name}": Operator(f"keras.ops.{op}", _X)
     for name, op in {
         "relu": "relu", "relu6": "relu6", "elu": "elu", "selu": "selu", "gelu": "gelu", "silu": "silu",
         "swish": "silu", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh",
@@ -309,15 +311,15 @@ NN: dict[str, Entry] = {
     }.items()
 }  # fmt: skip
 NN |= {
-    "nn.gelu": Op("keras.ops.gelu", _X, defaults={"approximate": False}, order=("x", "approximate")),
+    "nn.gelu": Operator("keras.ops.gelu", _X, defaults={"approximate": False}, order=("x", "approximate")),
     "nn.compute_average_loss": At("unisono.nn.compute_average_loss"),
     "nn.scale_regularization_loss": At("unisono.nn.scale_regularization_loss"),
     "nn.embedding_lookup": At("unisono.nn.embedding_lookup"),
-    "nn.moments": Op("keras.ops.moments"),
+    "nn.moments": Operator("keras.ops.moments"),
     "nn.l2_loss": own("_operations.l2_loss"),
     "nn.l2_normalize": own("_operations.l2_normalize"),
     "nn.dropout": own("_operations.dropout"),
-    "nn.bias_add": Op("keras.ops.add", {"value": "x1", "bias": "x2"}),
+    "nn.bias_add": Operator("keras.ops.add", {"value": "x1", "bias": "x2"}),
     "nn.sparse_softmax_cross_entropy_with_logits": own("_operations.sparse_softmax_cross_entropy"),
     "nn.softmax_cross_entropy_with_logits": own("_operations.softmax_cross_entropy"),
     "nn.sigmoid_cross_entropy_with_logits": own("_operations.sigmoid_cross_entropy"),
@@ -325,8 +327,8 @@ NN |= {
     "nn.max_pool": own("_operations.max_pool"),
     "nn.avg_pool2d": own("_operations.avg_pool"),
     "nn.conv2d": own("_operations.conv2d"),
-    "nn.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
-    "nn.in_top_k": Op("keras.ops.in_top_k"),
+    "nn.top_k": Operator("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+    "nn.in_top_k": Operator("keras.ops.in_top_k"),
     "nn.xw_plus_b": Missing("is gone", "`tf.matmul(x, weights) + biases`"),
     **{
         f"nn.{name}": Missing("has no counterpart", "`unisono.nn.embedding_lookup` of dense ids, and a sum")
@@ -339,7 +341,7 @@ NN |= {
     "nn.conv3d": Missing("has no counterpart", "`keras.ops.conv`"),
     "nn.conv2d_transpose": Missing("has no counterpart", "`keras.ops.conv_transpose`"),
     "nn.depthwise_conv2d": Missing("has no counterpart", "`keras.ops.depthwise_conv`"),
-    "nn.batch_normalization": Op(
+    "nn.batch_normalization": Operator(
         "keras.ops.batch_normalization",
         order=(
             "x",
@@ -362,6 +364,6 @@ CORE: dict[str, Entry] = {
     **{f"math.{name}": entry for name, entry in MATH.items()},
     **{name: MATH[name] for name in _AT_ROOT if name in MATH},
     "math.l2_normalize": own("_operations.l2_normalize"),
-    "math.softmax": Op("keras.ops.softmax", _X),
-    "math.top_k": Op("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
+    "math.softmax": Operator("keras.ops.softmax", _X),
+    "math.top_k": Operator("keras.ops.top_k", {"input": "x"}, order=("x", "k", "sorted")),
 }

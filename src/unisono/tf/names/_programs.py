@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing, Op, own
+from unisono.tf._entries import At, Entry, Missing, Operator, own
 
 _FILES = [
     "copy", "exists", "glob", "isdir", "listdir", "makedirs", "mkdir", "remove", "rename", "rmtree",
@@ -203,13 +203,13 @@ RANDOM: dict[str, Entry] = {
     "random.normal": own("_random.normal"),
     "random.uniform": own("_random.uniform"),
     "random.truncated_normal": own("_random.truncated_normal"),
-    "random.shuffle": Op("keras.random.shuffle", {"value": "x"}),
+    "random.shuffle": Operator("keras.random.shuffle", {"value": "x"}),
     "random.categorical": own("_random.categorical"),
     **{
         f"random.{name}": own(f"numbers._stateless.{ours}", note="the numbers are JAX's")
         for name, ours in {
-            "Generator": "Generator",
-            "experimental.Generator": "Generator",
+            "Generator": "RandomGenerator",
+            "experimental.Generator": "RandomGenerator",
             "experimental.stateless_split": "split",
             "get_global_generator": "get_global_generator",
             "set_global_generator": "set_global_generator",
@@ -234,7 +234,7 @@ RANDOM: dict[str, Entry] = {
     "image.convert_image_dtype": own("_images.convert_image_dtype"),
     "image.per_image_standardization": own("_images.per_image_standardization"),
     "image.grayscale_to_rgb": own("_images.grayscale_to_rgb"),
-    "image.rgb_to_grayscale": Op("keras.ops.image.rgb_to_grayscale"),
+    "image.rgb_to_grayscale": Operator("keras.ops.image.rgb_to_grayscale"),
     **{
         f"image.{name}": own(f"_images.{name}")
         for name in (
@@ -315,7 +315,7 @@ KERAS: dict[str, Entry] = {
     "keras.callbacks.experimental.BackupAndRestore": At("unisono.callbacks.BackupAndRestore"),
     "keras.callbacks.TensorBoard": At("unisono.callbacks.TensorBoard"),
     "keras.callbacks.ModelCheckpoint": own("_keras.ModelCheckpoint"),
-    "keras.losses.Reduction": own("_keras.Reduction"),
+    "keras.losses.Reduction": own("_keras.KerasReduction"),
     "keras.utils.image_dataset_from_directory": own("_directories.image_dataset_from_directory"),
     "keras.preprocessing.image_dataset_from_directory": own("_directories.image_dataset_from_directory"),
     "keras.utils.get_file": own(

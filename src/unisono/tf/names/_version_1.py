@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing, Op, Value, own
+from unisono.tf._entries import At, Entry, Missing, Operator, Value, own
 
 _FUNCTION = "a `tf.function` of arguments, called with arrays"
 _GRAPH = Missing("belongs to graphs and sessions, which are not there", _FUNCTION)
@@ -103,10 +103,10 @@ VERSION_1: dict[str, Entry] = {
     "random_uniform": own("_random.uniform"),
     "truncated_normal": own("_random.truncated_normal"),
     "set_random_seed": At("keras.utils.set_random_seed"),
-    "log": Op("keras.ops.log"),
+    "log": Operator("keras.ops.log"),
     "to_double": own("_tensors.to_double"),
-    "to_float": Op("keras.ops.cast", defaults={"dtype": "float32"}),
-    "to_int32": Op("keras.ops.cast", defaults={"dtype": "int32"}),
+    "to_float": Operator("keras.ops.cast", defaults={"dtype": "float32"}),
+    "to_int32": Operator("keras.ops.cast", defaults={"dtype": "int32"}),
     "to_int64": own("_tensors.to_int64"),
     "nn.softmax_cross_entropy_with_logits_v2": own("_operations.softmax_cross_entropy"),
     "version.VERSION": Value("2.21.0+unisono", "the version of TensorFlow whose names these are"),

@@ -120,7 +120,7 @@ random_hue = of_image(_colors.random_hue)
 random_saturation = of_image(_colors.random_saturation)
 
 
-class Generator(Holder):
+class RandomGenerator(Holder):
     """Random numbers of a state of their own, as `tf.random.Generator` makes them.
 
     Args:
@@ -142,7 +142,7 @@ class Generator(Holder):
         return {} if self._seeds is None else {"state": self._seeds.state}
 
     @classmethod
-    def from_seed(cls, seed: int, alg: Any = None) -> Generator:
+    def from_seed(cls, seed: int, alg: Any = None) -> RandomGenerator:
         """Return a generator that begins with a seed.
 
         Args:
@@ -152,7 +152,7 @@ class Generator(Holder):
         return cls(int(seed))
 
     @classmethod
-    def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
+    def from_non_deterministic_state(cls, alg: Any = None) -> RandomGenerator:
         """Return a generator that begins by chance.
 
         Args:
@@ -222,26 +222,26 @@ class Generator(Holder):
         """
         return split(self._next(), count).T
 
-    def split(self, count: int = 1) -> list[Generator]:
+    def split(self, count: int = 1) -> list[RandomGenerator]:
         """Return new generators.
 
         Args:
             count: how many.
         """
-        return [Generator(int(seed) & 0x7FFFFFFF) for seed in self.make_seeds(count)[0]]
+        return [RandomGenerator(int(seed) & 0x7FFFFFFF) for seed in self.make_seeds(count)[0]]
 
 
-_GLOBAL: list[Generator] = []
+_GLOBAL: list[RandomGenerator] = []
 
 
-def get_global_generator() -> Generator:
+def get_global_generator() -> RandomGenerator:
     """Return the generator that a program has set, or one that begins by chance."""
     if not _GLOBAL:
-        _GLOBAL.append(Generator())
+        _GLOBAL.append(RandomGenerator())
     return _GLOBAL[0]
 
 
-def set_global_generator(generator: Generator) -> None:
+def set_global_generator(generator: RandomGenerator) -> None:
     """Set what `get_global_generator` returns.
 
     Args:

@@ -20,17 +20,16 @@ from keras import ops
 
 from unisono._errors import InvalidTypeError, UnsupportedError
 from unisono._types import PyTree
-from unisono.data._pipeline._structure import TensorSpec as Spec
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.step._call_signature import NUMBER, Call, Kind
 from unisono.step.functions._function import BoundFunction, Function
 from unisono.tf._entries import device_dtype
-from unisono.tf.adapters._tensors import TensorSpec
 
 #: A tensor of unknown rank is one of each of these: StableHLO knows open sizes, and no open ranks.
 RANKS = range(5)
 
 #: What stands for a tensor among the arguments that `get_concrete_function` is given.
-_TENSORS = (Spec, jax.Array, np.ndarray)
+_TENSORS = (TensorSpec, jax.Array, np.ndarray)
 
 
 def parts_of(function: Function | BoundFunction) -> tuple[Function, tuple[Any, ...]]:
@@ -79,7 +78,7 @@ def calls_for(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
     """
     leaves, structure = jax.tree.flatten(by_position(function, args, kwargs))
     leaves = [_specified(leaf) for leaf in leaves]
-    is_open = any(isinstance(leaf, Spec) and leaf.shape is None for leaf in leaves)
+    is_open = any(isinstance(leaf, TensorSpec) and leaf.shape is None for leaf in leaves)
     return [_call(structure, leaves, rank) for rank in (RANKS if is_open else [0])]
 
 
@@ -87,7 +86,7 @@ def _specified(leaf: Any) -> Any:
     """Return the spec of what is an array in a program; other objects as they are."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         leaf = TensorSpec(leaf.shape, leaf.dtype)
-    if isinstance(leaf, Spec) and leaf.dtype.kind in "SUO":
+    if isinstance(leaf, TensorSpec) and leaf.dtype.kind in "SUO":
         raise UnsupportedError(
             "A function of strings is Python's, and has no form of its own for given shapes. Received: "
             f"{leaf}. Write the function's call, or one of numbers."
@@ -96,12 +95,12 @@ def _specified(leaf: Any) -> Any:
 
 
 def _call(structure: Any, leaves: Sequence[Any], rank: int) -> Call:
-    is_array = [isinstance(leaf, (Spec, float)) for leaf in leaves]
-    names = [_names(leaf, i, rank) for i, leaf in enumerate(leaves) if isinstance(leaf, Spec)]
+    is_array = [isinstance(leaf, (TensorSpec, float)) for leaf in leaves]
+    names = [_names(leaf, i, rank) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
     shapes = iter(_with_symbols(names))
     parts = [
         (jax.ShapeDtypeStruct(next(shapes), device_dtype(leaf.dtype)),)
-        if isinstance(leaf, Spec)
+        if isinstance(leaf, TensorSpec)
         else (NUMBER,) * array
         for leaf, array in zip(leaves, is_array, strict=True)
     ]
@@ -163,7 +162,7 @@ def _reshaped(call: Call, shapes: Sequence[Sequence[int | str]]) -> Call:
     return dataclasses.replace(call, parts=tuple(tuple(next(arrays) for _ in part) for part in call.parts))
 
 
-def _names(spec: Spec, index: int, rank: int) -> tuple[int | str, ...]:
+def _names(spec: TensorSpec, index: int, rank: int) -> tuple[int | str, ...]:
     shape = (None,) * rank if spec.shape is None else spec.shape
     return tuple(f"size{index}_{axis}" if size is None else size for axis, size in enumerate(shape))
 
@@ -194,7 +193,9 @@ class ConcreteFunction:
         """Call the function with tensors; Python's objects are those that it was made with."""
         tensors, filled = list(args), dict(self._bound.arguments)
         for name, value in self._bound.arguments.items():
-            if not any(isinstance(leaf, (Spec, jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)):
+            if not any(
+                isinstance(leaf, (TensorSpec, jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)
+            ):
                 continue
             if name in kwargs:
                 filled[name] = kwargs.pop(name)

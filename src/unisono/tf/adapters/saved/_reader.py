@@ -21,9 +21,10 @@ from unisono._export._loaded import WEIGHTS, read_weights
 from unisono._export._specs import ArraySpec, bind_sizes, decode, leaves, map_leaves, matched, rebuild
 from unisono._system._packages import require_packages
 from unisono._types import PyTree
+from unisono.data._pipeline._structure import TensorSpec
 from unisono.step.functions._function import Function
 from unisono.step.variables._variable import Variable
-from unisono.tf.adapters._tensors import Module, TensorSpec
+from unisono.tf.adapters._tensors import Module
 from unisono.tf.adapters.saved._concrete import calls_for, spec_of
 from unisono.tf.adapters.saved._writer import KIND, VERSION, Record, file_of
 
@@ -83,9 +84,9 @@ def read_module(path: Path) -> Any:
         for array, spec, record in zip(arrays, specs, manifest["variables"], strict=True)
     ]
 
-    def program(record: Record) -> _Program:
+    def program(record: Record) -> _SavedProgram:
         blob = read_file(path, file_of(record["program"]), manifest["files"])
-        return _Program.of(record, jax.export.deserialize(bytearray(blob)), variables)
+        return _SavedProgram.of(record, jax.export.deserialize(bytearray(blob)), variables)
 
     objects: list[LoadedModule] = [LoadedModule() for _ in manifest["objects"]]
 
@@ -114,7 +115,7 @@ def read_module(path: Path) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _SavedProgram:
     """A function for arguments of certain shapes.
 
     Args:
@@ -136,7 +137,9 @@ class _Program:
     exported: jax.export.Exported
 
     @classmethod
-    def of(cls, record: Record, exported: jax.export.Exported, variables: Sequence[Variable]) -> _Program:
+    def of(
+        cls, record: Record, exported: jax.export.Exported, variables: Sequence[Variable]
+    ) -> _SavedProgram:
         """Return the program of a record."""
         own = [variables[i] for i in record["variables"]]
         inputs, outputs = decode(record["inputs"]), decode(record["outputs"])
@@ -176,7 +179,7 @@ class _Program:
 class _Restored:
     """A loaded function: the first of its programs that fits the arguments."""
 
-    def __init__(self, programs: Sequence[_Program]) -> None:
+    def __init__(self, programs: Sequence[_SavedProgram]) -> None:
         self.programs = programs
         self.__name__ = self.__qualname__ = programs[0].name if programs else "function"
         names = programs[0].parameters if programs else ()
@@ -207,7 +210,7 @@ class _Restored:
         )
 
 
-def _function(programs: Sequence[_Program]) -> Function:
+def _function(programs: Sequence[_SavedProgram]) -> Function:
     """Return the function of programs, which can be saved again."""
     function = Function(_Restored(programs))
     for program in programs:
@@ -224,7 +227,7 @@ class Signature:
         programs: what it computes, for each rank.
     """
 
-    def __init__(self, name: str, programs: Sequence[_Program]) -> None:
+    def __init__(self, name: str, programs: Sequence[_SavedProgram]) -> None:
         self.name, self._programs = name, programs
         self._function = _function(programs)
 
