@@ -47,8 +47,8 @@ def shuffled(parent: Node, buffer_size: int, seed: int, reshuffle: bool, seeded:
         # A long order keeps only a window of itself, which cannot be read in the order of another shuffle.
         is_long = parent.cardinality == INFINITE or parent.cardinality > LONG
         if not (is_long and any(isinstance(node, _indexed.Shuffle) for node in walk(parent))):
-            return _indexed.Shuffle(parent, buffer_size, seed, reshuffle, seeded)
-    return _streams.StreamShuffle(parent, buffer_size, seed, reshuffle, seeded)
+            return _indexed.Shuffle(parent, seed, reshuffle, seeded, buffer_size)
+    return _streams.StreamShuffle(parent, seed, reshuffle, seeded, buffer_size)
 
 
 def repeated(parent: Node, count: int) -> Node:

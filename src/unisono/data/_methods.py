@@ -310,7 +310,7 @@ class FurtherTransforms(Transforms):
             )
         class_of = _numbering(class_func, "class_func")
         drawn = _functions.seed_or_drawn(seed)
-        return self.derived(Resample(self.node, class_of, target, initial, drawn, seed is not None))
+        return self.derived(Resample(self.node, drawn, True, seed is not None, class_of, target, initial))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
         """Declare the number of elements, where it is unknown.

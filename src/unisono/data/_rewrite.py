@@ -13,16 +13,12 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.data._dataset import Dataset
-from unisono.data._pipeline._indexed import Batch, Shuffle, Slices, Source, Stride
+from unisono.data._pipeline._indexed import Slices, Source, Stride
 from unisono.data._pipeline._interleave import Interleave
-from unisono.data._pipeline._plan import Node, Pass, walk
-from unisono.data._pipeline._sampling import Random, Resample
-from unisono.data._pipeline._streams import StreamBatch, StreamShuffle, StreamStride
+from unisono.data._pipeline._plan import Node, Pass, SeededNode, walk
+from unisono.data._pipeline._streams import StreamBatch, StreamStride
 from unisono.data._pipeline._structure import Element, leading_size
 from unisono.data._sharding import balanced_sizes, split_points
-
-#: Nodes whose elements or order are random.
-_SEEDED = (Shuffle, StreamShuffle, Random, Resample)
 
 
 def reads_files(dataset: Dataset) -> bool:
@@ -89,7 +85,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
     """
 
     def shard(node: Node, _: Node) -> Node:
-        if isinstance(node, (Stride, StreamStride)) and node.hinted:
+        if isinstance(node, StreamStride) and node.hinted:
             return dataclasses.replace(node, start=index, step=num_shards)
         return node
 
@@ -106,11 +102,11 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
     Returns:
         A new data set.
     """
-    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, _SEEDED)]
+    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, SeededNode)]
     numbers: dict[Node, int] = {node: number for number, node in enumerate(shuffles)}
 
     def reseed(node: Node, original: Node) -> Node:
-        if isinstance(node, _SEEDED) and not node.seeded:
+        if isinstance(node, SeededNode) and not node.seeded:
             # A seed of its own for each shuffle; their order in the plan is the same on all workers.
             return dataclasses.replace(node, seed=(seed + numbers[original]) % 2**64)
         return node
@@ -129,7 +125,7 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     [4]
     """
     nodes = dict.fromkeys(walk(dataset.node))
-    shuffles = [node for node in nodes if isinstance(node, _SEEDED)]
+    shuffles = [node for node in nodes if isinstance(node, SeededNode)]
     return [node.seed for node in shuffles if drawn is None or node.seeded is (not drawn)]
 
 
@@ -155,7 +151,7 @@ def with_batches_divided(
     [2, 2, 2]
     """
     # `walk` begins at the end of the pipeline: the first batch that it finds is the last to be applied.
-    last = next((node for node in walk(dataset.node) if isinstance(node, (Batch, StreamBatch))), None)
+    last = next((node for node in walk(dataset.node) if isinstance(node, StreamBatch)), None)
     if last is None:
         pieces = functools.partial(_pieces, parts=num_shards)
         return dataset.derived(Interleave(dataset.node, pieces, cycle_length=1, block_length=1, ahead=0))
@@ -167,7 +163,7 @@ def with_batches_divided(
     size = max(1, balanced_sizes(last.batch_size, num_shards)[index])
 
     def divide(node: Node, original: Node) -> Node:
-        if original is last and isinstance(node, (Batch, StreamBatch)):
+        if original is last and isinstance(node, StreamBatch):
             return dataclasses.replace(node, batch_size=size)
         return node
 

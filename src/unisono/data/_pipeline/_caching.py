@@ -20,6 +20,7 @@ from unisono.data._pipeline._plan import (
     Pass,
     StatefulNode,
     StateIterator,
+    UnaryNode,
     stateful_nodes,
 )
 from unisono.data._pipeline._store import Store
@@ -35,15 +36,13 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Cache(StatefulNode):
+class _Cache(StatefulNode, UnaryNode):
     """Holds the elements of the first pass: later passes have the same shuffled order.
 
     Args:
-        parent: The cached node.
         store: The storage of its elements; it may hold a part of them.
     """
 
-    parent: Node
     store: Store
     pin: Pin = dataclasses.field(default_factory=Pin, kw_only=True)
 
@@ -51,10 +50,6 @@ class _Cache(StatefulNode):
     def cardinality(self) -> int:
         known = self.parent.cardinality
         return self.store.size if known == UNKNOWN and self.store.size is not None else known
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
 
     @property
     # Every repetition reads what the first one stored.

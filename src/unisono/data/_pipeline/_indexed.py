@@ -1,5 +1,7 @@
 """Sources with random access by position, and the transformations that preserve it.
 
+A transformation has the fields, cardinality and spec of the one for streams, and computes rows by position.
+
 Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_transforms.py.
 """
 
@@ -12,10 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from unisono.data._pipeline import _cardinality, _padding, _structure
+from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE
-from unisono.data._pipeline._plan import CountingNode, IndexedNode, Pass, first_spec
+from unisono.data._pipeline._plan import IndexedNode, Pass, first_spec
 from unisono.data._pipeline._store import Store
+from unisono.data._pipeline._streams import (
+    StreamBatch,
+    StreamConcatenate,
+    StreamMap,
+    StreamPaddedBatch,
+    StreamReadAhead,
+    StreamRepeat,
+    StreamShuffle,
+    StreamStride,
+    StreamZip,
+)
 from unisono.data._pipeline._structure import Element
 
 
@@ -137,24 +150,15 @@ class StoreSource(IndexedNode, label="Stored"):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Map(IndexedNode):
+class Map(IndexedNode, StreamMap):
     """A function applied to each element.
 
     Args:
-        parent: The input.
-        fn: The function.
-        calls: Number of threads.
         signature: Spec of the results, None where it is not known.
     """
 
     parent: IndexedNode
-    fn: Callable[[Element], Element]
-    calls: int = 0
     signature: Element = None
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
 
     @functools.cached_property
     def spec(self) -> Element:
@@ -169,32 +173,15 @@ class Map(IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stride(IndexedNode, label="Strided"):
-    """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative.
-
-    Args:
-        parent: The input.
-        start: First position.
-        step: Distance between positions.
-        limit: The most elements; negative for no limit.
-        hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
-    """
+class Stride(IndexedNode, StreamStride, label="Strided"):
+    """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative."""
 
     parent: IndexedNode
-    start: int = 0
-    step: int = 1
     limit: int = -1
-    hinted: bool = False
 
     @functools.cached_property
     def cardinality(self) -> int:
-        return _cardinality.taken(
-            _cardinality.strided(self.parent.cardinality, self.start, self.step), self.limit
-        )
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
+        return _cardinality.taken(super().cardinality, self.limit)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return self.parent.rows(run, self.start + self.step * positions)
@@ -204,19 +191,10 @@ class Stride(IndexedNode, label="Strided"):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Repeat(IndexedNode):
+class Repeat(IndexedNode, StreamRepeat):
     """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
     parent: IndexedNode
-    count: int
-
-    @functools.cached_property
-    def cardinality(self) -> int:
-        return _cardinality.repeated(self.parent.cardinality, self.count)
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return [
@@ -245,19 +223,11 @@ class Repeat(IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Concatenate(IndexedNode):
+class Concatenate(IndexedNode, StreamConcatenate):
     """The elements of a finite data set, then those of another."""
 
     first: IndexedNode
     second: IndexedNode
-
-    @functools.cached_property
-    def cardinality(self) -> int:
-        return _cardinality.summed([self.first.cardinality, self.second.cardinality])
-
-    @property
-    def spec(self) -> Element:
-        return self.first.spec
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         size = self.first.cardinality
@@ -278,24 +248,10 @@ class Concatenate(IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Zip(IndexedNode):
-    """Tuples (or other structures) of one element of each of several data sets.
-
-    Args:
-        parents: The data sets.
-        arrange: Builds one element from one element of each.
-    """
+class Zip(IndexedNode, StreamZip):
+    """Tuples (or other structures) of one element of each of several data sets."""
 
     parents: tuple[IndexedNode, ...]
-    arrange: Callable[[Sequence[Element]], Element]
-
-    @functools.cached_property
-    def cardinality(self) -> int:
-        return _cardinality.shortest(parent.cardinality for parent in self.parents)
-
-    @functools.cached_property
-    def spec(self) -> Element:
-        return self.arrange([parent.spec for parent in self.parents])
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         columns = [parent.rows(run, positions) for parent in self.parents]
@@ -307,40 +263,10 @@ class Zip(IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shuffle(CountingNode, IndexedNode):
-    """The elements in the order of a buffered shuffle, whose buffer holds positions instead of elements.
-
-    Args:
-        parent: The input.
-        buffer_size: Size of the buffer.
-        seed: The seed of the order.
-        reshuffle: Whether each iteration and repetition has its own order.
-        seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
-    """
+class Shuffle(IndexedNode, StreamShuffle):
+    """The elements in the order of a buffered shuffle, whose buffer holds positions instead of elements."""
 
     parent: IndexedNode
-    buffer_size: int
-    seed: int
-    reshuffle: bool
-    seeded: bool
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
-
-    @property
-    def varies(self) -> bool:
-        return self.reshuffle or self.parent.varies
-
-    def entropy(self, run: Pass) -> tuple[int, ...]:
-        """Return the numbers that decide the order in a pass."""
-        # Inside a data set that a function returned no draws are recorded: there the path alone tells passes
-        # apart.
-        return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return self.parent.rows(run, self._shuffled(run, positions))
@@ -353,26 +279,15 @@ class Shuffle(CountingNode, IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch(IndexedNode):
+class Batch(IndexedNode, StreamBatch):
     """Batches of `batch_size` elements."""
 
     parent: IndexedNode
-    batch_size: int
-    drop_remainder: bool
-
-    @functools.cached_property
-    def cardinality(self) -> int:
-        return _cardinality.batched(self.parent.cardinality, self.batch_size, self.drop_remainder)
-
-    @functools.cached_property
-    def spec(self) -> Element:
-        return _structure.batched_spec(self.parent.spec, self.batch_size if self.drop_remainder else None)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
-        return [self.make(run, self._members(position)) for position in positions.tolist()]
+        return [self._batch(run, self._members(position)) for position in positions.tolist()]
 
-    def make(self, run: Pass, members: np.ndarray) -> Element:
-        """Return the batch of the elements at `members`."""
+    def _batch(self, run: Pass, members: np.ndarray) -> Element:
         return self.parent.stacked(run, members)
 
     def _members(self, position: int) -> np.ndarray:
@@ -384,32 +299,19 @@ class Batch(IndexedNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PaddedBatch(Batch):
+class PaddedBatch(Batch, StreamPaddedBatch):
     """Batches of `batch_size` elements, padded to one shape."""
 
-    shapes: Element
-    values: Element
-
-    @functools.cached_property
-    def spec(self) -> Element:
-        size = self.batch_size if self.drop_remainder else None
-        return _padding.padded_spec(self.parent.spec, size, self.shapes)
-
-    def make(self, run: Pass, members: np.ndarray) -> Element:
-        return _padding.pad(self.parent.rows(run, members), self.shapes, self.values)
+    def _batch(self, run: Pass, members: np.ndarray) -> Element:
+        return self.make(self.parent.rows(run, members))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReadAhead(IndexedNode):
+class ReadAhead(IndexedNode, StreamReadAhead):
     """The same elements, computed ahead by threads."""
 
     parent: IndexedNode
-    count: int
     calls: int
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
 
     @property
     def ahead(self) -> int:
@@ -418,10 +320,6 @@ class ReadAhead(IndexedNode):
     @property
     def threads(self) -> int:
         return self.calls
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return self.parent.rows(run, positions)

@@ -13,32 +13,26 @@ from typing import Any
 import grain
 
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import CountingNode, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._plan import CountingNode, Node, Pass, SelectiveNode, StateIterator, first_spec
 from unisono.data._pipeline._streams import StreamReadAhead
 from unisono.data._pipeline._structure import Element, unbatched_spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Interleave(CountingNode):
+class Interleave(CountingNode, SelectiveNode):
     """The elements of the data sets that a function returns, a block from each of several in turn.
 
     Args:
-        parent: The input of the function.
         fn: Returns a node for an element.
         cycle_length: Number of data sets that are open at the same time.
         block_length: Number of successive elements from one data set.
         ahead: Number of elements that a thread reads ahead from each; 0 for no thread.
     """
 
-    parent: Node
     fn: Callable[[Element], Node]
     cycle_length: int
     block_length: int
     ahead: int
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.parent.cardinality == 0 else UNKNOWN
 
     @property
     def spec(self) -> Element:

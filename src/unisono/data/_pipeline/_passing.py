@@ -16,8 +16,16 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import IndexedNode, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._cardinality import INFINITE
+from unisono.data._pipeline._plan import (
+    IndexedNode,
+    Pass,
+    PositionIterator,
+    SelectiveNode,
+    SourceIterator,
+    UnaryNode,
+    first_spec,
+)
 from unisono.data._pipeline._streams import ReplayIterator
 from unisono.data._pipeline._structure import Element
 
@@ -25,22 +33,7 @@ _LOG = logging.getLogger("unisono")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _SubsetNode(Node):
-    """Some of the elements of the input, unchanged."""
-
-    parent: Node
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.parent.cardinality == 0 else UNKNOWN
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TakeWhile(_SubsetNode):
+class TakeWhile(SelectiveNode):
     """The elements before the first for which a predicate is false."""
 
     predicate: Callable[[Element], bool]
@@ -49,10 +42,11 @@ class TakeWhile(_SubsetNode):
         return _TakeWhileIterator(self.parent.iterate(run), self.predicate)
 
 
-class _TakeWhileIterator(StateIterator):
-    def __init__(self, parent: grain.DatasetIterator, predicate: Callable[[Element], bool]) -> None:
-        super().__init__(parent)
-        self._source = parent
+class _TakeWhileIterator(SourceIterator):
+    kept = ("is_ended",)
+
+    def __init__(self, source: grain.DatasetIterator, predicate: Callable[[Element], bool]) -> None:
+        super().__init__(source)
         self._predicate = predicate
         self._is_ended = False
 
@@ -65,30 +59,18 @@ class _TakeWhileIterator(StateIterator):
             self._is_ended = True
         raise StopIteration
 
-    def get_state(self) -> dict[str, Any]:
-        return {"parent": self._source.get_state(), "is_ended": self._is_ended}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._source.set_state(state["parent"])
-        self._is_ended = state["is_ended"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scan(_SubsetNode):
+class Scan(UnaryNode):
     """The outputs of a function with a state.
 
     Args:
-        parent: The input.
         initial: The state at the start of each pass.
         fn: From `(state, element)` to `(state, output)`.
     """
 
     initial: UserValue
     fn: Callable[[Any, Element], tuple[Any, Element]]
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
 
     @functools.cached_property
     def spec(self) -> Element:
@@ -107,7 +89,7 @@ class Scan(_SubsetNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unique(_SubsetNode):
+class Unique(SelectiveNode):
     """The first of equal elements."""
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
@@ -135,7 +117,7 @@ def _bytes_of(element: Element) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IgnoreErrors(_SubsetNode):
+class IgnoreErrors(SelectiveNode):
     """The elements whose computation raises no error.
 
     Args:
@@ -151,10 +133,9 @@ class IgnoreErrors(_SubsetNode):
         return _IgnoreErrorsIterator(self.parent.iterate(run), self.log_warning)
 
 
-class _IgnoreErrorsIterator(StateIterator):
-    def __init__(self, parent: grain.DatasetIterator, log_warning: bool) -> None:
-        super().__init__(parent)
-        self._source = parent
+class _IgnoreErrorsIterator(SourceIterator):
+    def __init__(self, source: grain.DatasetIterator, log_warning: bool) -> None:
+        super().__init__(source)
         self._log_warning = log_warning
         self._last: Exception | None = None
 
@@ -173,38 +154,24 @@ class _IgnoreErrorsIterator(StateIterator):
                 self._last = error
                 _note(error, self._log_warning)
 
-    def get_state(self) -> dict[str, Any]:
-        return {"parent": self._source.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._source.set_state(state["parent"])
-
-
-class _IgnoreErrorsByPosition(StateIterator):
+class _IgnoreErrorsByPosition(PositionIterator):
     """Ignores errors of an indexed node: the next position can always be tried."""
 
     def __init__(self, node: IndexedNode, run: Pass, log_warning: bool) -> None:
-        super().__init__()
-        self._node = node
-        self._run = run
+        super().__init__(node, run)
         self._log_warning = log_warning
-        self._next = 0
 
     def __next__(self) -> Element:
-        while self._next != self._node.cardinality:
-            # Before the element is computed: one that raises is not tried again.
-            self._next += 1
+        while True:
             try:
-                return self._node.rows(self._run, np.array([self._next - 1]))[0]
+                return super().__next__()
+            except StopIteration:
+                raise
             except Exception as error:
                 _note(error, self._log_warning)
-        raise StopIteration
-
-    def get_state(self) -> dict[str, Any]:
-        return {"next_index": self._next}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._next = state["next_index"]
+                # An element that raises is not tried again.
+                self._next += 1
 
 
 def _note(error: Exception, log_warning: bool) -> None:
@@ -214,7 +181,7 @@ def _note(error: Exception, log_warning: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SizeCheck(_SubsetNode, label="Counted"):
+class SizeCheck(UnaryNode, label="Counted"):
     """The same elements, with a check of their number."""
 
     size: int
@@ -227,10 +194,11 @@ class SizeCheck(_SubsetNode, label="Counted"):
         return _SizeCheckIterator(self.parent.iterate(run), self.size)
 
 
-class _SizeCheckIterator(StateIterator):
-    def __init__(self, parent: grain.DatasetIterator, size: int) -> None:
-        super().__init__(parent)
-        self._source = parent
+class _SizeCheckIterator(SourceIterator):
+    kept = ("given",)
+
+    def __init__(self, source: grain.DatasetIterator, size: int) -> None:
+        super().__init__(source)
         self._size = size
         self._given = 0
 
@@ -253,10 +221,3 @@ class _SizeCheckIterator(StateIterator):
             f"The number of elements must be that of assert_cardinality({self._size}). "
             f"Received: {how} than {given}. Correct the number, or the data."
         )
-
-    def get_state(self) -> dict[str, Any]:
-        return {"parent": self._source.get_state(), "given": self._given}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._source.set_state(state["parent"])
-        self._given = state["given"]

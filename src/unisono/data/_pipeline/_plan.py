@@ -26,7 +26,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._reads import DataIterator, current_reader, note_iteration
 from unisono.data._pipeline import _order
-from unisono.data._pipeline._cardinality import INFINITE
+from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._structure import Element, spec_of, stack
 
 #: The number of a pass over a node, or for a cache the numbers of the passes that filled it.
@@ -157,6 +157,30 @@ class Node(abc.ABC):
         return any(node.varies for node in self.inputs)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnaryNode(Node):
+    """A node with one input, whose cardinality and spec it has unless a subclass overrides them."""
+
+    parent: Node
+
+    @property
+    def cardinality(self) -> int:
+        return self.parent.cardinality
+
+    @property
+    def spec(self) -> Element:
+        return self.parent.spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SelectiveNode(UnaryNode):
+    """A node with one input, of whose elements it makes an unknown number."""
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.parent.cardinality == 0 else UNKNOWN
+
+
 class StatefulNode(Node):
     """A node that counts its iterations."""
 
@@ -198,6 +222,31 @@ class CountingNode(StatefulNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class SeededNode(CountingNode):
+    """A node whose elements or their order are random.
+
+    Args:
+        seed: The seed.
+        reshuffle: Whether each iteration and repetition has an order of its own.
+        seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
+    """
+
+    seed: int
+    reshuffle: bool
+    seeded: bool
+
+    @property
+    def varies(self) -> bool:
+        return self.reshuffle or super().varies
+
+    def entropy(self, run: Pass) -> tuple[int, ...]:
+        """Return the numbers that decide a pass."""
+        # Inside a data set that a function returned no draws are recorded: there the path alone tells passes
+        # apart.
+        return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class IndexedNode(Node):
     """A node whose elements can be computed in any order, by position."""
 
@@ -226,7 +275,8 @@ class IndexedNode(Node):
         threads = max(node.threads for node in nodes if isinstance(node, IndexedNode))
         ahead = sum(node.ahead for node in nodes if isinstance(node, IndexedNode))
         if not threads and not ahead:
-            return _DirectIterator(self, run)
+            # Grain's reader takes four times as long for small elements.
+            return PositionIterator(self, run)
         # Grain reads ahead only with at least one thread, and never runs more threads than its buffer has
         # places: it logs a warning where the buffer is smaller.
         options = grain.ReadOptions(num_threads=max(threads, 1), prefetch_buffer_size=max(threads, ahead))
@@ -248,8 +298,26 @@ class StateIterator(grain.DatasetIterator):
         """Continue at the position of the iterator that returned `state`."""
 
 
-class _DirectIterator(StateIterator):
-    """Computes the elements in sequence. Grain's reader takes four times as long for small ones."""
+class SourceIterator(StateIterator):
+    """Reads a source; its state is that of the source and the attributes that `kept` names, without a `_`."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, source: grain.DatasetIterator) -> None:
+        super().__init__(source)
+        self._source = source
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._source.get_state(), **{name: getattr(self, f"_{name}") for name in self.kept}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["parent"])
+        for name in self.kept:
+            setattr(self, f"_{name}", state[name])
+
+
+class PositionIterator(StateIterator):
+    """Computes the elements of an indexed node in sequence; its state is the next position."""
 
     def __init__(self, node: IndexedNode, run: Pass) -> None:
         super().__init__()

@@ -18,7 +18,14 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import CountingNode, IndexedNode, Node, Pass, StateIterator
+from unisono.data._pipeline._plan import (
+    IndexedNode,
+    Node,
+    Pass,
+    SeededNode,
+    SelectiveNode,
+    StateIterator,
+)
 from unisono.data._pipeline._structure import Element, TensorSpec
 
 #: Random numbers that are computed together: 8 KiB. Their seed includes the chunk's number, for random
@@ -27,18 +34,8 @@ _CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Random(CountingNode, IndexedNode):
-    """An infinite sequence of random whole numbers from 0 to 2**32 - 1.
-
-    Args:
-        seed: The seed of the sequence.
-        reshuffle: Whether each iteration and repetition has a sequence of its own.
-        seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
-    """
-
-    seed: int
-    reshuffle: bool
-    seeded: bool
+class Random(SeededNode, IndexedNode):
+    """An infinite sequence of random whole numbers from 0 to 2**32 - 1."""
 
     @property
     def cardinality(self) -> int:
@@ -48,15 +45,11 @@ class Random(CountingNode, IndexedNode):
     def spec(self) -> Element:
         return TensorSpec((), np.int64)
 
-    @property
-    def varies(self) -> bool:
-        return self.reshuffle
-
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
         return list(self.stacked(run, positions))
 
     def stacked(self, run: Pass, positions: np.ndarray) -> Element:
-        entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+        entropy = self.entropy(run)
         # The usual case, element by element, needs only a slice of the cached chunk.
         if len(positions) == 1:
             chunk, place = divmod(int(positions[0]), _CHUNK)
@@ -198,40 +191,25 @@ class _SelectionIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Resample(CountingNode):
+class Resample(SeededNode, SelectiveNode):
     """Pairs of class and element, of which some are dropped so that classes have the wanted distribution.
 
     Args:
-        parent: The input.
         class_of: Returns the class of an element, from 0.
         target: The wanted share of each class.
         initial: The share of each class in the data; None counts them.
-        seed: The seed of the random choices.
-        seeded: Whether the user passed the seed.
     """
 
-    parent: Node
     class_of: Callable[[Element], int]
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
-    seed: int
-    seeded: bool
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.parent.cardinality == 0 else UNKNOWN
 
     @property
     def spec(self) -> Element:
         return TensorSpec((), np.int64), self.parent.spec
 
-    @property
-    def varies(self) -> bool:
-        return True
-
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        entropy = (self.seed, run.draws.get(self, 0), *run.path)
-        return _ResampleIterator(self, self.parent.iterate(run), entropy)
+        return _ResampleIterator(self, self.parent.iterate(run), self.entropy(run))
 
 
 class _ResampleIterator(StateIterator):

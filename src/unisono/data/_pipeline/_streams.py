@@ -20,7 +20,17 @@ import grain
 
 from unisono.data._pipeline import _cardinality, _order, _padding, _structure
 from unisono.data._pipeline._cardinality import UNKNOWN
-from unisono.data._pipeline._plan import CountingNode, Node, Pass, StateIterator, Stream, first_spec
+from unisono.data._pipeline._plan import (
+    Node,
+    Pass,
+    SeededNode,
+    SelectiveNode,
+    SourceIterator,
+    StateIterator,
+    Stream,
+    UnaryNode,
+    first_spec,
+)
 from unisono.data._pipeline._structure import Element
 
 
@@ -90,22 +100,7 @@ def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _OneParent(Node):
-    """A stream with one input, whose cardinality and spec it has unless a subclass overrides them."""
-
-    parent: Node
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Element:
-        return self.parent.spec
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StreamMap(_OneParent):
+class StreamMap(UnaryNode):
     """A function applied to each element, in threads if `calls` is above 1."""
 
     fn: Callable[[Element], Element]
@@ -166,21 +161,17 @@ class _ParallelMapIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Filter(_OneParent):
+class Filter(SelectiveNode):
     """The elements for which a predicate holds."""
 
     predicate: Callable[[Element], bool]
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.parent.cardinality == 0 else UNKNOWN
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         return iter(Stream(self.parent, run).filter(self.predicate))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamBatch(_OneParent):
+class StreamBatch(UnaryNode):
     """Batches of `batch_size` elements."""
 
     batch_size: int
@@ -220,7 +211,7 @@ class StreamPaddedBatch(StreamBatch):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Take(_OneParent):
+class Take(UnaryNode):
     """The first `count` elements, at least one."""
 
     count: int
@@ -235,8 +226,12 @@ class Take(_OneParent):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamStride(_OneParent, label="StreamStrided"):
-    """The elements at `start, start + step, ...`; `hinted` as in `Stride`."""
+class StreamStride(UnaryNode, label="StreamStrided"):
+    """The elements at `start, start + step, ...`.
+
+    Args:
+        hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
+    """
 
     start: int = 0
     step: int = 1
@@ -250,10 +245,11 @@ class StreamStride(_OneParent, label="StreamStrided"):
         return _StrideIterator(self.parent.iterate(run), self.start, self.step)
 
 
-class _StrideIterator(StateIterator):
-    def __init__(self, parent: grain.DatasetIterator, start: int, step: int) -> None:
-        super().__init__(parent)
-        self._source = parent
+class _StrideIterator(SourceIterator):
+    kept = ("index",)
+
+    def __init__(self, source: grain.DatasetIterator, start: int, step: int) -> None:
+        super().__init__(source)
         self._start = start
         self._step = step
         self._index = 0
@@ -266,31 +262,17 @@ class _StrideIterator(StateIterator):
             if since_start >= 0 and since_start % self._step == 0:
                 return element
 
-    def get_state(self) -> dict[str, Any]:
-        return {"index": self._index, "parent": self._source.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._index = state["index"]
-        self._source.set_state(state["parent"])
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamShuffle(CountingNode, _OneParent):
-    """The elements in the order of a buffered shuffle; fields as in `Shuffle`."""
+class StreamShuffle(SeededNode, UnaryNode):
+    """The elements in the order of a buffered shuffle."""
 
     buffer_size: int
-    seed: int
-    reshuffle: bool
-    seeded: bool
-
-    @property
-    def varies(self) -> bool:
-        return self.reshuffle or self.parent.varies
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
         # Not Grain's shuffle of streams, which permutes one window after another: tf.data's buffer slides.
         # The same numbers as in `Shuffle`: an order does not depend on whether the input is indexed.
-        entropy = (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
+        entropy = self.entropy(run)
         return ReplayIterator(
             self.parent.iterate(run), lambda source: _order.shuffled(source, self.buffer_size, entropy)
         )
@@ -339,7 +321,7 @@ class ReplayIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamRepeat(_OneParent):
+class StreamRepeat(UnaryNode):
     """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
     count: int
@@ -434,7 +416,12 @@ class _SequenceIterator(StateIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamZip(Node):
-    """Structures of one element of each of several data sets; fields as in `Zip`."""
+    """Tuples (or other structures) of one element of each of several data sets.
+
+    Args:
+        parents: The data sets.
+        arrange: Builds one element from one element of each.
+    """
 
     parents: tuple[Node, ...]
     arrange: Callable[[Sequence[Element]], Element]
@@ -454,7 +441,7 @@ class StreamZip(Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamReadAhead(_OneParent):
+class StreamReadAhead(UnaryNode):
     """The same elements, read ahead by a thread."""
 
     count: int

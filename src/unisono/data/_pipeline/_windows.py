@@ -18,17 +18,25 @@ from unisono._errors import InvalidArgumentError
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._indexed import ElementList
-from unisono.data._pipeline._plan import CountingNode, IndexedNode, Node, Pass, StateIterator, first_spec
+from unisono.data._pipeline._plan import (
+    CountingNode,
+    IndexedNode,
+    Node,
+    Pass,
+    SelectiveNode,
+    StateIterator,
+    UnaryNode,
+    first_spec,
+)
 from unisono.data._pipeline._streams import ReplayIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _WindowNode(Node):
+class _WindowNode(UnaryNode):
     """Windows of successive elements, each component a data set of its own.
 
     Args:
-        parent: The input.
         wrap: Returns a data set for a node.
         size: Number of elements of a window.
         shift: Distance between the starts of successive windows.
@@ -36,7 +44,6 @@ class _WindowNode(Node):
         drop_remainder: Whether windows with fewer elements are dropped.
     """
 
-    parent: Node
     wrap: Callable[[Node], Any]
     size: int
     shift: int
@@ -136,26 +143,20 @@ class _WindowIterator(StateIterator):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Groups(CountingNode):
+class Groups(CountingNode, SelectiveNode):
     """Groups of elements with equal keys, each mapped by a function to a data set.
 
     Args:
-        parent: The input.
         key_of: Returns the key of an element.
         reduce: Returns a node for a key and the elements of a group.
         size_of: Returns the size of a group for a key.
         known_spec: Returns the spec of the results; None takes that of the first one.
     """
 
-    parent: Node
     key_of: Callable[[Element], int]
     reduce: Callable[[int, list[Element]], Node]
     size_of: Callable[[int], int]
     known_spec: Callable[[], Element] | None = None
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.parent.cardinality == 0 else UNKNOWN
 
     @functools.cached_property
     def spec(self) -> Element:
@@ -204,16 +205,14 @@ def _any_size(spec: TensorSpec) -> TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rebatch(Node):
+class Rebatch(UnaryNode):
     """The rows of batches, in batches of other sizes.
 
     Args:
-        parent: The input, which yields batches.
         sizes: Sizes of the new batches, in turn.
         drop_remainder: Whether a last, smaller batch is dropped.
     """
 
-    parent: Node
     sizes: tuple[int, ...]
     drop_remainder: bool
 
