@@ -1,6 +1,8 @@
 """`import unisono` is a lazy map of the public names."""
 
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,24 @@ def test_each_name_of_a_stub_is_loaded(name):
     assert dir(module) == module.__all__ == sorted(set(module.__all__))
     for public in module.__all__:
         assert getattr(module, public) is not None, public
+
+
+def undescribed(function):
+    """The parameters that the `Args` of a docstring leave out; none where it has no `Args`."""
+    _, _, section = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    names = re.findall(r"^    \*{0,2}(\w+):", section.partition("\n\n")[0], re.MULTILINE)
+    return set(inspect.signature(function).parameters) - {*names, "self", "cls"} if names else set()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_args_of_public_functions_are_complete(name):
+    module = importlib.import_module(name)
+    for public in module.__all__:
+        value = getattr(module, public)
+        found = vars(value).items() if inspect.isclass(value) else [(public, value)]
+        for inside, function in ((n, getattr(f, "__func__", f)) for n, f in found if n[0] != "_"):
+            if inspect.isfunction(function) and function.__module__.startswith("unisono"):
+                assert not undescribed(function), f"{name}.{public}: {inside}"
 
 
 @pytest.mark.parametrize(
