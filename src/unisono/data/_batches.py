@@ -40,10 +40,6 @@ def as_array(leaf: UserValue) -> ArrayLike:
 def check_values(batch: PyTree, name: str = "batch") -> None:
     """Check that JAX can represent the arrays of a batch. Only the values of 64-bit integers are read.
 
-    Args:
-        batch: pytree of arrays.
-        name: the name of the batch, for the error.
-
     Raises:
         InvalidTypeError: an array holds strings or Python objects.
         InvalidArgumentError: an array of 64-bit integers holds one that 32 bits cannot, where JAX has
@@ -65,11 +61,7 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
 
 
 def empty(what: str) -> InvalidArgumentError:
-    """Return the error for data without rows.
-
-    Args:
-        what: the data.
-    """
+    """Return the error for data without rows."""
     return InvalidArgumentError(
         f"Data must hold at least one row. Received: {what}. Check the source: a filter that keeps nothing, "
         "a generator that was read before, a batch size with `drop_remainder=True` above the number of rows."
@@ -122,7 +114,6 @@ def check_batched(batch: PyTree, strict: bool) -> None:
     """Check that the elements of an input are batches.
 
     Args:
-        batch: pytree of arrays.
         strict: whether every number must have rows; otherwise a batch may also hold scalars, which all
             replicas receive.
 
@@ -139,12 +130,7 @@ def check_batched(batch: PyTree, strict: bool) -> None:
 
 
 def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError:
-    """Return the error for a scalar instead of rows.
-
-    Args:
-        name: the name of the component.
-        leaf: the scalar.
-    """
+    """Return the error for a scalar instead of rows."""
     return InvalidArgumentError(
         f"Data must be batches, with one row for each example. Received: {name} of shape () = {leaf!r:.60}. "
         "Did you forget `.batch()`? Write `dataset.batch(64)`."
@@ -153,10 +139,6 @@ def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError:
 
 def common_rows(batch: PyTree, arrays: list[Any]) -> int:
     """Return the number of rows, which all arrays of a batch must share; scalars are ignored.
-
-    Args:
-        batch: pytree of arrays, for the error.
-        arrays: its leaves.
 
     Raises:
         InvalidArgumentError: when arrays have different numbers of rows.
@@ -192,8 +174,6 @@ def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -
     """Return the specification of each replica's part of a global batch.
 
     Args:
-        spec: pytree of specifications of global batches.
-        replicas: the number of replicas.
         here: the numbers of this process' replicas; None for all.
 
     Returns:

@@ -30,9 +30,6 @@ def mapped(
     """Return a node that maps, in `calls` threads (None for none, AUTOTUNE for one per core).
 
     Args:
-        parent: The input.
-        fn: The function.
-        calls: The number of threads.
         signature: Spec of the results, None where it is not known; of an indexed input.
     """
     threads = _threads(calls)

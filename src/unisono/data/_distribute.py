@@ -39,7 +39,6 @@ def split_batch(batch: PyTree, mesh: ReplicaMesh) -> PyTree:
     Args:
         batch: pytree of arrays with the same number of rows; scalars and strings are given to
             all replicas, None leaves pass.
-        mesh: the replicas.
 
     Returns:
         The pytree with a `PerReplica` for each array: parts of equal size where the rows divide,
@@ -81,7 +80,6 @@ def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Itera
 
     Args:
         iterator: of one replica's batches.
-        mesh: the replicas.
     """
     for first in iterator:
         row = [first, *(next(iterator, ENDED) for _ in range(mesh.num_replicas - 1))]
@@ -208,9 +206,7 @@ class SplitDataset(DistributedDataset):
     Args:
         dataset: a list of batches, a generator, a function that returns an iterator, a
             `keras.utils.PyDataset`, a torch DataLoader, a `tf.data.Dataset` or a Grain dataset.
-        mesh: the replicas.
         options: how far batches are put ahead.
-        check_iterable_here: raises where iteration is not allowed.
 
     Raises:
         InvalidTypeError: when `dataset` is arrays that are not batched, or not an iterable.
@@ -279,11 +275,7 @@ class SplitDataset(DistributedDataset):
 
 
 class _Elements(Sequence[PyTree]):
-    """Batches as elements of a `Dataset`.
-
-    Args:
-        batches: by position.
-    """
+    """Batches as elements of a `Dataset`."""
 
     def __init__(self, batches: Sequence[PyTree]) -> None:
         self._batches = batches
@@ -300,9 +292,7 @@ class FunctionDataset(DistributedDataset):
 
     Args:
         dataset_fn: from `InputContext` to an iterable of one replica's batches.
-        mesh: the replicas.
         options: one input for all replicas of a worker, or one for each.
-        check_iterable_here: raises where iteration is not allowed.
         group: the workers, each of which makes the input of its own replicas.
     """
 
@@ -384,7 +374,6 @@ def joined_rows(iterator: Iterator[PyTree], replicas: int) -> Iterator[PyTree]:
 
     Args:
         iterator: of one replica's batches, or `ENDED`.
-        replicas: how many make a global batch.
     """
     for first in iterator:
         row = [first, *(next(iterator, ENDED) for _ in range(replicas - 1))]

@@ -186,11 +186,7 @@ def _no_state(batches: Iterator[Any]) -> InvalidArgumentError:
 
 
 class OptionalBatch:
-    """A batch, or nothing.
-
-    Args:
-        held: a tuple of the batch, or None.
-    """
+    """A batch, or nothing."""
 
     def __init__(self, held: tuple[Any] | None) -> None:
         self._held = held

@@ -46,7 +46,6 @@ class Position:
 
     Args:
         dataset: A data set of batches.
-        keep_states: Number of last batches after which the state is kept.
     """
 
     def __init__(self, dataset: Dataset, keep_states: int) -> None:
@@ -206,10 +205,6 @@ class KerasInput(keras.utils.PyDataset):
     """The batches of a data set of known size.
 
     Keras requests batch 0, 1, ... of each iteration; batch 0 starts the next one.
-
-    Args:
-        dataset: A data set of known or infinite cardinality.
-        keep_states: Number of last batches after which the state is kept.
     """
 
     #: What messages and comparisons of calls name it.
@@ -240,12 +235,7 @@ class KerasInput(keras.utils.PyDataset):
 
 
 class KerasStream(grain.IterDataset):
-    """The batches of a data set of unknown size.
-
-    Args:
-        dataset: The data set.
-        keep_states: Number of last batches after which the state is kept.
-    """
+    """The batches of a data set of unknown size."""
 
     #: As for `KerasInput`.
     described_as = "Dataset"

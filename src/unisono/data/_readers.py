@@ -102,13 +102,7 @@ _CHECKSUM_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class FilePart:
-    """Some successive records of a TFRecord file.
-
-    Args:
-        name: Of the file.
-        skip: Number of records before the first one.
-        take: Number of records.
-    """
+    """Some successive records of a TFRecord file."""
 
     name: str
     skip: int
@@ -119,11 +113,6 @@ class TFRecordSource(Sequence[bytes]):
     """The records of TFRecord files by position, in the order in which tf.data interleaves the files.
 
     The format has no index: a file is scanned when the first of its records is read.
-
-    Args:
-        parts: What to read.
-        cycle_length: Number of files that tf.data has open at the same time.
-        block_length: Number of successive records from one file.
     """
 
     def __init__(self, parts: Sequence[FilePart], cycle_length: int, block_length: int) -> None:
@@ -147,11 +136,6 @@ class TFRecordSource(Sequence[bytes]):
 
 def interleaved(counts: Sequence[int], cycle_length: int, block_length: int) -> npt.NDArray[np.int64]:
     """Return the order in which `Dataset.interleave` yields the elements of data sets of known sizes.
-
-    Args:
-        counts: Number of elements of each data set.
-        cycle_length: Number of data sets that are open at the same time.
-        block_length: Number of successive elements from one.
 
     Returns:
         One row for each element: number of the data set, and position in it.

@@ -33,14 +33,6 @@ def reads_files(dataset: Dataset) -> bool:
 def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
     """Return the data set with every `num_shards`-th file.
 
-    Args:
-        dataset: A pipeline that begins with names of files.
-        num_shards: Number of shards.
-        index: Which shard.
-
-    Returns:
-        A new data set.
-
     Raises:
         InvalidArgumentError: It reads no files, or fewer than there are shards.
     """
@@ -70,14 +62,6 @@ def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
     """Return the data set with each `shard(SHARD_HINT, SHARD_HINT)` made a shard of one worker.
 
-    Args:
-        dataset: Any pipeline.
-        num_shards: Number of shards.
-        index: Which shard.
-
-    Returns:
-        A new data set.
-
     >>> from unisono.data import SHARD_HINT
     >>> hinted = Dataset.range(6).shard(SHARD_HINT, SHARD_HINT)
     >>> [int(x) for x in hint_sharded(hinted, 2, 1)]
@@ -93,15 +77,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 
 
 def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
-    """Return the data set with the seeds drawn at random replaced, so that all workers shuffle alike.
-
-    Args:
-        dataset: Any pipeline; shuffles with a seed of their own keep it.
-        seed: A seed that is equal on all workers.
-
-    Returns:
-        A new data set.
-    """
+    """Return the data set with the seeds drawn at random replaced, so that all workers shuffle alike."""
     shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, SeededNode)]
     numbers: dict[Node, int] = {node: number for number, node in enumerate(shuffles)}
 
@@ -118,7 +94,6 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     """Return the seeds of the shuffles of a pipeline.
 
     Args:
-        dataset: Any pipeline.
         drawn: Only those drawn at random (True) or given by the user (False); None for all.
 
     >>> shuffle_seeds(Dataset.range(9).shuffle(9, seed=4))
@@ -137,12 +112,7 @@ def with_batches_divided(
     Args:
         dataset: A pipeline with `batch` in it; the last one is divided. Without `batch`, each element is a
             batch, and is cut into one piece for each shard.
-        num_shards: Number of shards.
-        index: Which shard.
         at_least_one: Whether batches may be smaller than there are shards: then each has one row of them.
-
-    Returns:
-        A new data set.
 
     Raises:
         InvalidArgumentError: Its batches are smaller than there are shards.

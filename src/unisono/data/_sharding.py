@@ -18,7 +18,6 @@ def balanced_sizes(total: int, parts: int) -> tuple[int, ...]:
 
     Args:
         total: the number of rows.
-        parts: the number of replicas.
 
     >>> balanced_sizes(5, 2), balanced_sizes(1, 2)
     ((3, 2), (1, 0))
@@ -162,12 +161,7 @@ class DatasetCreator:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a dataset.
-
-        Args:
-            *args: for `dataset_fn`.
-            **kwargs: likewise.
-        """
+        """Return a dataset."""
         return self.dataset_fn(*args, **kwargs)
 
 

@@ -39,11 +39,6 @@ class SpecLike(Protocol):
 def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
     """Return the signature that the arguments of `from_generator` describe.
 
-    Args:
-        output_signature: A structure of specs, or None.
-        output_types: A structure of dtypes, or None.
-        output_shapes: A structure of shapes of the same form, or None.
-
     Returns:
         A structure of `TensorSpec`, or None where nothing was given.
 
@@ -86,14 +81,6 @@ def _from_types(types: Element, shapes: Element) -> Element:
 
 def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
     """Return `value` with the dtypes of a signature.
-
-    Args:
-        value: The value that a generator yielded.
-        signature: A structure of `TensorSpec`.
-        path: The path of `value` in a larger structure.
-
-    Returns:
-        The structure of the signature, of numpy arrays, scalars and bytes.
 
     Raises:
         InvalidTypeError: The structure differs.

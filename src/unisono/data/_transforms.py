@@ -432,11 +432,7 @@ def node_of(dataset: object, taker: str) -> Node:
     """Return the plan of a data set.
 
     Args:
-        dataset: The data set.
         taker: The name of the function that needs it, for the error.
-
-    Returns:
-        Its last node.
 
     Raises:
         InvalidTypeError: `dataset` is not a `Dataset`.

@@ -67,8 +67,6 @@ def elements_of_workers(
 
     Args:
         iterator: this worker's elements: pytrees of arrays with rows.
-        mesh: all replicas.
-        group: all workers.
 
     Yields:
         Structures of `PerReplica`; replicas without an element have arrays without rows.
@@ -106,8 +104,6 @@ def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: Worker
 
     Args:
         values: for each replica of this worker a structure of arrays, numbers or strings.
-        mesh: all replicas.
-        group: all workers.
 
     Raises:
         InvalidTypeError: a value is of another type.
@@ -151,10 +147,6 @@ def _sendable(value: UserValue) -> np.ndarray:
 def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     """Return the pipeline with which this worker makes the global batches.
 
-    Args:
-        dataset: the user's, the same on all workers.
-        group: all workers.
-
     Returns:
         The dataset as it is where there is one worker. With several, by the policy: for AUTO and DATA a
         pipeline that shuffles alike on all workers, of whose batches each computes its own rows; for FILE
@@ -179,10 +171,6 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
 def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     """Return the pipeline of this worker's elements, where an element is a batch for one replica.
 
-    Args:
-        dataset: the user's, the same on all workers.
-        group: all workers.
-
     Returns:
         By the policy: for AUTO and DATA every n-th element of a pipeline that shuffles alike on all n
         workers; for FILE the elements of this worker's files; for HINT of its shard; for OFF all of them.
@@ -206,11 +194,7 @@ def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _JoinedBatches(Generator, label="_Joined"):
-    """Batches of all workers; to know their shapes, this worker's own are enough.
-
-    Args:
-        own_spec: Spec of this worker's batches, with any number of rows.
-    """
+    """Batches of all workers; to know their shapes, this worker's own are enough."""
 
     own_spec: Callable[[], Element] = dataclasses.field(kw_only=True)
 
@@ -228,7 +212,6 @@ def joined_batches(batches: Iterable[PyTree], group: WorkerGroup) -> Iterator[Py
 
     Args:
         batches: this worker's: structures of arrays.
-        group: all workers.
     """
     if group.size == 1:
         yield from batches

@@ -24,13 +24,6 @@ SHARD_HINT = -1
 def repeated(size: int, count: int) -> int:
     """Return the cardinality of `count` repetitions; a negative `count` repeats without end.
 
-    Args:
-        size: Cardinality of the input.
-        count: Number of repetitions.
-
-    Returns:
-        The cardinality of the result.
-
     >>> repeated(3, 2), repeated(3, -1), repeated(0, -1), repeated(UNKNOWN, 0)
     (6, -1, 0, 0)
     """
@@ -46,14 +39,6 @@ def repeated(size: int, count: int) -> int:
 def batched(size: int, batch_size: int, drop_remainder: bool) -> int:
     """Return the number of batches of `batch_size` elements.
 
-    Args:
-        size: Cardinality of the input.
-        batch_size: Elements in a full batch.
-        drop_remainder: Whether a last, smaller batch is dropped.
-
-    Returns:
-        The cardinality of the result.
-
     >>> batched(10, 4, False), batched(10, 4, True), batched(INFINITE, 4, True)
     (3, 2, -1)
     """
@@ -64,13 +49,6 @@ def batched(size: int, batch_size: int, drop_remainder: bool) -> int:
 
 def taken(size: int, count: int) -> int:
     """Return the cardinality of the first `count` elements; a negative `count` takes all.
-
-    Args:
-        size: Cardinality of the input.
-        count: Elements to take.
-
-    Returns:
-        The cardinality of the result.
 
     >>> taken(10, 4), taken(INFINITE, 4), taken(UNKNOWN, 4), taken(10, -1)
     (4, 4, -2, 10)
@@ -85,14 +63,6 @@ def taken(size: int, count: int) -> int:
 def strided(size: int, start: int, step: int) -> int:
     """Return the number of positions `start, start + step, ...` below `size`.
 
-    Args:
-        size: Cardinality of the input.
-        start: First position that is kept.
-        step: Distance between the positions that are kept.
-
-    Returns:
-        The cardinality of the result.
-
     >>> strided(10, 1, 4), strided(10, 12, 1), strided(INFINITE, 5, 1)
     (3, 0, -1)
     """
@@ -101,12 +71,6 @@ def strided(size: int, start: int, step: int) -> int:
 
 def summed(sizes: Iterable[int]) -> int:
     """Return the cardinality of concatenated data sets.
-
-    Args:
-        sizes: Cardinalities of the inputs.
-
-    Returns:
-        The cardinality of the result.
 
     >>> summed([2, 3]), summed([2, INFINITE]), summed([UNKNOWN, 3])
     (5, -1, -2)
@@ -119,12 +83,6 @@ def summed(sizes: Iterable[int]) -> int:
 
 def shortest(sizes: Iterable[int]) -> int:
     """Return the cardinality of zipped data sets, which end with the shortest.
-
-    Args:
-        sizes: Cardinalities of the inputs.
-
-    Returns:
-        The cardinality of the result.
 
     >>> shortest([2, 3]), shortest([2, INFINITE]), shortest([UNKNOWN, 3])
     (2, 2, -2)

@@ -37,9 +37,6 @@ def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
     Args:
         fn: The user's function: numpy components in, an element out; or a `grain.transforms.Map`.
 
-    Returns:
-        A function of one element.
-
     Raises:
         InvalidTypeError: `fn` is not callable; later, when it returns None.
 
@@ -77,9 +74,6 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
 
     Args:
         fn: The user's function: numpy components in, one truth value out.
-
-    Returns:
-        A function of one element.
 
     Raises:
         InvalidTypeError: `fn` is not callable; later, when it does not return one truth value.
@@ -121,15 +115,6 @@ def _name(fn: Callable[..., Any]) -> str:
 def whole(value: UserValue, name: str, least: int, hint: str) -> int:
     """Return an argument as an int.
 
-    Args:
-        value: The user's value.
-        name: The name of the argument.
-        least: The smallest allowed value.
-        hint: What to write instead.
-
-    Returns:
-        The int.
-
     Raises:
         InvalidTypeError: The value is not a whole number.
         InvalidArgumentError: The value is too small.
@@ -153,12 +138,6 @@ def seed_or_drawn(seed: int | None) -> int:
     """Return the user's seed, or one drawn from Python's random state.
 
     As Keras draws its seeds: `keras.utils.set_random_seed` then makes pipelines reproducible, too.
-
-    Args:
-        seed: The user's seed, or None.
-
-    Returns:
-        A number from 0 to 2**64 - 1.
     """
     if seed is None:
         return random.getrandbits(63)

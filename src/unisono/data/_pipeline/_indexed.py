@@ -38,7 +38,6 @@ class Slices(IndexedNode):
 
     Args:
         arrays: A structure of arrays with equal first dimensions.
-        files: Whether the rows are names of files, which can be divided among workers.
     """
 
     arrays: Element

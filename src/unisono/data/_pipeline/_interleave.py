@@ -24,8 +24,6 @@ class Interleave(CountingNode, SelectiveNode):
 
     Args:
         fn: Returns a node for an element.
-        cycle_length: Number of data sets that are open at the same time.
-        block_length: Number of successive elements from one data set.
         ahead: Number of elements that a thread reads ahead from each; 0 for no thread.
     """
 
@@ -68,7 +66,6 @@ class _CycleElement:
     Args:
         number: The number of the parent's element from which it was created.
         before: State of the parent before that element.
-        iterator: The iterator over the data set.
     """
 
     number: int

@@ -28,12 +28,7 @@ def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> It
     """Yield the items in the order of a buffered shuffle.
 
     Args:
-        items: The items; read only as far as needed.
         buffer_size: Number of items in the buffer, at least 1.
-        entropy: Non-negative integers that decide the order: seed, pass and repetitions.
-
-    Yields:
-        Each item once.
 
     >>> sorted(shuffled(iter(range(10)), 4, [7])) == list(range(10))
     True
@@ -66,8 +61,6 @@ class ShuffledOrder:
 
     Args:
         size: Number of positions; None for infinitely many.
-        buffer_size: Size of the shuffle's buffer.
-        entropy: Non-negative integers that decide the order.
         keep: Number of chunks of 8,192 positions to keep; None for all. A dropped chunk is computed again.
 
     >>> order = ShuffledOrder(10, 4, [7], keep=None)
@@ -85,14 +78,7 @@ class ShuffledOrder:
         self._restart()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the shuffled items at `positions`.
-
-        Args:
-            positions: int64 vector.
-
-        Returns:
-            int64 vector of the same length.
-        """
+        """Return the shuffled items at `positions`."""
         numbers = positions // _CHUNK
         result = np.empty_like(positions)
         with self._lock:

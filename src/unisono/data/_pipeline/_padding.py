@@ -27,7 +27,6 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
     """Return the elements stacked, each component padded at the end to a common shape.
 
     Args:
-        elements: At least one element; all of one structure.
         shapes: For each component the shape after padding, with None (or -1) for the size of the longest
             element in the batch; None for all components.
         values: For each component the number or string to pad with, or one for all; None pads with 0 and b"".
@@ -47,12 +46,6 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
 
 def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Path = ()) -> Element:
     """Return the spec of padded batches.
-
-    Args:
-        spec: Spec of the elements before they are padded.
-        batch_size: First dimension, None where it varies.
-        shapes: As in `pad`.
-        path: The path of `spec` in a larger structure.
 
     Returns:
         The same structure of `TensorSpec`; padded dimensions without a fixed size are None.

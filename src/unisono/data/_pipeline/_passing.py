@@ -62,12 +62,7 @@ class _TakeWhileIterator(SourceIterator):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan(UnaryNode):
-    """The outputs of a function with a state.
-
-    Args:
-        initial: The state at the start of each pass.
-        fn: From `(state, element)` to `(state, output)`.
-    """
+    """The outputs of a function with a state."""
 
     initial: UserValue
     fn: Callable[[Any, Element], tuple[Any, Element]]

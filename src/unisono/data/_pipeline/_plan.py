@@ -55,7 +55,6 @@ class Pass:
         draws: For each stateful node, the number of this pass.
         path: Numbers of the repetitions around, outermost first.
         orders: Shuffled orders in use, filled on demand and shared by the repetitions.
-        lock: Guards `orders`.
     """
 
     draws: Mapping[Node, Draw]
@@ -71,17 +70,7 @@ class Pass:
     def order(
         self, node: Node, size: int, buffer_size: int, entropy: tuple[int, ...]
     ) -> _order.ShuffledOrder:
-        """Return the order of a shuffle in this pass.
-
-        Args:
-            node: The shuffle.
-            size: Cardinality of the input of the shuffle.
-            buffer_size: Size of its buffer.
-            entropy: Numbers that decide the order.
-
-        Returns:
-            The order, computed once.
-        """
+        """Return the order of a shuffle in this pass."""
         # Several reader threads may call this at the same time.
         with self.lock:
             kept = self.orders.setdefault(node, {})
@@ -120,14 +109,7 @@ class Node(abc.ABC):
         return tuple(found)
 
     def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
-        """Return this node with other inputs.
-
-        Args:
-            inputs: The new one for each old one.
-
-        Returns:
-            A new node.
-        """
+        """Return this node with other inputs."""
         changes: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -226,7 +208,6 @@ class SeededNode(CountingNode):
     """A node whose elements or their order are random.
 
     Args:
-        seed: The seed.
         reshuffle: Whether each iteration and repetition has an order of its own.
         seeded: Whether the user passed the seed; otherwise a distribution may replace it by a common one.
     """
@@ -403,12 +384,6 @@ def _find_stateful(node: Node, found: dict[StatefulNode, None]) -> None:
 def first_spec(node: Node) -> Element:
     """Return the spec of the first element, which is computed for that; no pass is counted.
 
-    Args:
-        node: A node whose elements a Python function computes.
-
-    Returns:
-        The structure of `TensorSpec`.
-
     Raises:
         InvalidArgumentError: The data set is empty.
     """
@@ -432,11 +407,7 @@ def describe(node: Node) -> str:
 
 
 class PipelineIterator(StateIterator, DataIterator):
-    """Iterates once over a pipeline; its state is a small JSON object.
-
-    Args:
-        node: Last node of the pipeline.
-    """
+    """Iterates once over a pipeline; its state is a small JSON object."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()

@@ -43,10 +43,6 @@ def begin(file: IO[bytes]) -> None:
 def append(file: IO[bytes], element: Element) -> int:
     """Write an element at the end of the file.
 
-    Args:
-        file: A file, open for writing and reading.
-        element: The element.
-
     Returns:
         Its offset.
 
@@ -76,10 +72,6 @@ def end(file: IO[bytes], offsets: Sequence[int]) -> None:
 
 def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
     """Read the offset of each element.
-
-    Args:
-        file: A file, open for reading.
-        path: Its name, for the error.
 
     Returns:
         int64 vector.

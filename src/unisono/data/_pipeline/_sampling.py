@@ -76,10 +76,6 @@ def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
 def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.int64]:
     """Return the function from a random number to the number of a data set.
 
-    Args:
-        weights: The relative frequency of each data set; None for equal ones.
-        count: Number of data sets.
-
     Raises:
         InvalidArgumentError: The number of weights differs, one is negative, or all are 0.
 
@@ -104,7 +100,6 @@ class Selection(Node, label="Directed"):
 
     Args:
         choices: Yields the number of a data set for each element.
-        parents: The data sets.
         stop_on_empty: Whether the end of the first data set ends the sequence; otherwise it is skipped.
         used: Whether each data set can be chosen: the sequence ends when all of these have ended.
     """
@@ -255,10 +250,6 @@ class _ResampleIterator(StateIterator):
 
 def distribution(value: ArrayLike, name: str) -> tuple[float, ...]:
     """Return shares, scaled so that they add up to 1.
-
-    Args:
-        value: The user's shares.
-        name: The name of the argument.
 
     Raises:
         InvalidArgumentError: A share is negative, or all are 0.

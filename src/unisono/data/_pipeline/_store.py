@@ -147,7 +147,6 @@ def write_all(path: str, elements: Iterable[Element]) -> None:
 
     Args:
         path: The file.
-        elements: The elements, in order.
     """
     part = _PartialFile(path)
     try:

@@ -284,7 +284,6 @@ class ReplayIterator(StateIterator):
     The state is small: it holds no elements. When it is restored, the iterator is read again from its start.
 
     Args:
-        parent: The input.
         make: Returns the generator over the input; it must be deterministic.
     """
 

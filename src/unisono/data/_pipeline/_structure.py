@@ -79,8 +79,6 @@ def check_no_dataset(value: Component, path: Path, what: str) -> None:
     """Check that a component is not itself a data set.
 
     Args:
-        value: The component, or its spec.
-        path: Its path in the element.
         what: The operation, in the passive: "stacked".
 
     Raises:
@@ -144,11 +142,6 @@ def combine(
 
     Args:
         fn: Returns one component for those of all elements.
-        elements: At least one element; all of one structure.
-        path: The path of `elements` in a larger structure.
-
-    Returns:
-        An element of the same structure.
 
     Raises:
         InvalidArgumentError: The structures differ.
@@ -196,10 +189,6 @@ def as_element(value: UserValue, path: Path = ()) -> Element:
 
     Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
     arrays and scalars keep their dtype.
-
-    Args:
-        value: Nested tuples and dicts of numbers, strings, lists and arrays.
-        path: The path of `value` in a larger structure.
 
     Returns:
         The same structure of numpy arrays, numpy scalars and bytes.
@@ -296,12 +285,6 @@ def _frozen_leaf(leaf: Component) -> Component:
 def leading_size(arrays: Element) -> int:
     """Return the number of rows, which all components must share.
 
-    Args:
-        arrays: A structure of arrays.
-
-    Returns:
-        The size of the first dimension.
-
     Raises:
         InvalidArgumentError: There is no component, one is a scalar, or their numbers of rows differ.
 
@@ -353,12 +336,6 @@ def gather(arrays: Element, positions: np.ndarray) -> Element:
 def stack(elements: Sequence[Element]) -> Element:
     """Return the elements stacked along a new first dimension.
 
-    Args:
-        elements: At least one element; all of one structure and shape.
-
-    Returns:
-        One element with a batch dimension.
-
     Raises:
         InvalidArgumentError: Structures or shapes differ.
 
@@ -391,15 +368,6 @@ def concatenated(batches: Sequence[Element]) -> Element:
     if len(batches) == 1:
         return batches[0]
     return combine(lambda parts, path: np.concatenate(parts), batches)
-
-
-def unstack(batch: Element) -> list[Element]:
-    """Return the rows of a batch as elements.
-
-    >>> unstack((np.array([1, 2]), np.array([3, 4])))[1]
-    (np.int64(2), np.int64(4))
-    """
-    return [row(batch, position) for position in range(leading_size(batch))]
 
 
 def spec_of(element: Element) -> Element:

@@ -38,9 +38,6 @@ class _WindowNode(UnaryNode):
 
     Args:
         wrap: Returns a data set for a node.
-        size: Number of elements of a window.
-        shift: Distance between the starts of successive windows.
-        stride: Distance between the elements of a window.
         drop_remainder: Whether windows with fewer elements are dropped.
     """
 
@@ -206,12 +203,7 @@ def _any_size(spec: TensorSpec) -> TensorSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatch(UnaryNode):
-    """The rows of batches, in batches of other sizes.
-
-    Args:
-        sizes: Sizes of the new batches, in turn.
-        drop_remainder: Whether a last, smaller batch is dropped.
-    """
+    """The rows of batches, in batches of other sizes."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool
@@ -299,8 +291,6 @@ def padded_to(spec: Element, shapes: Element, size: int) -> Element:
     """Return padded shapes in which every dimension that varies has the same size.
 
     Args:
-        spec: Spec of the elements.
-        shapes: The user's shapes, or None.
         size: The size of dimensions that are None.
     """
     if shapes is None:
