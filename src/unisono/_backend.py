@@ -51,9 +51,6 @@ def wants_own_lowering(switch: str) -> bool:
 def devices_forced_by(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many virtual CPU devices XLA's flags ask for; 1 by default.
 
-    Args:
-        environ: the environment.
-
     >>> devices_forced_by({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
     4
     """
@@ -63,9 +60,6 @@ def devices_forced_by(environ: Mapping[str, str] = os.environ) -> int:
 
 def devices_asked_for(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many virtual CPU devices JAX makes in an environment if the program says nothing.
-
-    Args:
-        environ: the environment.
 
     >>> devices_asked_for({"JAX_NUM_CPU_DEVICES": "2"})
     2
@@ -83,11 +77,7 @@ def threads_of_xla() -> int:
 
 
 def reserve_threads(devices: int) -> None:
-    """Make the thread pool of a backend that has not started large enough for collectives.
-
-    Args:
-        devices: the number of virtual CPU devices.
-    """
+    """Make the thread pool of a backend that has not started large enough for collectives."""
     # Two threads per device: with fewer, the default pool of 2 cores deadlocked in every attempt at 400
     # unblocked steps of 2 or 8 devices. Not more than needed: XLA divides each operation into as many pieces
     # as there are threads.

@@ -17,10 +17,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 def whole_number(value: UserValue, least: int) -> int | None:
     """Return an argument as a Python int, if it is a whole number of at least a given size.
 
-    Args:
-        value: what the user passed.
-        least: the smallest allowed number.
-
     Returns:
         The number; None for a smaller one and for everything else, also for True and False.
 
@@ -40,10 +36,6 @@ def whole_number(value: UserValue, least: int) -> int | None:
 def whole_numbers(values: Iterable[UserValue], least: int) -> list[int] | None:
     """Return arguments as Python ints; None if one of them is no whole number of at least a given size.
 
-    Args:
-        values: what the user passed.
-        least: the smallest allowed number.
-
     >>> whole_numbers((3, 4), 1), whole_numbers((3, 4.0), 1)
     ([3, 4], None)
     """
@@ -54,9 +46,6 @@ def whole_numbers(values: Iterable[UserValue], least: int) -> list[int] | None:
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file or directory.
-
-    Args:
-        path: what the user passed.
 
     Raises:
         UnsupportedError: it is an address, such as `gs://bucket/run`, which would be a folder `gs:` here.

@@ -61,7 +61,6 @@ class Context:
     """The strategy of the running code, and its replica if it is inside one.
 
     Args:
-        strategy: the current strategy.
         replica: the replica that runs the code, if any.
         is_update: whether the code runs inside `strategy.extended.update`.
         means: whether gradients and losses of replicas are averaged (as in Keras' `fit`) or
@@ -223,9 +222,6 @@ def creator_of(thing: keras.Model | keras.Variable) -> Strategy | None:
 
 def check_holder(variable: Any) -> None:
     """Raise when another strategy than the current one holds a variable.
-
-    Args:
-        variable: a Keras variable that is about to be read or written.
 
     Raises:
         MixedStrategyError: naming both strategies.

@@ -101,11 +101,6 @@ HINTS: dict[str, str] = {
 def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Return the error for a name that a module does not have.
 
-    Args:
-        module: the module, such as `"unisono"` or `"unisono.experimental"`.
-        name: the missing name.
-        known: the module's names.
-
     >>> print(no_attribute("unisono", "MirorredStrategy", ["MirroredStrategy"]))
     module 'unisono' has no attribute 'MirorredStrategy'. Did you mean `unisono.MirroredStrategy`?
     """

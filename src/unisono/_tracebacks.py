@@ -27,11 +27,7 @@ _HINT = f"Unisono's own frames are not shown: set {_VARIABLE}=full to see them."
 
 
 def is_user_code(filename: str) -> bool:
-    """Return whether the code of a file is the user's, and not that of the libraries below.
-
-    Args:
-        filename: the file name of a code object.
-    """
+    """Return whether the code of a file is the user's, and not that of the libraries below."""
     if filename in _BETWEEN or filename.startswith("<frozen "):
         return False
     return not filename.startswith(tuple(_folders()))

@@ -24,13 +24,7 @@ MANIFEST = "manifest.json"
 
 
 def seal(kind: str, version: int, body: Mapping[str, Any]) -> str:
-    """Return the text of a manifest.
-
-    Args:
-        kind: the kind of artefact.
-        version: the version of its format.
-        body: the content, for JSON.
-    """
+    """Return the text of a manifest."""
     digest = _digest_of(kind, version, body)
     record = {"format": kind, "version": version, "sha256": digest, "body": body}
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -40,9 +34,6 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     """Return the body of a manifest.
 
     Args:
-        text: the content of the file.
-        file: the path, for messages.
-        kind: the expected kind of artefact.
         version: the newest format version that the reader supports.
 
     Raises:
@@ -140,7 +131,6 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
     A process that dies leaves at most a hidden file or directory beside `path`, never a part of an artefact.
 
     Args:
-        path: the path of the artefact.
         marker: for a directory, the file whose presence marks an artefact that may be replaced.
 
     Raises:

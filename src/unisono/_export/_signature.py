@@ -24,7 +24,6 @@ def input_specs(model: keras.Model, given: PyTree, batch_size: int | None) -> Py
     """Return the structure of the model's inputs, each leaf an `ArraySpec` without None.
 
     Args:
-        model: a built Keras model.
         given: the caller's structure of objects with a shape and a dtype; None takes the model's.
         batch_size: the size of the first axis; None leaves it open where the model does.
 

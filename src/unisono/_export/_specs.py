@@ -102,9 +102,7 @@ def matched(spec: PyTree, value: PyTree, where: str) -> Iterator[tuple[str, Any,
     """Yield the path, the spec and the value of each array, in the order of `leaves`.
 
     Args:
-        spec: a structure of `ArraySpec`s.
         value: arrays in the same structure; lists and tuples are interchangeable.
-        where: the name of the whole in messages.
 
     Raises:
         InvalidArgumentError: at the first place where the structures differ.
@@ -144,9 +142,6 @@ def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[st
     """Check a shape, and record the sizes of its named dimensions.
 
     Args:
-        spec: the expected shape.
-        shape: the actual shape.
-        where: the name of the array in messages.
         sizes: the sizes of the names in this call so far; new ones are added.
 
     Raises:

@@ -39,8 +39,6 @@ class _Serve:
     """The model's inference as a function of (weights, inputs), two flat lists of arrays.
 
     Args:
-        model: the Keras model.
-        inputs: the structure of its inputs.
         outputs: the structure of its outputs, set by tracing.
     """
 

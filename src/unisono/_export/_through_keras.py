@@ -79,9 +79,7 @@ def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
     """Run an ONNX file once.
 
     Args:
-        file: the file.
         inputs: arrays in the order of its inputs.
-        name: the model's name, for messages.
 
     Raises:
         InvalidArgumentError: when it does not run.

@@ -50,11 +50,7 @@ _numbers = itertools.count()
 
 
 def writer_of_records(file: BinaryIO) -> RecordWriter:
-    """Return what writes TFRecords into a file, with their lengths and checksums.
-
-    Args:
-        file: open for bytes.
-    """
+    """Return what writes TFRecords into a file, with their lengths and checksums."""
     return RecordWriter(file)
 
 
@@ -88,8 +84,6 @@ class EventFile:
 
         Args:
             kind: a key of `_KINDS`.
-            tag: the tag in TensorBoard.
-            step: the position on the horizontal axis.
             data: a NumPy array, or text.
             options: options of the kind: `buckets`, `max_outputs`.
 
@@ -143,9 +137,6 @@ def read_scalars(logdir: str) -> dict[int, dict[str, float]]:
 
     A record at the end of a file that is not whole yet, as its writer is at it, does not count.
 
-    Args:
-        logdir: the directory; it may be missing.
-
     Returns:
         Steps in ascending order; of several numbers for a step and tag, the newest.
     """
@@ -190,7 +181,6 @@ def histogram(data: ArrayLike, buckets: int = 30) -> npt.NDArray[np.float64]:
 
     Args:
         data: real numbers, of any shape. Values that are not finite are left out.
-        buckets: the number of buckets.
 
     Returns:
         An array of shape `(buckets, 3)`: left edge, right edge, count. Where all values are equal,
@@ -221,7 +211,6 @@ def pngs(data: ArrayLike, max_outputs: int = 3) -> npt.NDArray[np.object_]:
     Args:
         data: images of shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
             to 1, which are cut off there.
-        max_outputs: the most images to encode.
 
     Returns:
         Byte strings: the width and the height as text, and a PNG file for each image.

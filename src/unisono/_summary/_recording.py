@@ -125,7 +125,6 @@ class Defaults:
     """The default writer, step and condition.
 
     Args:
-        writer: the default writer, if any.
         step: the default step: an int, an array or a variable.
         condition: whether to write, or a function that returns it.
         traced: the fields that were set while code was traced: they belong to its program.
@@ -305,10 +304,6 @@ class _TracedSummary:
     """The part of a summary that is known while its program is traced.
 
     Args:
-        kind: as for `SummaryWriter.write`.
-        tag: as for `SummaryWriter.write`.
-        options: as for `SummaryWriter.write`.
-        defaults: the defaults at that time.
         step: an int, a traced integer, or None for the default at the time of arrival.
         constant: data that are part of the program.
         is_decided: whether the condition is part of the program.

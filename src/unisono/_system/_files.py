@@ -49,7 +49,6 @@ def rename_durably(aside: Path, path: Path) -> None:
     """Rename a file that is complete, so that after a crash of the machine its content is complete, too.
 
     Args:
-        aside: its path.
         path: its path from now on, in a folder on the same file system; a file that is there is replaced.
     """
     # Before the rename: otherwise a crash can leave the new name without content.

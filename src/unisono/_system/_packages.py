@@ -16,7 +16,6 @@ def require_packages(what: str, extra: str, *packages: str) -> None:
     Args:
         what: the feature that needs them, for the message.
         extra: the extra of Unisono that installs them.
-        packages: their import names.
 
     Raises:
         MissingPackageError: when one is missing; the message has the command that installs it.

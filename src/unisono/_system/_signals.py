@@ -49,7 +49,6 @@ class SignalWatch:
 
     Args:
         note: called when a signal arrives, between two instructions of any code: it must only set something.
-        *numbers: the signals.
 
     Raises:
         ContextError: outside of the main thread.

@@ -217,7 +217,6 @@ class BackupAndRestore(FitExtension):
 
         Args:
             batches: since the last backup.
-            epoch_ended: whether the batch was the last of its epoch.
             is_last: whether it was the last of all.
         """
         backups = self._backups

@@ -25,8 +25,6 @@ class Backups:
     """The numbered backups of a directory, written beside training.
 
     Args:
-        directory: of one run.
-        keep: how many are kept.
         asynchronous: whether `write` returns before the backup is on the disk.
         read_only: of several workers, the first writes, for all.
     """
@@ -99,9 +97,6 @@ class Backups:
         """Training has ended well: delete all, and the directory if nothing else is in it.
 
         An evaluator still reads the newest; the next `fit` deletes it.
-
-        Args:
-            delete: False keeps them.
         """
         if self.read_only or not self.directory.is_dir():
             return

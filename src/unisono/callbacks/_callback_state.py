@@ -54,9 +54,6 @@ class CallbackBaseline:
 def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Return the attributes of a callback that a checkpoint can hold; none of one that has `get_state`.
 
-    Args:
-        callback: any.
-
     Returns:
         Copies of those that are numbers, strings, None and arrays, in lists, tuples, sets and dicts; others,
         such as open files, are left out.
@@ -80,10 +77,6 @@ def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 def state_of(callback: keras.callbacks.Callback, made: CallbackBaseline) -> dict[str, Any]:
     """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
 
-    Args:
-        callback: such as `EarlyStopping`, with `wait`, `best` and `best_weights`.
-        made: what it was before `fit` began.
-
     Returns:
         The attributes now and before `fit`. Functions of modules are kept by name.
     """
@@ -106,9 +99,7 @@ def set_state_of(
     """Put a state from `state_of` back, and leave the arguments as the program has them.
 
     Args:
-        callback: of the same class.
         state: from `state_of`; those of earlier versions do not say what was an argument.
-        made: what the callback was before this `fit` began.
 
     Returns:
         The arguments that differ from those of the program that saved, as text.

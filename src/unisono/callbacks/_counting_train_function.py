@@ -25,7 +25,6 @@ class CountedBatches:
     """An iterator that counts what was taken from it.
 
     Args:
-        iterator: of batches.
         on_first: receives the first of them.
     """
 
@@ -49,7 +48,6 @@ class CountingTrainFunction:
 
     Args:
         function: Keras' own or a strategy's.
-        steps_per_execution: how many batches it takes at once.
         position: where the data stands, if that is known.
         every: after how many batches the state is looked at, where the function runs ahead; 0 for never.
         shared_size: the number of batches in an iteration over the data that epochs share; None for none.
@@ -178,7 +176,6 @@ def mute(callbacks: list[keras.callbacks.Callback], *, is_whole: bool = False) -
     """Disable the hooks of batches and of an epoch's beginning until the returned function is called.
 
     Args:
-        callbacks: any.
         is_whole: whether the whole epoch is in the past, so that they have seen its end, too.
     """
     hooks = (*_HOOKS, "on_epoch_end") if is_whole else _HOOKS

@@ -34,13 +34,7 @@ _CONTENT = "contents"
 def facts_of(
     arguments: Mapping[str, Any], steps_per_execution: int, position: Position | None
 ) -> dict[str, Any]:
-    """Return what the data of `fit` look like.
-
-    Args:
-        arguments: of `fit`.
-        steps_per_execution: of the model.
-        position: of a `unisono.data.Dataset`.
-    """
+    """Return what the data of `fit` look like."""
     x = arguments["x"]
     arrays = [a for a in jax.tree.leaves((x, arguments["y"])) if hasattr(a, "shape")]
     weights = [a for a in jax.tree.leaves(arguments["sample_weight"]) if hasattr(a, "shape")]
@@ -63,7 +57,6 @@ def check_facts(saved: Mapping[str, Any], found: Mapping[str, Any], directory: o
     Args:
         saved: `facts_of` the data before.
         found: `facts_of` the data now.
-        directory: of the backups.
 
     Raises:
         CheckpointMismatchError: it names the first difference.
@@ -105,9 +98,7 @@ def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> 
     """Raise where the first batch of a data set that can be read again is not the one of the backup.
 
     Args:
-        dataset: of batches.
         saved: the fingerprint of the first batch that was trained; empty if it is not known.
-        directory: of the backups.
 
     Raises:
         CheckpointMismatchError: it is another one, and the same each time it is read.
@@ -128,7 +119,6 @@ def check_sequence(x: PyTree, shuffle: bool, python_random: State, saved: Sequen
     """Warn where the first batch of a finished epoch over a `PyDataset` is not the one that was trained.
 
     Args:
-        x: what `fit` was given.
         shuffle: whether Keras shuffles the order of the batches.
         python_random: the state of Python's generator when that epoch began.
         saved: the fingerprint of the first batch of that epoch; empty if it is not known.

@@ -63,11 +63,7 @@ _LOG = logging.getLogger("unisono")
 
 
 class LastCallback(keras.callbacks.Callback):
-    """The last of all callbacks, called after all others.
-
-    Args:
-        backup: of this call of `fit`.
-    """
+    """The last of all callbacks, called after all others."""
 
     def __init__(self, backup: FitBackup) -> None:
         super().__init__()
@@ -90,9 +86,6 @@ class FitBackup:
     """A call of `fit` with backups.
 
     Args:
-        owner: the callback that users made.
-        call: the arguments of `fit`.
-        backups: where to save.
         is_due: from batches since the last backup, whether an epoch has ended, and whether it is the last,
             to whether to save.
         on_epoch_saved: called when the state after an epoch is saved, or being written.

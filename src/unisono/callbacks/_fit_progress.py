@@ -67,8 +67,6 @@ def snapshot_of(
     """Copy a model and where its training stands; does not wait for the devices.
 
     Args:
-        model: that is trained.
-        progress: of the run.
         values: `id` of a variable -> its array, where the variables are empty.
         logs: what the last batch returned to Keras' loop, inside an epoch; else None.
     """
@@ -96,11 +94,6 @@ def restore_model(
     model: keras.Model, snapshot: Snapshot, directory: object
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Put the weights and the optimizer of a backup into a model.
-
-    Args:
-        model: to be trained.
-        snapshot: from `snapshot_of`.
-        directory: of the backups.
 
     Returns:
         The values of the metrics' variables, which Keras resets before they can be set, and the logs.

@@ -66,7 +66,6 @@ def interval_of(costs: Costs, together: int, max_overhead: float, max_seconds: f
     """Return after how many steps to back up.
 
     Args:
-        costs: what was measured.
         together: steps that run at once; the result is a multiple of them.
         max_overhead: the share of training that backups may take.
         max_seconds: what a failure may cost at most, the time of writing included; it wins over the
@@ -126,11 +125,7 @@ class BackupInterval:
     """Measures steps and the first backups, then says when a backup is due; continues to measure.
 
     Args:
-        max_overhead: the share of training that backups may take.
-        max_seconds: what a failure may cost at most.
-        together: steps that run at once.
         say: called with what was chosen, and again when that has changed by more than a factor of 2.
-        clock: seconds.
     """
 
     def __init__(
@@ -160,7 +155,6 @@ class BackupInterval:
 
         Args:
             batches: how many were trained so far.
-            is_busy: whether a backup is being written.
             written: the last one that was.
         """
         now = self._clock()

@@ -35,7 +35,6 @@ class ResumableData:
 
     Args:
         arguments: of `fit`, by name; a `unisono.data.Dataset` is replaced by what Keras reads.
-        steps_per_execution: of the model.
 
     Raises:
         InvalidArgumentError: `steps_per_epoch` for data in which it is not known where an epoch begins.
@@ -105,10 +104,6 @@ class ResumableData:
     def check_content(self, progress: Progress, directory: object) -> None:
         """Compare the data with those of the backup, where they can be read without using them up.
 
-        Args:
-            progress: of the backup.
-            directory: of the backups.
-
         Raises:
             CheckpointMismatchError: they are others.
         """
@@ -121,11 +116,7 @@ class ResumableData:
             )
 
     def resume(self, progress: Progress) -> None:
-        """Make the data continue where the backup was made.
-
-        Args:
-            progress: of the backup.
-        """
+        """Make the data continue where the backup was made."""
         x = self._arguments["x"]
         if self.position is not None:
             if self.is_inside(progress):

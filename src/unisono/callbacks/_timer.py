@@ -18,10 +18,6 @@ from unisono.training.trainer._protocol import timer_of
 def split_of(steps: HostTimes, seconds: float) -> dict[str, float]:
     """Return what `StepTimer` adds to the logs of an epoch.
 
-    Args:
-        steps: the epoch's.
-        seconds: how long it took.
-
     >>> split_of(HostTimes(data=0.5, batches=100, rows=3200), seconds=2.0)
     {'data_ms': 5.0, 'step_ms': 20.0, 'examples_per_s': 1600.0}
     """

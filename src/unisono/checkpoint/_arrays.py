@@ -37,8 +37,6 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: 
     """Write arrays into a folder.
 
     Args:
-        folder: exists.
-        arrays: name to array, of any shape and dtype that JAX knows.
         in_one_file: whether to write without Orbax what the format of such a file can hold, which is much
             faster.
     """
@@ -57,9 +55,6 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: 
 
 def load_arrays(folder: Path) -> dict[str, np.ndarray]:
     """Read what `save_arrays` wrote.
-
-    Args:
-        folder: the same.
 
     Raises:
         CheckpointError: Orbax cannot read it.

@@ -39,9 +39,6 @@ def write_snapshot(
     """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
 
     Args:
-        directory: where commits lie.
-        name: of the commit.
-        snapshot: what to write.
         read_back: whether to read it again and compare, before it becomes visible.
         in_one_file: whether to write the arrays without Orbax, as in `save_arrays`.
         replaces: whether an earlier commit of the name is replaced.
@@ -89,7 +86,6 @@ def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
     """Read a commit.
 
     Args:
-        path: of the commit.
         checked: whether it was compared with its manifest already.
 
     Raises:

@@ -48,14 +48,10 @@ def write_commit(
     """Make `directory/name` from what `write` puts into an empty folder, all of it or nothing.
 
     Args:
-        directory: where commits lie; created.
         name: of the commit; must not exist, but for `replaces`.
         write: gets the folder to fill.
         check: gets the folder before it becomes visible, complete; raises to refuse it.
         replaces: whether another commit may have the name; it is deleted when the new one is complete.
-
-    Returns:
-        The path of the commit.
 
     Raises:
         CheckpointError: the commit exists, or the disk is full or fails; nothing is left then.
@@ -125,9 +121,6 @@ def _translated(error: OSError, target: Path) -> CheckpointError:
 def check_commit(path: Path) -> None:
     """Read every file of a commit and compare it with the manifest.
 
-    Args:
-        path: of the commit.
-
     Raises:
         CheckpointError: something is missing, cut or changed; it names the first such file.
     """
@@ -191,7 +184,6 @@ def check_place(directory: Path, *, writes: bool) -> None:
     """Check that commits can lie in a directory, which is made where this process writes.
 
     Args:
-        directory: the directory.
         writes: whether this process writes there; else it may be missing.
 
     Raises:

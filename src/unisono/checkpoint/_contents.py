@@ -53,7 +53,6 @@ class Snapshot:
 
     Args:
         arrays: by name; on the devices or the host.
-        facts: JSON.
     """
 
     arrays: Mapping[str, Any]
@@ -109,7 +108,6 @@ class Unit:
 
     Args:
         prefix: with which the names of its variables begin, without the last `/`.
-        owner: the object.
         is_built: whether it has all its variables.
     """
 
@@ -252,7 +250,6 @@ class Parts:
         """Put the contents of a snapshot into the objects, all of it or nothing.
 
         Args:
-            snapshot: of objects built alike.
             parts: beginnings of the names to restore; None for all.
 
         Returns:
@@ -273,8 +270,6 @@ class Parts:
 
         Args:
             snapshot: has all of them, of the right shapes.
-            arrays: its arrays on the host.
-            names: which.
         """
         for name in sorted(names & set(self.variables)):
             _set_logical_value(self.variables[name], arrays[name])
@@ -305,8 +300,6 @@ def problems_of(
     """In what objects differ from a checkpoint.
 
     Args:
-        parts: the objects.
-        arrays: of the checkpoint.
         ours: names to restore.
         theirs: names in the checkpoint.
     """

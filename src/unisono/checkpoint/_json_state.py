@@ -72,7 +72,6 @@ def decode(value: Json, arrays: Mapping[str, np.ndarray]) -> State:
 
     Args:
         value: what `encode` returned, perhaps written and read by `json` since.
-        arrays: all arrays of the checkpoint.
 
     >>> decode(encode({1: (2, {3})}, {}, "x"), {})
     {1: (2, {3})}

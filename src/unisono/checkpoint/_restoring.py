@@ -38,11 +38,7 @@ _LOG = logging.getLogger("unisono")
 
 
 class PendingValues:
-    """What of a checkpoint waits for objects that do not exist yet.
-
-    Args:
-        path: of the checkpoint, for messages.
-    """
+    """What of a checkpoint waits for objects that do not exist yet."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -70,9 +66,6 @@ class Restoration:
 
     Args:
         holder: of the objects; it may grow.
-        snapshot: what was read.
-        parts: which parts are wanted.
-        path: of the checkpoint, for messages.
     """
 
     def __init__(self, holder: Holder, snapshot: Snapshot, parts: Sequence[str] | None, path: str) -> None:

@@ -32,11 +32,7 @@ class RandomState:
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Set the generators to a state.
-
-        Args:
-            state: from `get_state`, in this process or another.
-        """
+        """Set the generators to a state."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         if "steps" in state:

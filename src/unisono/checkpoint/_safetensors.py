@@ -50,10 +50,6 @@ _ALIGNMENT = 8
 def can_hold(name: str, array: np.ndarray) -> bool:
     """Return whether the format has a place for an array.
 
-    Args:
-        name: of the array.
-        array: any.
-
     >>> can_hold("a", np.zeros(2, "float32")), can_hold("a", np.zeros(2, "complex128"))
     (True, False)
     """
@@ -65,7 +61,6 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new file.
 
     Args:
-        path: of the file.
         arrays: by name; `can_hold` is true for each.
     """
     header: dict[str, Any] = {}
@@ -86,9 +81,6 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def load(path: Path) -> dict[str, np.ndarray]:
     """Read what `save` wrote; each array has memory of its own.
-
-    Args:
-        path: of the file.
 
     Raises:
         CheckpointError: the file is not in the format.

@@ -18,11 +18,7 @@ class GrowthNotifier:
         self._on_growth: list[Callable[[], None]] = []
 
     def watch(self, on_growth: Callable[[], None]) -> None:
-        """Call a function after each addition.
-
-        Args:
-            on_growth: without arguments.
-        """
+        """Call a function after each addition."""
         # A restoration watches again after each step of its own, and must be called once.
         if on_growth not in self._on_growth:
             self._on_growth.append(on_growth)

@@ -19,12 +19,7 @@ _END = None
 
 
 class BackgroundWriter:
-    """Runs jobs in order in one thread, which starts with the first job and ends with `close`.
-
-    Args:
-        directory: that it writes to.
-        name: of the thread.
-    """
+    """Runs jobs in order in one thread, which starts with the first job and ends with `close`."""
 
     def __init__(self, directory: Path, name: str = "unisono-checkpoint") -> None:
         self.directory, self._name = directory, name

@@ -28,13 +28,7 @@ _TIME_LIMIT = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Args:
-        name: what was checked.
-        text: the result, in one line.
-        ok: whether the check passed.
-    """
+    """The result of one check."""
 
     name: str
     text: str
@@ -95,9 +89,6 @@ def cluster_text(environ: Mapping[str, str]) -> str:
 
     Never the raw variables: the text is pasted into public issues, and they may hold secrets.
 
-    Args:
-        environ: the environment.
-
     Raises:
         InvalidArgumentError: when the cluster's variables cannot be used.
 
@@ -136,9 +127,6 @@ def _all_reduce() -> str:
 
 def try_files(directory: Path) -> str:
     """Write, sync, rename and read a file, as checkpoints do.
-
-    Args:
-        directory: the directory to write in.
 
     Raises:
         OSError: when one of these operations fails.

@@ -12,7 +12,6 @@ class CheckpointEntry:
     """A checkpoint in the directory.
 
     Args:
-        name: of the file or directory.
         series: its name without the number: checkpoints of one series are in the order of their numbers.
         number: at the end of its name, None where there is none.
         time_ns: when it was written, in nanoseconds.
@@ -42,12 +41,9 @@ class View:
     """What an evaluator sees when it looks.
 
     Args:
-        found: the checkpoints that are there.
         known: name -> signature of those that are done with: evaluated, overtaken or damaged.
         before: name -> signature of those that were there when it looked last.
         over: whether training had ended before it looked.
-        asked: whether it is to end.
-        evaluations: how many are done.
         idle: seconds without a new checkpoint.
     """
 
@@ -88,7 +84,6 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     """Decide what to do.
 
     Args:
-        view: what is seen.
         max_evaluations: how many are wanted, None for all.
         timeout: seconds to wait for a new checkpoint.
 

@@ -19,9 +19,6 @@ class Evaluation:
     """One evaluation.
 
     Args:
-        step: of training.
-        results: what `evaluate` returned.
-        name: of the checkpoint.
         digest: of the weights: the same checkpoint may be written again after a restart.
     """
 
@@ -36,7 +33,6 @@ class EvaluationHistory:
     """What an evaluator has done.
 
     Args:
-        evaluations: in their order.
         known: name -> signature of the checkpoints that are done with.
         mark: the last end of training that was obeyed.
         watching: whether the evaluator runs, or is to resume when it starts again.
@@ -66,7 +62,6 @@ def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
     """Read a record, an empty one where there is none.
 
     Args:
-        path: of the file.
         goes_on: whether the process belongs to the run that wrote it, even if that evaluator had ended.
 
     Returns:

@@ -80,9 +80,6 @@ class Restorer:
     def restore(self, path: Path) -> int:
         """Put a checkpoint into the model.
 
-        Args:
-            path: of a commit or a file.
-
         Returns:
             How many batches the optimizer had seen, 0 where the checkpoint does not say.
 

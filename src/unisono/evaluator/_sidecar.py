@@ -302,11 +302,7 @@ class _EvaluationStop(Exception):  # noqa: N818 (no error)
 
 
 class _Interrupt(keras.callbacks.Callback):
-    """Ends an evaluation at the next batch.
-
-    Args:
-        is_wanted: asked before each batch.
-    """
+    """Ends an evaluation at the next batch."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         super().__init__()

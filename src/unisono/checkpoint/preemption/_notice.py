@@ -14,7 +14,6 @@ class PreemptionNotice:
     """Whether the process is about to be ended: set by a signal handler or a thread, read between two steps.
 
     Args:
-        clock: seconds.
         at: when the notice arrived, None before.
         error: what the thread failed with.
     """
@@ -34,7 +33,6 @@ class PollWatch:
 
     Args:
         notice: is set when the function returns True.
-        is_ending: the function.
     """
 
     def __init__(self, notice: PreemptionNotice, is_ending: Callable[[], bool]) -> None:

@@ -35,7 +35,6 @@ class SaveConsensus(Protocol):
 
         Args:
             step: how many steps are done; the same in all processes.
-            wanted: whether this process wants to save.
             is_last: whether no step follows.
 
         Returns:
@@ -71,7 +70,6 @@ class PeriodicConsensus:
     Args:
         gather: from this process' bytes to those of all; called by all at the same step.
         period: seconds between two exchanges; with longer steps, there is one in each step.
-        clock: seconds.
     """
 
     def __init__(
@@ -130,9 +128,5 @@ def _steps_until(seconds: float, period: float, before: int) -> int:
 
 
 def consensus_of(group: ProcessGroup) -> SaveConsensus:
-    """Return how the processes of a group agree on a step.
-
-    Args:
-        group: all that save together.
-    """
+    """Return how the processes of a group agree on a step."""
     return PeriodicConsensus(group.gather) if group.size > 1 else LocalConsensus()

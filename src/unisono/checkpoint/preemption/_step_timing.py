@@ -8,11 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 class StepTiming:
-    """How long a step and a save take, so that the last save starts in time.
-
-    Args:
-        clock: seconds.
-    """
+    """How long a step and a save take, so that the last save starts in time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +44,6 @@ def wants_save(now: float, noticed_at: float | None, *, saved: bool, grace: floa
     """Whether a process wants to save. Pure.
 
     Args:
-        now: seconds of a clock.
         noticed_at: when the notice of the end arrived, None before.
         saved: whether it has been saved since then.
         grace: seconds from the notice to the end.
