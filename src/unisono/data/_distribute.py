@@ -30,7 +30,7 @@ from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
-from unisono.data._workers import WorkerGroup, elements_of_workers, joined_batches
+from unisono.data._workers import WorkerGroup, elements_of_workers, joined_batches, shard_of_worker
 
 
 def split_batch(batch: PyTree, mesh: ReplicaMesh) -> PyTree:
@@ -437,8 +437,19 @@ def _check_iterable(dataset: UserValue) -> None:
         )
 
 
-def batches_of(dataset: UserValue) -> Iterator[PyTree]:
-    """Return the host batches of any source."""
+def batches_of(dataset: UserValue, group: WorkerGroup | None = None) -> Iterator[PyTree]:
+    """Return the host batches of any source.
+
+    Args:
+        dataset: a dataset of Unisono, Keras, Grain, PyTorch or TensorFlow, an iterable or a function.
+        group: the workers between which the batches of a `Dataset` are divided; None reads all of them.
+
+    >>> from unisono.data import Dataset
+    >>> [batch.tolist() for batch in batches_of(Dataset.range(3).batch(2))]
+    [[0, 1], [2]]
+    """
+    if group is not None:
+        dataset = shard_of_worker(dataset, group)
     # Before `__iter__`, which gives tensors of TensorFlow.
     if hasattr(dataset, "as_numpy_iterator"):
         return iter(dataset.as_numpy_iterator())

@@ -27,12 +27,11 @@ from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks, check
 from unisono.estimator._warm_start import initializer_of
 from unisono.estimator.hooks._stopping import StopAtStepHook
 from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
-from unisono.estimator.session._input import data_of
+from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import ModelFunction, argument_names
 from unisono.estimator.session._progress import shown_progress
 from unisono.estimator.session._saving import global_step_in, newest_checkpoint
 from unisono.estimator.session._train import Training, TrainTask, can_write_summaries
-from unisono.estimator.session._worker_input import WorkerInput
 from unisono.spi import Executables, default_strategy
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class Estimator:
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
         self._seed()
-        data = WorkerInput(input_fn, self._arguments(ModeKeys.TRAIN))
+        data = InputFunction(input_fn, self._arguments(ModeKeys.TRAIN))
         task = TrainTask(
             self._function, self._config, strategy, self.model_dir, given, listeners,
             path, initializer_of(self._warm_start), self._executables,
@@ -186,9 +185,9 @@ class Estimator:
         given = checked_hooks(hooks, "hooks")
         _check_steps(steps, None)
         task = self._evaluation(self._config.eval_distribute, checkpoint_path, given, "evaluate")
-        elements = data_of(input_fn, task.strategy, self._arguments(ModeKeys.EVAL))
+        data = InputFunction(input_fn, self._arguments(ModeKeys.EVAL))
         log_dir = self.eval_dir(name) if can_write_summaries(self._config) else None
-        return evaluate(task, elements, steps, log_dir)
+        return evaluate(task, data, steps, log_dir)
 
     def predict(
         self,
@@ -213,8 +212,8 @@ class Estimator:
         checked_call(input_fn, "input_fn")
         given = checked_hooks(hooks, "hooks")
         task = self._evaluation(None, checkpoint_path, given, "predict")
-        elements = data_of(input_fn, task.strategy, self._arguments(ModeKeys.PREDICT))
-        yield from predictions(task, elements, predict_keys, yield_single_examples)
+        data = InputFunction(input_fn, self._arguments(ModeKeys.PREDICT))
+        yield from predictions(task, data, predict_keys, yield_single_examples)
 
     def _evaluation(
         self,

@@ -229,7 +229,7 @@ def export_model(
         lambda x: np.zeros([1 if n is None else n for n in _shape(x)], _dtype(x)), receiver.receiver_tensors
     )
     made = features(example)
-    run = DataPass(task, ModeKeys.PREDICT, iter([(_mapped(np.asarray, made), None)]))
+    run = DataPass(task, ModeKeys.PREDICT, lambda *_: iter([(_mapped(np.asarray, made), None)]))
     run.create()
     run.begin([])
     run.variables.is_closed = True

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -25,7 +25,7 @@ from unisono.step.variables._merge_rules import kind_of
 from unisono.step.variables._sharded_variable import divide
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._one_device import OneDeviceStrategy
-from unisono.strategies._replicated import ReplicatedStrategy, Runner
+from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits, watch_program
 from unisono.strategies.parameter_server._roles import roles_of
@@ -39,6 +39,10 @@ from unisono.training.remote_step.programs._push_layout import PushLayout
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
+
+if TYPE_CHECKING:
+    from unisono._lowering._executables import Executables
+    from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
 
 #: The job of this process: a cluster serves one chief.
 _JOB: list[Job] = []
@@ -198,12 +202,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return made(model, self, task)
 
     def make_step_runner(
-        self,
-        on_replicas: Callable[[ReplicatedStrategy], Runner],
-        on_workers: Callable[[ParameterServerStrategy], Runner],
-    ) -> Runner:
-        """Return what schedules an Estimator's steps on workers; without a cluster what runs them here."""
-        return on_replicas(self) if self._job is None else on_workers(self)
+        self, step: NamedStep, source: ElementSource, executables: Executables | None = None
+    ) -> StepRunner:
+        """Return what schedules steps on workers, which make their data; without a cluster runs them here."""
+        if self._job is None:
+            return super().make_step_runner(step, source, executables)
+        from unisono.training.remote_step._step_runner import RemoteStepRunner
+
+        return RemoteStepRunner(self, step, source)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import jax
 import keras
@@ -32,10 +32,9 @@ from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
+    from unisono._lowering._executables import Executables
     from unisono.data._distribute import DistributedDataset
-    from unisono.strategies._parameter_server import ParameterServerStrategy
-
-Runner = TypeVar("Runner")
+    from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
 
 
 class ReplicatedStrategy(Strategy):
@@ -77,17 +76,19 @@ class ReplicatedStrategy(Strategy):
         return TrainerFunction(model, self, task)
 
     def make_step_runner(
-        self,
-        on_replicas: Callable[[ReplicatedStrategy], Runner],
-        on_workers: Callable[[ParameterServerStrategy], Runner],
-    ) -> Runner:
-        """Return what runs the steps of an Estimator's training.
+        self, step: NamedStep, source: ElementSource, executables: Executables | None = None
+    ) -> StepRunner:
+        """Return what runs the named steps of a loop such as an Estimator's.
 
         Args:
-            on_replicas: makes what runs them on the replicas of this process and of its group.
-            on_workers: makes what schedules them on workers, which make their data themselves.
+            step: of one replica.
+            source: makes the elements, each for one replica.
+            executables: programs of earlier loops.
         """
-        return on_replicas(self)
+        # Loads Grain, which a strategy by itself does not need.
+        from unisono.training.named_steps._replica_runner import ReplicaStepRunner
+
+        return ReplicaStepRunner(self, step, source, executables)
 
     # --- what follows from the mesh ----------------------------------------------------------
 

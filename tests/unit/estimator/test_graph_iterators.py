@@ -6,7 +6,7 @@ import pytest
 from unisono import OutOfRangeError, tf
 from unisono.data._sharding import InputContext
 from unisono.estimator.session._graph_iterators import InputRun, current_input_run
-from unisono.estimator.session._input import elements_of
+from unisono.estimator.session._input import InputFunction
 
 CONTEXT = InputContext(1, 0, 1)
 
@@ -18,7 +18,7 @@ def dataset():
 def elements(input_fn):
     return [
         (np.asarray(features).tolist(), None if labels is None else np.asarray(labels).tolist())
-        for features, labels in elements_of(input_fn, CONTEXT, {})
+        for features, labels in InputFunction(input_fn, {})(CONTEXT)
     ]
 
 

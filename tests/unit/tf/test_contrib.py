@@ -7,8 +7,9 @@ import pytest
 import unisono
 from unisono import tf
 from unisono.cluster._process_group import SingleProcessGroup
-from unisono.estimator.session._input import data_of
+from unisono.estimator.session._input import InputFunction
 from unisono.tf.adapters import _contrib
+from unisono.training.named_steps._protocol import elements_for
 
 contrib = tf.contrib.distribute
 
@@ -77,7 +78,7 @@ def elements_of_workers(input_fn, monkeypatch, is_sharded):
     for index in (0, 1):
         strategy = contrib.MirroredStrategy(num_gpus=1, auto_shard_dataset=is_sharded)
         monkeypatch.setattr(strategy, "_group", Worker(index))
-        found.append([int(features) for features, _ in data_of(input_fn, strategy, {})])
+        found.append([int(features) for features, _ in elements_for(strategy, InputFunction(input_fn, {}))])
     return found
 
 

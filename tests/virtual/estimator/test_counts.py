@@ -12,9 +12,9 @@ from unisono._lowering._executables import Executables
 from unisono.data import Dataset
 from unisono.estimator import Estimator, EstimatorSpec, RunConfig
 from unisono.estimator._train_op import minimize
+from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import ModelFunction
 from unisono.estimator.session._train import Training, TrainTask
-from unisono.estimator.session._worker_input import WorkerInput
 from unisono.step._dispatch import CompiledStep
 
 X, Y = np.ones((800, 2), "float32"), np.ones((800, 1), "float32")
@@ -29,7 +29,7 @@ def training(strategy, batch, steps, directory):
     config = RunConfig(save_checkpoints_secs=None, save_summary_steps=0, log_step_count_steps=100)
     task = TrainTask(ModelFunction(model_fn, None, config), config, strategy, str(directory), [])
     data = lambda: Dataset.from_tensor_slices((X, Y)).batch(batch).take(steps)  # noqa: E731
-    return Training(task, WorkerInput(data, {}))
+    return Training(task, InputFunction(data, {}))
 
 
 @pytest.mark.parametrize("devices", [1, 2])

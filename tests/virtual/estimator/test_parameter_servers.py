@@ -34,6 +34,9 @@ from unisono.estimator import (
     train_and_evaluate,
 )
 from unisono.estimator._train_op import minimize
+from unisono.estimator.session._input import InputFunction
+from unisono.estimator.session._model_step import ModelFunction
+from unisono.estimator.session._train import Training, TrainTask
 from unisono.training.remote_step import _remote_variables
 
 SCE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -154,6 +157,19 @@ def test_hooks_get_arrays_and_a_worker_may_be_lost(tmp_path):
         )
     assert watching.steps == list(range(1, 13))
     assert {y.shape for y in watching.outputs} == {(10, 1)}
+
+
+def test_the_losses_of_all_steps_are_returned_where_asked_for(tmp_path):
+    config, losses = RunConfig(save_summary_steps=0), []
+    with local_strategy(workers=1, servers=1) as strategy:
+        task = TrainTask(ModelFunction(decaying, None, config), config, strategy, str(tmp_path), [])
+        runner = Training(task, InputFunction(data(X, Y, 10), {})).runner
+        with runner.around_training():
+            with strategy.scope():
+                assert runner.create_variables()
+            done, values = runner.run(3, [], losses)
+    assert done == sum(count for count, _ in losses) == 3
+    assert float(losses[-1][1][0]) == float(values["loss"]) != float(losses[0][1][0])
 
 
 def test_checkpoints_go_to_other_strategies_and_back(tmp_path):

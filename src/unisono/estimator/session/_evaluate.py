@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono.estimator._collections import summaries_of
 from unisono.estimator._spec import ModeKeys, metric_of
 from unisono.estimator.hooks._hook import HookSession, SessionRunHook
 from unisono.estimator.hooks._runner import HookRunner
-from unisono.estimator.session._input import rows_of
+from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import PREDICTIONS, ModelFunction, ModelStep, ModelVariables
 from unisono.estimator.session._saving import Initializer, initialize, restore
-from unisono.estimator.session._steps import StepRunner
+from unisono.spi import Executables
 from unisono.summary import create_file_writer
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.spi import ReplicatedStrategy
+    from unisono.training.named_steps._protocol import ElementSource
 
 _LOG = logging.getLogger("unisono")
 
@@ -59,15 +59,14 @@ class DataPass:
     Args:
         task: what it needs.
         mode: one of `ModeKeys`.
-        elements: pairs of features and labels.
+        source: makes pairs of features and labels.
     """
 
-    def __init__(self, task: EvaluationTask, mode: str, elements: Iterator[PyTree]) -> None:
+    def __init__(self, task: EvaluationTask, mode: str, source: ElementSource) -> None:
         self.task = task
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, mode, self.variables)
-        local = len(task.strategy.mesh.local_replicas)
-        self.runner = StepRunner(task.strategy, self.step, rows_of(elements, local), task.executables)
+        self.runner = task.strategy.make_step_runner(self.step, source, task.executables)
 
     def create(self) -> bool:
         """Make the variables; False without data."""
@@ -100,20 +99,20 @@ class DataPass:
 
 
 def evaluate(
-    task: EvaluationTask, elements: Iterator[PyTree], steps: int | None, log_dir: str | None
+    task: EvaluationTask, data: InputFunction, steps: int | None, log_dir: str | None
 ) -> dict[str, Any]:
     """Return the metrics of a checkpoint by name, with `loss` and `global_step`.
 
     Args:
         task: what the evaluation needs.
-        elements: pairs of features and labels.
+        data: makes pairs of features and labels.
         steps: how many steps; None for all data.
         log_dir: directory of the event file; None for none.
 
     Raises:
         InvalidArgumentError: without data.
     """
-    run = DataPass(task, ModeKeys.EVAL, elements)
+    run = DataPass(task, ModeKeys.EVAL, data)
     with task.strategy.scope():
         if not run.runner.create_variables():
             raise InvalidArgumentError(
@@ -176,7 +175,7 @@ def _write(log_dir: str, results: Mapping[str, Any]) -> None:
 
 def predictions(
     task: EvaluationTask,
-    elements: Iterator[PyTree],
+    data: InputFunction,
     keys: Sequence[str] | str | None,
     single: bool,
 ) -> Iterator[Any]:
@@ -184,14 +183,14 @@ def predictions(
 
     Args:
         task: what the prediction needs.
-        elements: pairs of features and labels, which are left out.
+        data: makes pairs of features and labels, which are left out.
         keys: which predictions; None for all.
         single: whether to yield those of each example, and not of each batch.
 
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.
     """
-    run = DataPass(task, ModeKeys.PREDICT, ((features, None) for features, _ in elements))
+    run = DataPass(task, ModeKeys.PREDICT, lambda *where: ((features, None) for features, _ in data(*where)))
     with task.strategy.scope():
         if not run.runner.create_variables():
             return

@@ -1,144 +1,65 @@
-"""What an `input_fn` gives: elements for this process' replicas, in rows of one element for each.
+"""What an `input_fn` gives: elements of features and labels, one for a replica.
 
-Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_train.py.
+Tests: tests/virtual/estimator/test_model_fn.py, tests/unit/estimator/test_graph_iterators.py.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
-import json
-import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-
-from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, UserValue
-from unisono.data._batches import as_array, check_values
 from unisono.data._dataset import Dataset
 from unisono.data._sharding import InputContext
-from unisono.data._workers import gathered, shard_of_worker
-from unisono.estimator.hooks._logging import NanLossDuringTrainingError
 from unisono.estimator.session._graph_iterators import InputRun
 from unisono.estimator.session._model_step import argument_names
 from unisono.spi import batches_of
 
 if TYPE_CHECKING:
     from unisono.cluster._process_group import ProcessGroup
-    from unisono.strategies._base import Strategy
-
-_LOG = logging.getLogger("unisono")
 
 
-class ReplicaParts:
-    """Arrays of one form, one for each replica of this process, as an array with a leading axis would be.
+class InputFunction:
+    """An input_fn with those of some arguments that it has; pickled, it goes to workers that make their data.
 
     Args:
-        parts: the arrays. They are copied once, to where the program reads them.
+        function: the user's.
+        given: arguments by name.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self._parts = parts
-        self.shape, self.dtype = (len(parts), *parts[0].shape), parts[0].dtype
+    def __init__(self, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+        known = argument_names(function)
+        self._function, self._takes_context = function, "input_context" in known
+        self._given = {name: value for name, value in given.items() if name in known}
 
-    def __len__(self) -> int:
-        return len(self._parts)
+    def __repr__(self) -> str:
+        return repr(self._function)
 
-    def __getitem__(self, replica: int) -> np.ndarray:
-        return self._parts[replica]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self._parts)
-
-
-class Row(NamedTuple):
-    """The elements that one step takes.
-
-    Args:
-        batch: `(features, labels)`, a pytree of `ReplicaParts`; of host arrays with the rows of all replicas
-            where every replica computes all.
-        is_whole: whether it has the rows of all replicas.
-    """
-
-    batch: PyTree
-    is_whole: bool
-
-    def fits(self, other: Row) -> bool:
-        """Return whether another row has the same form.
+    def __call__(self, context: InputContext, group: ProcessGroup | None = None) -> Iterator[PyTree]:
+        """Yield pairs of features and labels.
 
         Args:
-            other: of the same data.
+            context: says which part is asked for.
+            group: the workers between which the elements are divided; None to read all of them.
+
+        Raises:
+            InvalidArgumentError: the input_fn returns nothing that holds data, or that can be divided.
         """
-        if self.is_whole or other.is_whole:
-            return False
-        own, others = jax.tree.leaves(self.batch), jax.tree.leaves(other.batch)
-        structure: Hashable = jax.tree.structure(self.batch)
-        same: Hashable = jax.tree.structure(other.batch)
-        return bool(structure == same) and all(
-            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(own, others, strict=True)
-        )
+        given = self._given | ({"input_context": context} if self._takes_context else {})
+        result, of_iterators = InputRun(lambda: self._function(**given)).first()
+        if group is not None and not isinstance(result, Dataset):
+            raise InvalidArgumentError(
+                "auto_shard_dataset=True needs an input_fn that returns a `tf.data.Dataset`. Received: "
+                f"{type(result).__name__}. Return the dataset itself, or take this worker's part by "
+                "`input_context`, with auto_shard_dataset=False."
+            )
+        for element in _elements(result, group) if of_iterators is None else of_iterators:
+            yield _parsed(element)
 
 
-def data_of(input_fn: Callable[..., Any], strategy: Strategy, given: Mapping[str, Any]) -> Iterator[PyTree]:
-    """Return the elements of an input_fn: pairs of features and labels.
-
-    Args:
-        input_fn: the user's.
-        strategy: whose replicas take the elements; all of them on each worker, unless its terms say that
-            they are divided.
-        given: further arguments by name, which the input_fn gets if it has them.
-
-    Raises:
-        InvalidArgumentError: it returns nothing that holds data, or nothing that can be divided.
-    """
-    group = strategy.process_group
-    context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)
-    is_divided = strategy.terms.shards_input and group.size > 1
-    return elements_of(input_fn, context, given, group if is_divided else None)
-
-
-def elements_of(
-    input_fn: Callable[..., Any],
-    context: InputContext,
-    given: Mapping[str, Any],
-    group: ProcessGroup | None = None,
-) -> Iterator[PyTree]:
-    """Yield the elements of an input_fn: pairs of features and labels.
-
-    Args:
-        input_fn: the user's.
-        context: says which part is asked for.
-        given: further arguments by name, which the input_fn gets if it has them.
-        group: the workers between which the elements are divided; None to read all of them.
-
-    Raises:
-        InvalidArgumentError: it returns nothing that holds data, or nothing that can be divided.
-    """
-    every = {**given, "input_context": context}
-    known = argument_names(input_fn)
-    chosen = {name: value for name, value in every.items() if name in known}
-    result, of_iterators = InputRun(lambda: input_fn(**chosen)).first()
-    if group is not None:
-        result = _divided(result, group)
-    for element in _elements(result) if of_iterators is None else of_iterators:
-        yield _parsed(element)
-
-
-def _divided(result: UserValue, group: ProcessGroup) -> Dataset:
-    """Return a worker's part of the dataset that an input_fn returned."""
-    if not isinstance(result, Dataset):
-        raise InvalidArgumentError(
-            "auto_shard_dataset=True needs an input_fn that returns a `tf.data.Dataset`. Received: "
-            f"{type(result).__name__}. Return the dataset itself, or take this worker's part by "
-            "`input_context`, with auto_shard_dataset=False."
-        )
-    return shard_of_worker(result, group)
-
-
-def _elements(result: UserValue) -> Iterator[PyTree]:
+def _elements(result: UserValue, group: ProcessGroup | None) -> Iterator[PyTree]:
     """Return the elements of what an input_fn returned: those of a data set, or the same arrays for ever."""
     if result is None:
         raise InvalidArgumentError(
@@ -147,7 +68,7 @@ def _elements(result: UserValue) -> Iterator[PyTree]:
     if isinstance(result, (dict, tuple, list)) or hasattr(result, "shape"):
         # Tensors of a graph: each step would compute them again.
         return itertools.repeat(result)
-    return batches_of(result)
+    return batches_of(result, group)
 
 
 def _parsed(element: PyTree) -> tuple[PyTree, PyTree]:
@@ -160,166 +81,3 @@ def _parsed(element: PyTree) -> tuple[PyTree, PyTree]:
             f"{len(element)} parts. Put several arrays into a dict of features."
         )
     return element[0], element[1]
-
-
-def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
-    """Yield rows of elements, one for each replica of this process.
-
-    The last row may have fewer elements, or elements of fewer rows: these are joined, and every replica
-    computes all of them, as one device would.
-
-    Args:
-        elements: pairs of features and labels.
-        replicas: of this process.
-    """
-    while taken := list(itertools.islice(elements, replicas)):
-        arrays = [jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), e) for e in taken]
-        for element in arrays:
-            check_values(element, "(features, labels)")
-        if len(arrays) == replicas and len({_form(e) for e in arrays}) == 1:
-            parts = [ReplicaParts(leaves) for leaves in zip(*map(jax.tree.leaves, arrays), strict=True)]
-            yield Row(jax.tree.unflatten(jax.tree.structure(arrays[0]), parts), is_whole=False)
-        elif (joined := _joined(arrays)) is not None:
-            yield Row(joined, is_whole=True)
-        else:
-            _LOG.warning(
-                "The last %d element(s) of the input_fn are left out: they have no rows that %d replicas "
-                "could share. Give a number of elements that divides by %d, or batch them.",
-                len(arrays), replicas, replicas,
-            )  # fmt: skip
-
-
-def _form(element: PyTree) -> Any:
-    leaves, structure = jax.tree.flatten(element)
-    return structure, tuple((x.shape, x.dtype) for x in leaves)
-
-
-def _joined(elements: list[PyTree]) -> PyTree | None:
-    """Return the rows of several elements as one; None where they have none."""
-    if len(elements) == 1:
-        return elements[0]
-    for element in elements:
-        sizes = {np.shape(x)[:1] for x in jax.tree.leaves(element)}
-        if len(sizes) != 1 or () in sizes:
-            return None
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *elements)
-
-
-class RowSource:
-    """Takes rows for programs; of several workers all take as many of one form.
-
-    Args:
-        rows: of this process.
-        group: the processes that run the steps together.
-    """
-
-    def __init__(self, rows: Iterator[Row], group: ProcessGroup) -> None:
-        self._rows, self._group = rows, group
-        #: Rows that were taken, and have not been given out.
-        self._kept: collections.deque[Row] = collections.deque()
-        self._is_over = False
-        self._structure: Any = None
-
-    def peek(self) -> Row | None:
-        """Return the first row, which is given out later; None without data."""
-        if not self._kept and (row := next(self._rows, None)) is not None:
-            self._kept.append(row)
-            self._structure = jax.tree.structure(row.batch)
-        return self._kept[0] if self._kept else None
-
-    def take(self, most: Callable[[Row], int], extra: frozenset[str]) -> tuple[list[Row], frozenset[str]]:
-        """Return rows of one form, none at the end, and the names of values that are asked for.
-
-        Args:
-            most: from the first row to how many there may be.
-            extra: names that this process asks for.
-        """
-        own = [] if self._is_over else self._fill(most)
-        if self._group.size > 1:
-            count, extra = self._agreed(own, extra)
-        else:
-            count = len(own)
-        if count >= 0:
-            return [self._kept.popleft() for _ in range(count)], extra
-        joined = self._joined(own)
-        return ([] if joined is None else [joined]), extra
-
-    def stop(self, error: Exception | None = None) -> None:
-        """Tell the other workers, once, that this one takes no more rows.
-
-        Args:
-            error: why, where it is an error of this worker's hooks: the others raise it, too.
-        """
-        if self._is_over:
-            return
-        self._is_over = True
-        message: dict[str, Any] = {"stops": True}
-        if error is not None:
-            message |= {"error": type(error).__name__, "text": str(error)}
-        every = self._group.gather(json.dumps(message).encode())
-        if error is None:
-            _raise_errors([json.loads(data) for data in every])
-
-    def _fill(self, most: Callable[[Row], int]) -> list[Row]:
-        """Return the next rows of one form, which stay here."""
-        first = self.peek()
-        if first is None:
-            return []
-        wanted = most(first)
-        while len(self._kept) < wanted and (row := next(self._rows, None)) is not None:
-            self._kept.append(row)
-            if not first.fits(row):
-                break
-        same = itertools.takewhile(lambda row: row is first or first.fits(row), self._kept)
-        return list(itertools.islice(same, wanted))
-
-    def _agreed(self, own: list[Row], extra: frozenset[str]) -> tuple[int, frozenset[str]]:
-        """Return how many rows all workers have; -1 where their next rows must be joined."""
-        if self._is_over:
-            return 0, extra
-        form = None if not own or own[0].is_whole else repr(_form(own[0].batch))
-        message = {"count": len(own), "form": form, "extra": sorted(extra)}
-        every = [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
-        if any(m.get("stops") for m in every) or not any(m["count"] for m in every):
-            self._is_over = True
-            _raise_errors(every)
-            return 0, extra
-        names = frozenset(name for m in every for name in m["extra"])
-        if {m["form"] for m in every} != {form} or form is None:
-            return -1, names
-        return min(m["count"] for m in every), names
-
-    def _joined(self, own: list[Row]) -> Row | None:
-        """Return the next elements of all workers as one row, which every replica computes."""
-        if own:
-            self._kept.popleft()
-        elements = [] if not own else _split_up(own[0])
-        every = gathered([jax.tree.leaves(e) for e in elements], self._group)
-        joined = _joined([jax.tree.unflatten(self._structure, leaves) for leaves in every])
-        if joined is None:
-            self._is_over = True
-            _LOG.warning(
-                "The last elements of the workers are left out: they have no rows that can be joined."
-            )
-            return None
-        return Row(joined, is_whole=True)
-
-
-def _raise_errors(messages: list[dict[str, Any]]) -> None:
-    """Raise the error with which a worker has stopped, if one has."""
-    for index, message in enumerate(messages):
-        if message.get("error") == NanLossDuringTrainingError.__name__:
-            raise NanLossDuringTrainingError(message["text"])
-        if "error" in message:
-            raise ClusterError(
-                "The hooks of all workers must run without errors. Received: "
-                f"{message['error']} in worker {index}: {message['text']}"
-            )
-
-
-def _split_up(row: Row) -> list[PyTree]:
-    """Return the elements of a row."""
-    if row.is_whole:
-        return [row.batch]
-    count = len(jax.tree.leaves(row.batch)[0])
-    return [jax.tree.map(lambda x, i=i: x[i], row.batch) for i in range(count)]

@@ -28,6 +28,7 @@ from unisono._types import PyTree, UserValue
 from unisono._values import Mirrored, ReduceOp
 from unisono.estimator._spec import EstimatorSpec, ModeKeys, metric_of
 from unisono.estimator._train_op import ModelCall, OtherUpdate, TrainOp, entered_call, train_ops_of
+from unisono.estimator.hooks._logging import NanLossDuringTrainingError
 from unisono.spi import VariablesByPath, running_step
 from unisono.step._tape import GradientTape
 
@@ -132,6 +133,8 @@ class ModelStep:
 
     def __init__(self, model_fn: ModelFunction, mode: str, variables: ModelVariables) -> None:
         self._model_fn, self._mode, self.variables = model_fn, mode, variables
+        #: All workers stop alike where the loss of one is no number.
+        self.shared_errors = (NanLossDuringTrainingError,)
         self._first: tuple[EstimatorSpec, ModelCall] | None = None
         #: By name, the values of the first run that hooks may ask for: they are known by identity.
         self.exposed: dict[str, Any] = {}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, MissingPackageError
-from unisono._lowering._executables import Executables
 from unisono._system._packages import require_packages
 from unisono.estimator._collections import RecordedSummary, summaries_of
 from unisono.estimator._spec import ModeKeys
@@ -21,16 +20,13 @@ from unisono.estimator.hooks._hook import HookSession, SessionRunHook
 from unisono.estimator.hooks._logging import LoggingTensorHook, NanTensorHook, StepCounterHook
 from unisono.estimator.hooks._runner import HookRunner
 from unisono.estimator.hooks._summaries import SummarySaverHook
-from unisono.estimator.session._input import data_of, rows_of
+from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
-from unisono.estimator.session._remote_steps import RemoteStepRunner
 from unisono.estimator.session._saving import Initializer, TrainingSaver, initialize, restore
-from unisono.estimator.session._steps import StepRunner
-from unisono.estimator.session._worker_input import WorkerInput
+from unisono.spi import Executables
 
 if TYPE_CHECKING:
     from unisono.estimator._run_config import RunConfig
-    from unisono.strategies._parameter_server import ParameterServerStrategy
     from unisono.strategies._replicated import ReplicatedStrategy
 
 _LOG = logging.getLogger("unisono")
@@ -71,19 +67,11 @@ class Training:
         data: makes pairs of features and labels, here or on the workers of a cluster with parameter servers.
     """
 
-    def __init__(self, task: TrainTask, data: WorkerInput) -> None:
-        self._task, self._data = task, data
+    def __init__(self, task: TrainTask, data: InputFunction) -> None:
+        self._task = task
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
-        self.runner = task.strategy.make_step_runner(self._on_replicas, self._on_workers)
-
-    def _on_workers(self, strategy: ParameterServerStrategy) -> StepRunner | RemoteStepRunner:
-        return RemoteStepRunner(strategy, self.step, self._data)
-
-    def _on_replicas(self, strategy: ReplicatedStrategy) -> StepRunner | RemoteStepRunner:
-        elements = data_of(self._data.input_fn, strategy, self._data.given)
-        rows = rows_of(elements, len(strategy.mesh.local_replicas))
-        return StepRunner(strategy, self.step, rows, self._task.executables)
+        self.runner = task.strategy.make_step_runner(self.step, data, task.executables)
 
     def run(self) -> float | None:
         """Train until the data end or a hook stops; return the last loss."""

@@ -1,4 +1,4 @@
-"""The compiled programs of a `model_fn`: its step on all replicas, once or over a group of batches.
+"""The compiled programs of a named step: on all replicas, once or over a group of batches.
 
 Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_counts.py.
 """
@@ -30,7 +30,7 @@ class Programs:
 
     Args:
         strategy: on whose replicas.
-        executables: of the Estimator, whose earlier trainings and evaluations had equal programs.
+        executables: of earlier trainings and evaluations, which may have had equal programs.
     """
 
     def __init__(self, strategy: ReplicatedStrategy, executables: Executables | None = None) -> None:

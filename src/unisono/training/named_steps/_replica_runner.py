@@ -1,4 +1,4 @@
-"""Steps of a `model_fn` in groups: one program runs as many as pay, without a word from the host between.
+"""Named steps in groups: one program runs as many as pay, without a word from the host between.
 
 Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_counts.py.
 """
@@ -15,10 +15,10 @@ import numpy as np
 
 from unisono._lowering._executables import Executables
 from unisono._types import PyTree
-from unisono.estimator.session._input import Row, RowSource
-from unisono.estimator.session._model_step import ModelStep
-from unisono.estimator.session._programs import Programs
 from unisono.training._bind import install
+from unisono.training.named_steps._programs import Programs
+from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for
+from unisono.training.named_steps._rows import Row, RowSource, rows_of
 from unisono.training.trainer._batch_placement import BatchStager
 from unisono.training.trainer._multi_step import AdaptiveGroupSize, StepLog, slots_for
 
@@ -41,21 +41,21 @@ class RowStager(BatchStager):
         self.count += 1
 
 
-class StepRunner:
-    """Runs the steps of one mode of a model_fn.
+class ReplicaStepRunner:
+    """Runs named steps on the replicas of this process and its group.
 
     Args:
         strategy: on whose replicas.
         step: of one replica.
-        rows: the data.
+        source: makes the elements.
         executables: programs of earlier trainings and evaluations.
     """
 
     def __init__(
         self,
         strategy: ReplicatedStrategy,
-        step: ModelStep,
-        rows: Iterator[Row],
+        step: NamedStep,
+        source: ElementSource,
         executables: Executables | None = None,
     ) -> None:
         # Without a scope nothing else does it.
@@ -64,7 +64,8 @@ class StepRunner:
         self._programs = Programs(strategy, executables)
         self._stagers: dict[Hashable, RowStager] = {}
         self._pace = AdaptiveGroupSize()
-        self._source = RowSource(rows, strategy.process_group)
+        rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
+        self._source = RowSource(rows, strategy.process_group, step.shared_errors)
 
     @property
     def num_programs(self) -> int:

@@ -1,4 +1,4 @@
-"""Training steps of a `model_fn` on the workers of a cluster with parameter servers.
+"""Named steps of a training on the workers of a cluster with parameter servers.
 
 Each step runs once, on whichever worker is free, with the next element of that worker's own data. Workers
 push gradients, and the servers count the step. The chief schedules as many steps as hooks allow, and waits
@@ -12,25 +12,27 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
+from unisono._errors import InvalidTypeError
 from unisono._types import PyTree
+from unisono.data._batches import as_array, check_values
 from unisono.data._sharding import InputContext
-from unisono.estimator.session._model_step import ModelStep
-from unisono.estimator.session._programs import Programs
-from unisono.estimator.session._worker_input import END, WorkerInput
 from unisono.ps.scheduling._workers import RunResult
 from unisono.ps.worker._step_worker import as_worker
 from unisono.step._program import current_frame
+from unisono.training.named_steps._programs import Programs
+from unisono.training.named_steps._protocol import ElementSource, NamedStep
 from unisono.training.remote_step._scheduled_function import ScheduledFunction
 from unisono.training.remote_step.programs._function_step import (
     FunctionProgram,
@@ -42,6 +44,9 @@ from unisono.training.remote_step.programs._worker_program import RandomStream
 
 if TYPE_CHECKING:
     from unisono.strategies._parameter_server import ParameterServerStrategy
+
+#: In place of an element: the worker has no further one.
+END: Final = ()
 
 _LOG = logging.getLogger("unisono")
 
@@ -73,22 +78,57 @@ class NoData:
     states: list[Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkerElements:
+    """The elements of one worker as host arrays, then `END` for ever.
+
+    Args:
+        source: makes them.
+        context: says which worker.
+    """
+
+    source: ElementSource
+    context: InputContext
+
+    def __iter__(self) -> Iterator[PyTree]:
+        """Begin from the first element."""
+        for element in self.source(self.context, None):
+            arrays = jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), element)
+            check_values(arrays, "(features, labels)")
+            yield arrays
+        yield from itertools.repeat(END)
+
+
+def _pickled(source: ElementSource) -> bytes:
+    """Return what makes the elements of a worker as bytes, which take the worker's context."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(functools.partial(WorkerElements, source)))
+    except Exception as error:
+        raise InvalidTypeError(
+            "On a cluster with parameter servers the input_fn runs on the workers, and must be pickled for "
+            f"that. Received: {source!r}, which cannot be ({type(error).__name__}: {error}). Open files and "
+            "make datasets inside of the input_fn."
+        ) from error
+
+
 class RemoteStepRunner:
-    """Runs the training steps of a model_fn on workers; `StepRunner`'s methods.
+    """Runs the named steps of a training on workers.
 
     Args:
         strategy: with a cluster.
         step: of one replica.
-        data: makes each worker's elements.
+        source: makes each worker's elements.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, step: ModelStep, data: WorkerInput) -> None:
-        self._strategy, self._job, self._step, self._data = strategy, strategy.job, step, data
+    def __init__(self, strategy: ParameterServerStrategy, step: NamedStep, source: ElementSource) -> None:
+        self._strategy, self._job, self._step, self._source = strategy, strategy.job, step, source
         self._steps = FunctionSteps(strategy, tables=self._job.variables.may_be_table)
         self._layout = push_layout_of(strategy)
         number = next(_NUMBERS)
         self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"
-        self._pickled = data.pickled()
+        self._pickled = _pickled(source)
         #: Shapes and types of the first element.
         self._like: PyTree = None
         #: By the names of what a step returns.
@@ -127,7 +167,7 @@ class RemoteStepRunner:
         """Trace the step with an element, so that its variables are made; False without data."""
         for worker in range(self._job.num_workers):
             with as_worker(worker):
-                elements = iter(self._data(InputContext(self._job.num_workers, worker, 1)))
+                elements = iter(WorkerElements(self._source, InputContext(self._job.num_workers, worker, 1)))
                 element = next(elements)
             if element is not END:
                 self._like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), element)
@@ -136,22 +176,26 @@ class RemoteStepRunner:
                 return True
         return False
 
-    def run(self, most: int, names: Iterable[str]) -> tuple[int, Mapping[str, Any]]:
+    def run(
+        self, most: int, names: Iterable[str], losses: list[tuple[int, Any]] | None = None
+    ) -> tuple[int, Mapping[str, Any]]:
         """Run some steps, and wait for them; fewer at the end of all workers' data.
 
         Args:
             most: how many.
             names: of the values that are needed of the last step, besides numbers.
+            losses: gets 1 and the loss of each step.
 
         Returns:
             How many have run, and the values by name of one that was scheduled last.
         """
         self._begin()
+        losses = [] if losses is None else losses
         extra = frozenset(names) - self._step.scalars
         # Arrays are sent by a program of their own, of the last step alone.
-        done, values = self._run_group(most - bool(extra), self._step.scalars)
+        done, values = self._run_group(most - bool(extra), self._step.scalars, losses)
         if extra and not self._is_over:
-            alone, found = self._run_group(1, self._step.scalars | extra)
+            alone, found = self._run_group(1, self._step.scalars | extra, losses)
             done, values = done + alone, found or values
         return done, values
 
@@ -170,7 +214,9 @@ class RemoteStepRunner:
             self._job.pool.make_dataset(self._dataset, self._pickled)
             self._job.pool.iterate(self._iterator, self._dataset)
 
-    def _run_group(self, most: int, names: frozenset[str]) -> tuple[int, Mapping[str, Any]]:
+    def _run_group(
+        self, most: int, names: frozenset[str], losses: list[tuple[int, Any]]
+    ) -> tuple[int, Mapping[str, Any]]:
         if names not in self._functions:
             self._functions[names] = self._scheduled(names)
         function = self._functions[names]
@@ -195,6 +241,7 @@ class RemoteStepRunner:
             else:
                 done, values, last_step = done + 1, result, time.monotonic()
                 first_end, may_add = None, True
+                losses.append((1, [result["loss"]]))
         if self._is_over and first_end is not None:
             # Random generators go on with the states that a worker without data was sent.
             for stream, state in zip(function.streams or (), first_end.states, strict=True):
