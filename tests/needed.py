@@ -39,13 +39,13 @@ class Tree:
             return {path}
         if path.startswith("src/") and path in self._texts:
             importers = {test for other in self._importers(path) for test in self._own_or_users(other)}
-            return {path} | self._own(path) | importers
+            return {path} | self.own(path) | importers
         return self._users(path)
 
     def _own_or_users(self, path):
-        return self._own(path) if path.startswith("src/") else self._users(path)
+        return self.own(path) if path.startswith("src/") else self._users(path)
 
-    def _own(self, path):
+    def own(self, path):
         """The tests of a module: of its name, and those that its docstring names."""
         name = f"test_{Path(path).stem.strip('_')}.py"
         last = (ast.get_docstring(ast.parse(self._texts[path])) or "").rpartition("\n\n")[2]
