@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -28,6 +29,12 @@ if not is_worker:
     # Room for the collectives of eight devices: see `unisono/_mesh.py`.
     os.environ["PJRT_NPROC"] = "16"
 
+# See `tests/light/sitecustomize.py`: for the processes that tests start.
+LIGHT = str(Path(__file__).parent / "tests" / "light")
+paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if LIGHT not in paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join([LIGHT, *filter(None, paths)])
+
 # A shell starts programs in the background with SIGINT ignored; tests of Ctrl-C need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,9 +44,11 @@ if not is_worker:
     jax.config.update("jax_num_cpu_devices", 8)
 
 # Many tests build the same small models: what one has compiled, the next one reads. It halves the time.
-# The folder is of this process alone, as JAX does not write the files at once.
-folder = tempfile.mkdtemp(prefix="unisono-compiled-")
-atexit.register(shutil.rmtree, folder, ignore_errors=True)
+folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+if not folder:
+    # Of this process alone, as JAX does not write the files at once.
+    folder = tempfile.mkdtemp(prefix="unisono-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 jax.config.update("jax_compilation_cache_dir", folder)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
