@@ -35,7 +35,8 @@ class Program:
     """A program that runs.
 
     Args:
-        command: `script.py argument…` or `-m unisono.tf script.py argument…`.
+        command: `script.py argument…`, `-m unisono.tf script.py argument…`, or `-m unisono.cli argument…`,
+            whose tasks are forked, too.
         folder: where it runs.
         out: the file for its output.
         err: the file for its messages; None for that of its output.
@@ -163,6 +164,11 @@ def _become(job):
         sys.argv = ["unisono.tf", *command[2:]]
         sys.path[0] = ""
         main(command[2:])
+    elif command[:2] == ["-m", "unisono.cli"]:
+        from soaking import forks
+
+        sys.path[0] = ""
+        forks.command(command[2:])
     else:
         from unisono.launcher import _task
 
@@ -174,17 +180,13 @@ def _become(job):
 def _import_all():
     import warnings
 
-    import keras  # noqa: F401
     import sklearn.datasets  # noqa: F401
+    from soaking import forks
 
-    import unisono
-    import unisono.data
     import unisono.estimator
-    import unisono.launcher._task
+    import unisono.launcher._task  # noqa: F401
 
-    for name in unisono.__all__:
-        if name.endswith("Strategy"):
-            getattr(unisono, name)
+    forks.import_all()
     # JAX warns of forks, which are harmless before it has started.
     warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*fork")
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
@@ -192,5 +194,6 @@ def _import_all():
 
 if __name__ == "__main__":
     os.environ["KERAS_BACKEND"] = "jax"
+    sys.path.append(str(REPOSITORY / "benchmarks"))
     _import_all()
     _serve(Path(sys.argv[1]))

@@ -115,18 +115,24 @@ def leave(code):
     os._exit(code)
 
 
-def command(arguments, host=0):
-    """Be the command `unisono` with these arguments; the tasks that it starts are forked, too."""
+def command(arguments, host=None):
+    """Be the command `unisono` with these arguments; the tasks that it starts are forked, too.
+
+    Args:
+        arguments: of the command.
+        host: whose clock it follows, with a short window for failures; None for the usual ones.
+    """
     from unisono.cli import _app
     from unisono.launcher import _processes
     from unisono.standalone import _client
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    follow_clock(host)
     names = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "DEVNULL")}
     _processes.subprocess = types.SimpleNamespace(**names, Popen=_start)
-    for module in (_app, _client):
-        module.LaunchOptions = functools.partial(module.LaunchOptions, window=WINDOW)
+    if host is not None:
+        follow_clock(host)
+        for module in (_app, _client):
+            module.LaunchOptions = functools.partial(module.LaunchOptions, window=WINDOW)
     sys.argv = ["unisono", *arguments]
     _app.main()
 

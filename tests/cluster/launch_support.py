@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests import forked
+
 #: Seconds for anything that a test waits for; the machine may be busy.
 LIMIT = 120.0
 
@@ -88,7 +90,7 @@ class Launched:
         os.kill(self.pid, number)
 
     def end(self):
-        return self.process.wait(timeout=LIMIT)
+        return self.process.wait(LIMIT)
 
     def everyone(self):
         """The numbers of all processes that it started."""
@@ -96,17 +98,15 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(root, script, *flags, args=()):
-    """Run `unisono launch` on a script that begins with `WHO`."""
+def launched(root, script, *flags, args=(), forks=False):
+    """Run `unisono launch` on a script that begins with `WHO`; with `forks` its tasks have imported all."""
     (root / "train.py").write_text(WHO + script)
-    command = [sys.executable, "-m", "unisono.cli", "launch", "--log-dir", str(root / "logs"), *flags]
-    with (root / "out").open("w") as out, (root / "err").open("w") as err:
-        # In the background of a shell it is ignored, and the launcher would leave it so.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        process = subprocess.Popen(
-            [*command, str(root / "train.py"), *args], stdout=out, stderr=err, start_new_session=True
-        )
-        signal.signal(signal.SIGINT, before)
+    command = ["-m", "unisono.cli", "launch", "--log-dir", str(root / "logs"), *flags]
+    command += [str(root / "train.py"), *args]
+    if forks:
+        process = forked.Program(command, Path.cwd(), root / "out", root / "err")
+    else:
+        process = _started(command, root)
     run = Launched(process, root)
     try:
         yield run
@@ -117,11 +117,20 @@ def launched(root, script, *flags, args=()):
         end(run)
 
 
+def _started(command, root):
+    with (root / "out").open("w") as out, (root / "err").open("w") as err:
+        # In the background of a shell it is ignored, and the launcher would leave it so.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen([sys.executable, *command], stdout=out, stderr=err, start_new_session=True)
+        signal.signal(signal.SIGINT, before)
+    return process
+
+
 def end(run):
     """End the launcher; it ends its tasks."""
     if run.process.poll() is None:
         run.send(signal.SIGKILL)
-    run.process.wait(timeout=LIMIT)
+    run.process.wait(LIMIT)
 
 
 def show(run):

@@ -1,15 +1,13 @@
 """Two workers: one writes, prints and decides for both, and both end with the same weights."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cluster._workers import Workers
 
 PROGRAM = str(Path(__file__).parent / "programs" / "chief.py")
@@ -226,10 +224,8 @@ def test_a_killed_worker_is_started_again_and_the_result_is_the_same(run, tmp_pa
     command = ["-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "1", "--spares", "0"]
     command += ["--log-dir", str(tmp_path / "logs"), PROGRAM, str(tmp_path), "killed"]
     # Programs that tests compile are ready within the launcher's own tenth of a second.
-    environ = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=400, check=False, env=environ
-    )
+    environ = forked.environment(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    done = forked.run(command, tmp_path, 400, environ)
     logs = "\n".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "was killed by SIGKILL" in done.stderr

@@ -93,7 +93,8 @@ def unions():
 
 @pytest.mark.timeout(600)
 def test_workers_train_alike_and_go_on_after_a_kill(tmp_path):
-    with launched(tmp_path, SCRIPT, "-n", "2", "--evaluator", "--max-restarts", "1", "--spares", "0") as run:
+    flags = ("-n", "2", "--evaluator", "--max-restarts", "1", "--spares", "0")
+    with launched(tmp_path, SCRIPT, *flags, forks=True) as run:
         assert run.end() == 0
         assert [e["detail"] for e in run.history("ending")] == ["failed"]
         logs = {task: run.log(task) for task in ("worker:0", "worker:1", "evaluator:0")}

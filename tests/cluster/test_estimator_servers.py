@@ -63,7 +63,7 @@ print("ended", config.task_type, results and results["global_step"])
 @pytest.mark.timeout(600)
 def test_all_tasks_run_one_file(tmp_path):
     options = ("-n", "2", "--ps", "1", "--chief", "--evaluator", "--max-restarts", "1", "--spares", "0")
-    with launched(tmp_path, SCRIPT, *options) as run:
+    with launched(tmp_path, SCRIPT, *options, forks=True) as run:
         assert run.end() == 0
         logs = {task: run.log(task) for task in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")}
     assert (tmp_path / "killed").exists()

@@ -48,7 +48,7 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 @pytest.mark.timeout(600)
 def test_each_epoch_is_evaluated_once_although_a_worker_is_killed(tmp_path):
     flags = ("-n", "2", "--evaluator", "--max-restarts", "1", "--spares", "0")
-    with launched(tmp_path, SCRIPT, *flags) as run:
+    with launched(tmp_path, SCRIPT, *flags, forks=True) as run:
         # Each wait has a limit of its own: the machine may be busy.
         run.wait_for_log("worker:0", "Epoch 1/5")
         wait_for_evaluations(run, 2)

@@ -1,13 +1,11 @@
 """The examples of several workers print the numbers of one process: by the launcher, and by TF_CONFIG."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cluster._workers import Workers
 from tests.cluster.tasks_by_hand import TasksByHand
 
@@ -24,11 +22,7 @@ SHORT = {"multi_worker_custom_loop.py": ["--epochs", "2"]}
 
 
 def run(folder, *command):
-    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "KERAS_BACKEND")}
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    done = forked.run(command, folder, 400)
     logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("logs/*.log"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + logs[-6000:]
     return done.stdout

@@ -57,7 +57,7 @@ def test_the_chief_saves_before_servers_and_workers_end(tmp_path, monkeypatch):
     (tmp_path / "waits").unlink()
     (tmp_path / "went").unlink()
     monkeypatch.chdir(tmp_path)
-    with launched(tmp_path, SCRIPT, "-n", "1", "--ps", "1", "--chief", "--spares", "0") as run:
+    with launched(tmp_path, SCRIPT, "-n", "1", "--ps", "1", "--chief", "--spares", "0", forks=True) as run:
         again = batches_at_the_signal(tmp_path, lambda: run.send(signal.SIGTERM))
         assert run.process.wait(LIMIT) == 42, run.err
     assert again > begun

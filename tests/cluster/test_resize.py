@@ -1,33 +1,28 @@
 """A run goes on with another number of workers: positions in the data are global."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.cluster._workers import Workers
 from tests.cluster.launch_support import LIMIT, launched
 
 PROGRAM = str(Path(__file__).parent / "programs" / "resized.py")
 
 
-def alone(*arguments):
-    env = dict(os.environ, KERAS_BACKEND="jax")
-    env.pop("PJRT_NPROC", None)
-    command = [sys.executable, PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, env=env, check=False, timeout=LIMIT, capture_output=True, text=True)
+def alone(folder, *arguments):
+    return forked.run([PROGRAM, *map(str, arguments)], folder, LIMIT)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """Losses and sums of weights of one process that nobody disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = alone(folder / "backup", folder / "result", 0)
+    done = alone(folder, folder / "backup", folder / "result", 0)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "result").read_text())
 
@@ -40,7 +35,7 @@ def check(path, expected):
 
 @pytest.mark.timeout(500)
 def test_more_workers_go_on_after_one_was_killed(tmp_path, expected):
-    killed = alone(tmp_path / "backup", tmp_path / "result", 17)
+    killed = alone(tmp_path, tmp_path / "backup", tmp_path / "result", 17)
     assert killed.returncode == -9, killed.stderr
     workers = Workers(tmp_path, [PROGRAM, str(tmp_path / "backup"), str(tmp_path / "result"), "0"], 3)
     assert workers.wait(LIMIT) == [0, 0, 0], workers.text()
@@ -53,7 +48,7 @@ def test_an_elastic_launch_shrinks_and_grows_and_ends_with_equal_numbers(tmp_pat
     script = f"import runpy\nrunpy.run_path({PROGRAM!r}, run_name='__main__')\n"
     args = [str(tmp_path / "backup"), str(tmp_path / "result"), "elastic"]
     flags = ("--elastic", "1:2", "--spares", "0", "--cool-down", "0.1")
-    with launched(tmp_path, script, *flags, args=args) as run:
+    with launched(tmp_path, script, *flags, args=args, forks=True) as run:
         run.wait_for("restart", count=2)
         assert run.end() == 0
         assert [e["detail"] for e in run.history("restart")] == ["1 workers in 0 s", "2 workers in 0 s"]

@@ -1,7 +1,6 @@
 """Programs of TensorFlow's documents on two workers: `unisono launch -m unisono.tf`, and nothing changed."""
 
-import subprocess
-import sys
+from tests import forked
 
 #: The tutorial on several workers: each writes to a place of its own, which all but the chief delete.
 PROGRAM = """
@@ -65,15 +64,8 @@ print("done", task_id, same, int(step.numpy()), float(weights[0].sum()), flush=T
 def test_each_worker_writes_to_a_place_of_its_own(tmp_path):
     (tmp_path / "main.py").write_text(PROGRAM)
     logs = tmp_path / "logs"
-    command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--log-dir", str(logs)]
-    done = subprocess.run(
-        [*command, "-m", "unisono.tf", "main.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", str(logs)]
+    done = forked.run([*command, "-m", "unisono.tf", "main.py"], tmp_path, 240)
     assert done.returncode == 0, done.stdout + done.stderr
     said = sorted(
         line
