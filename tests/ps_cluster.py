@@ -6,9 +6,10 @@ from unisono.cluster_resolver._spec import Task
 from unisono.ps._client import ServerClient
 from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
+from unisono.ps.scheduling._closures import Rules
 from unisono.ps.worker._step_worker import StepWorker
 from unisono.rpc._loopback import LoopbackNetwork
-from unisono.strategies._parameter_server import ParameterServerStrategy
+from unisono.strategies._parameter_server import ClusterForm
 from unisono.strategies.parameter_server._serve import load_program
 from unisono.training.remote_step._job import Cluster
 
@@ -82,7 +83,7 @@ class LocalCluster:
 def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None):
     """Give a strategy on servers and workers of this process."""
     cluster = LocalCluster(workers, servers)
-    strategy = ParameterServerStrategy.of_cluster(cluster.connections(), max_staleness, variable_partitioner)
+    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner)
     strategy.cluster = cluster
     try:
         yield strategy

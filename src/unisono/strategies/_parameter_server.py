@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import keras
@@ -17,7 +18,6 @@ from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.ps._partition import shard_bounds, shard_count
-from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Rules
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout
@@ -34,7 +34,7 @@ from unisono.training._scope_warnings import servers_joined
 from unisono.training.remote_step._epoch_callbacks import epoch_callbacks
 from unisono.training.remote_step._job import Cluster, Job
 from unisono.training.remote_step._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
-from unisono.training.remote_step._worker_datasets import RunningCalls, WorkerDatasets
+from unisono.training.remote_step._worker_datasets import RunningCalls
 from unisono.training.remote_step.programs._push_layout import PushLayout
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
@@ -77,6 +77,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
     True
     """
 
+    _resolver: ClusterResolver | None = None
+
+    #: Whether variables live on parameter servers, and not in this process.
+    has_cluster = False
+
+    #: The state is elsewhere after each step.
+    runs_ahead = False
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -85,66 +93,24 @@ class ParameterServerStrategy(ReplicatedStrategy):
         max_staleness: int | None = None,
     ) -> None:
         _check(cluster_resolver, variable_partitioner, max_staleness)
-        rules = Rules(max_staleness)
         resolver = resolve() if cluster_resolver is None else cluster_resolver
         spec = None if resolver is None else resolver.cluster_spec()
-        cluster = None
         if resolver is not None and spec:
+            self._resolver = resolver
             roles = roles_of(spec, resolver.task)
             if not roles.is_chief and not roles.is_evaluator:
                 sys.exit(serve(roles))
             _check_first()
             if not roles.is_evaluator:
                 note_exits()
-                cluster = connect(roles)
-        self._resolver = resolver if spec else None
-        self._begin(cluster, rules, variable_partitioner)
-
-    def _begin(
-        self,
-        cluster: Cluster | None,
-        rules: Rules,
-        partitioner: Callable[..., Any] | None = None,
-    ) -> None:
-        """Set up the chief of a cluster, or the local form."""
-        self._ops = CrossDeviceOps()
-        self._job: Job | None = None
-        self._partitioner = partitioner
-        self._calls: RunningCalls | None = None
-        if cluster is None:
-            super().__init__(ReplicaMesh(resolve_devices(None)))
-            self._homes = resolve_devices(["cpu:0"])
-            self._state_layout = CentralLayout(self._mesh, jax.sharding.SingleDeviceSharding(self._homes[0]))
-            return
-        # One replica: what the chief traces is what one worker computes.
-        self._homes = resolve_devices(["cpu:0"])
-        super().__init__(ReplicaMesh(self._homes))
-        self._state_layout = PushLayout(self._mesh)
-        self._job = Job(cluster, rules)
-        self._calls = RunningCalls(self._job)
-        _JOB.append(self._job)
-        servers_joined()
-        watch_program()
-        atexit.register(self._end)
-
-    @classmethod
-    def of_cluster(
-        cls,
-        cluster: Cluster,
-        max_staleness: int | None = None,
-        variable_partitioner: Callable[..., Any] | None = None,
-    ) -> ParameterServerStrategy:
-        """Return the strategy of a chief that is connected already, such as one of a test.
-
-        Args:
-            cluster: the connections.
-            max_staleness: as in the constructor.
-            variable_partitioner: likewise.
-        """
-        strategy = cls.__new__(cls)
-        strategy._resolver = None
-        strategy._begin(cluster, Rules(max_staleness), variable_partitioner)
-        return strategy
+                # Here, and not in `__new__`: a subclass of the user decides what this constructor is given.
+                self.__class__ = _cluster_form_of(type(self))
+                form = cast("ClusterForm", self)
+                ClusterForm.__init__(form, connect(roles), Rules(max_staleness), variable_partitioner)
+                return
+        super().__init__(ReplicaMesh(resolve_devices(None)))
+        home = jax.sharding.SingleDeviceSharding(self.parameter_devices[0])
+        self._state_layout = CentralLayout(self._mesh, home)
 
     @property
     def job(self) -> Job:
@@ -153,102 +119,107 @@ class ParameterServerStrategy(ReplicatedStrategy):
         Raises:
             UnsupportedError: in the local form.
         """
-        if self._job is None:
-            raise UnsupportedError(
-                "A coordinator needs a cluster with parameter servers and workers. Received: a "
-                "`ParameterServerStrategy` without a cluster. Start the program with "
-                "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
-            )
-        return self._job
+        raise UnsupportedError(
+            "A coordinator needs a cluster with parameter servers and workers. Received: a "
+            "`ParameterServerStrategy` without a cluster. Start the program with "
+            "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
+        )
 
-    @property
-    def has_cluster(self) -> bool:
-        """Whether variables live on parameter servers, and not in this process."""
-        return self._job is not None
-
-    def variable_created(self, variable: keras.Variable) -> None:
-        """Divide a variable that was made in the scope, where the partitioner wants it."""
-        # What belongs to a random generator stays on the chief.
-        if self._partitioner is None or self._job is None or kind_of(variable).is_seed:
-            return
-        shape = tuple(variable.shape)
-        shards = shard_count(self._partitioner, shape, stored_dtype(variable), variable.path)
-        if shards > 1:
-            divide(variable, shard_bounds(shape[0], shards))
-
-    @property
+    @functools.cached_property
     def cross_device_ops(self) -> CrossDeviceOps:
         """XLA's own all-reduce, between the devices of one worker."""
-        return self._ops
+        return CrossDeviceOps()
 
-    #: The state is elsewhere after each step.
-    runs_ahead = False
-
-    @property
+    @functools.cached_property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The device on which variables live without a cluster."""
-        return self._homes
+        return resolve_devices(["cpu:0"])
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
         """What describes the cluster; None without one."""
         return self._resolver
 
-    def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
-        """Return what sends each batch to a worker."""
-        if self._job is None:
-            return super().make_trainer_function(model, task)
-        made = RemoteStatefulTrainFunction if is_stateful(model, task) else RemoteTrainFunction
-        return made(model, self, task)
-
-    def make_step_runner(
-        self, step: NamedStep, source: ElementSource, executables: Executables | None = None
-    ) -> StepRunner:
-        """Return what schedules steps on workers, which make their data; without a cluster runs them here."""
-        if self._job is None:
-            return super().make_step_runner(step, source, executables)
-        from unisono.training.remote_step._step_runner import RemoteStepRunner
-
-        return RemoteStepRunner(self, step, source)
-
     @property
     def of_servers(self) -> Callable[[], Strategy]:
         """Makes this strategy in each task of a remote cluster."""
         return ParameterServerStrategy
 
-    @property
-    def workers_make_data(self) -> bool:
-        """Whether a function as data of `fit` is called on the workers of a cluster."""
-        return self._job is not None
+    def end(self) -> None:
+        """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
+
+    def __reduce__(self) -> tuple[Callable[[], ReplicatedStrategy], tuple[()]]:
+        # In a function that goes to workers: there it stands for the worker's own devices.
+        return _on_worker, ()
+
+
+class ClusterForm(ParameterServerStrategy):
+    """A `ParameterServerStrategy` on the chief of a cluster.
+
+    Args:
+        cluster: the connections.
+        rules: the limits of closures.
+        partitioner: divides variables; None for whole ones.
+    """
+
+    has_cluster = True
+
+    #: A function as data of `fit` is called on the workers.
+    workers_make_data = True
+
+    def __init__(self, cluster: Cluster, rules: Rules, partitioner: Callable[..., Any] | None = None) -> None:
+        # One replica: what the chief traces is what one worker computes.
+        ReplicatedStrategy.__init__(self, ReplicaMesh(self.parameter_devices))
+        self._state_layout = PushLayout(self._mesh)
+        self._partitioner = partitioner
+        self._job = Job(cluster, rules)
+        self._calls = RunningCalls(self._job)
+        _JOB.append(self._job)
+        servers_joined()
+        watch_program()
+        atexit.register(self._end)
 
     @property
-    def worker_datasets(self) -> WorkerDatasets | None:
-        """What workers make themselves for the call of `fit` or `evaluate` that runs now."""
-        return None if self._calls is None else self._calls.current
+    def job(self) -> Job:
+        """What the chief does with the cluster."""
+        return self._job
 
-    @property
-    def tally(self) -> StepTally | None:
-        """What counts the steps of the `fit` that runs now; None in other methods."""
-        return None if self._calls is None else self._calls.tally
+    def variable_created(self, variable: keras.Variable) -> None:
+        """Divide a variable that was made in the scope, where the partitioner wants it."""
+        # What belongs to a random generator stays on the chief.
+        if self._partitioner is None or kind_of(variable).is_seed:
+            return
+        shape = tuple(variable.shape)
+        shards = shard_count(self._partitioner, shape, stored_dtype(variable), variable.path)
+        if shards > 1:
+            divide(variable, shard_bounds(shape[0], shards))
+
+    def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
+        """Return what sends each batch to a worker."""
+        made = RemoteStatefulTrainFunction if is_stateful(model, task) else RemoteTrainFunction
+        return made(model, self, task, self._job, self._calls)
+
+    def make_step_runner(
+        self, step: NamedStep, source: ElementSource, executables: Executables | None = None
+    ) -> StepRunner:
+        """Return what schedules steps on workers, which make their data."""
+        from unisono.training.remote_step._step_runner import RemoteStepRunner
+
+        return RemoteStepRunner(self, step, source)
 
     @property
     def own_callbacks(self) -> list[keras.callbacks.Callback]:
         """What adds speed, staleness and bytes to the logs of epochs."""
-        numbers = None if self._calls is None else self._calls.numbers
-        return [] if numbers is None else [numbers]
+        return [] if self._calls.numbers is None else [self._calls.numbers]
 
     @property
     def numbers_of_workers(self) -> Mapping[str, float]:
         """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
-        numbers = None if self._calls is None else self._calls.numbers
-        return {} if numbers is None else numbers.of_workers
+        return {} if self._calls.numbers is None else self._calls.numbers.of_workers
 
     @contextlib.contextmanager
     def around_method(self) -> Iterator[None]:
         """Surround a call of `fit` and the like: its steps are left where it raises."""
-        if self._job is None or self._calls is None:
-            yield
-            return
         with self._calls.around_method(), self._job.around_call():
             yield
 
@@ -257,36 +228,29 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        if self._calls is None:
-            yield arguments, ahead
-            return
         with epoch_callbacks(arguments["callbacks"]), self._calls.around_fit(arguments) as changed:
             yield changed, False
 
-    @contextlib.contextmanager
-    def around_test(self, name: str, arguments: Arguments) -> Iterator[Arguments]:
+    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        if self._calls is None:
-            yield arguments
-            return
-        with self._calls.around_test(name, arguments) as changed:
-            yield changed
+        return self._calls.around_test(name, arguments)
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
         self._end(code=0)
 
     def _end(self, code: int | None = None) -> None:
-        if self._job is None:
-            return
         self._job.end(expected_exit_code() if code is None else code)
         if self._job in _JOB:
             _JOB.remove(self._job)
         atexit.unregister(self._end)
 
-    def __reduce__(self) -> tuple[Callable[[], ReplicatedStrategy], tuple[()]]:
-        # In a function that goes to workers: there it stands for the worker's own devices.
-        return _on_worker, ()
+
+@functools.cache
+def _cluster_form_of(kind: type[ParameterServerStrategy]) -> type[ClusterForm]:
+    """Return the cluster's form of a class: of its name, and with the methods that a user has overridden."""
+    bases = (ClusterForm,) if kind is ParameterServerStrategy else (kind, ClusterForm)
+    return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _on_worker() -> ReplicatedStrategy:

@@ -63,7 +63,7 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
         assert tag in files
     # Behind the call there is nothing.
     assert strategy.numbers_of_workers == {}
-    assert strategy.tally is None
+    assert strategy._calls.tally is None
 
 
 def test_a_timer_of_this_process_says_where_the_speed_is(strategy):

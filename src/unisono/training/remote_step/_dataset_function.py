@@ -8,14 +8,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
-from unisono.data._dataset import Dataset
-from unisono.data._rewrite import shuffle_seeds, with_common_seed
 from unisono.data._sharding import DatasetCreator, InputContext
 from unisono.step.functions._function import Function
+
+if TYPE_CHECKING:
+    from unisono.data._dataset import Dataset
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -37,6 +38,9 @@ def dataset_maker(dataset: UserValue, gives_context: bool = False) -> Callable[[
         dataset = dataset.python_function
     if callable(dataset):
         return dataset if _takes_context(dataset, gives_context) else lambda context: dataset()
+    # Imported where it is used: a chief without datasets does without Grain.
+    from unisono.data._dataset import Dataset
+
     if isinstance(dataset, Dataset):
         return functools.partial(_in_own_order, dataset)
     if isinstance(dataset, Iterable):
@@ -70,6 +74,8 @@ def pickled(make: Callable[[InputContext], Any]) -> bytes:
 
 def _in_own_order(dataset: Dataset, context: InputContext) -> Dataset:
     """Return a dataset with other orders on each worker, the same whenever that worker is started."""
+    from unisono.data._rewrite import shuffle_seeds, with_common_seed
+
     drawn = shuffle_seeds(dataset, drawn=True)
     worker = context.input_pipeline_id
     return with_common_seed(dataset, (drawn[0] + (worker << 32)) % 2**64) if drawn and worker else dataset

@@ -1,10 +1,9 @@
 """The train, test and predict functions that Keras' loop calls under a `ParameterServerStrategy`.
 
 Each batch of the chief's pipeline goes to a worker, with the model's step as a program. The function returns
-at
-once: logs and predictions are read when their numbers are needed. What Keras carries from step to step says
-only that the variables are on servers. Reading one of them, as Keras does at the end of an epoch, waits for
-all steps.
+at once: logs and predictions are read when their numbers are needed. What Keras carries from step to step
+says only that the variables are on servers. Reading one of them, as Keras does at the end of an epoch, waits
+for all steps.
 
 Tests: tests/virtual/strategies/test_parameter_server_fit.py.
 """
@@ -23,22 +22,24 @@ import numpy as np
 from unisono._errors import UnsupportedError
 from unisono._types import PyTree
 from unisono.data._batches import check_values
+from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Result
 from unisono.step._interrupts import INTERRUPTS
-from unisono.step._keras_internals import mark_synced
+from unisono.step._keras_internals import mark_synced, set_training_state
 from unisono.step.variables._merge_rules import kind_of
-from unisono.training._model_state import hold_state
+from unisono.training.remote_step._job import Job
+from unisono.training.remote_step._worker_datasets import RunningCalls
 from unisono.training.remote_step.programs._function_step import FunctionProgram, FunctionSteps
 from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._stateful_function import mark_built
 from unisono.training.stateful._stateful_step import StatefulStep
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
-    from unisono.strategies._parameter_server import ParameterServerStrategy
+    from unisono.strategies._replicated import ReplicatedStrategy
 
 #: How many batches wait on the chief at most, for each worker, besides those that it has been sent.
 _WAITING = 2
@@ -49,17 +50,31 @@ class RemoteTrainFunction:
 
     Args:
         model: the bound model.
-        strategy: its strategy.
+        strategy: its strategy, of one replica, with a `PushLayout`.
         task: which function.
+        job: the cluster.
+        calls: what the running call of `fit` has.
     """
 
-    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
-        self._model, self._strategy, self._task = model, strategy, task
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: ReplicatedStrategy,
+        task: TrainerTask,
+        job: Job,
+        calls: RunningCalls,
+    ) -> None:
+        self._model, self._task, self._job, self._calls = model, task, job, calls
         self._names = tuple(f"{name}_variables" for name in task.value)
-        self._steps = WorkerStep(model, strategy, task, tables=strategy.job.variables.may_be_table)
-        #: The variables that are on servers, by `id`, and which of them are states of random generators.
+        self._steps = WorkerStep(model, strategy, task, tables=job.variables.may_be_table)
+        #: What the last call returned, and Keras' loop gives to the next one.
+        self._after: State = ()
+        #: The `id`s of the variables that are on servers.
         self._ids: tuple[int, ...] = ()
-        self._is_seed: list[bool] = []
+        #: What Keras finds in its variables when its loop ends, without the states of random generators.
+        self._held: list[list[Any]] = []
+        #: The variables of random generators, each with its list in Keras' state and its place there.
+        self._seeds: list[tuple[keras.Variable, int, int]] = []
 
     @property
     def num_programs(self) -> int:
@@ -89,46 +104,53 @@ class RemoteTrainFunction:
             check_values(batch)
             result, state = self._send(state, batch)
             results.append(result)
-        hold_state(self._model, self._names, state)
+        # Where Keras looks for the newest state after an interrupt.
+        set_training_state(self._model, dict(zip(self._names, state, strict=True)))
         return self._joined(results), state
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
-        job = self._strategy.job
-        variables = [v for part in variables_of(self._model, self._task) for v in part]
-        values = [value for part in state for value in part]
-        trains = self._task is TrainerTask.TRAIN
-        own, tally = self._strategy.worker_datasets, self._strategy.tally if trains else None
+        job, own = self._job, self._calls.current
+        if state is not self._after:
+            self._place(state, batch)
+        for variable, part, place in self._seeds:
+            # Where workers take batches, states advance when the calls are sent, later than here.
+            if own is None or not job.streams.knows(variable):
+                job.streams.follow(variable, state[part][place])
+        job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
+        # The logs have the same names for batches of all forms.
+        program = self._steps.program(batch)
+        if own is None:
+            future = job.run(program, jax.tree.leaves(batch), self._tally)
+        else:
+            future = own.run(self._of_batches, self._tally)
+        after = tuple(map(list, self._held))
+        for variable, part, place in self._seeds:
+            after[part][place] = job.streams.held(variable)
+        self._after = after
+        return self._lazy(program.result, future), after
+
+    def _place(self, state: State, batch: PyTree) -> None:
+        """Bring the variables to servers with which Keras' loop begins, or goes on after a callback."""
+        lists, placed = self._steps.look(), self._job.variables
+        variables = [v for part in lists for v in part]
         ids = tuple(map(id, variables))
         if ids != self._ids:
-            # Not at each step: for a model of three layers that were 64 questions (2026-11-22).
-            self._is_seed = [kind_of(v).is_seed for v in variables]
             # The step tells which of them are tables, and what it calls besides the model's optimizer.
             step = self._steps.program(batch)
+            own = [self._model.optimizer] if self._task is TrainerTask.TRAIN else []
             others = [o for o in step.optimizers if o is not self._model.optimizer]
-            job.variables.place(
-                list(zip(variables, values, strict=True)),
-                [*([self._model.optimizer] if trains else []), *others],
-                step.tables,
-            )
+            values = [value for part in state for value in part]
+            placed.place(list(zip(variables, values, strict=True)), [*own, *others], step.tables)
+            places = [(v, i, j) for i, part in enumerate(lists) for j, v in enumerate(part)]
+            self._seeds = [(v, i, j) for v, i, j in places if kind_of(v).is_seed]
             self._ids = ids
-        for variable, value, is_seed in zip(variables, values, self._is_seed, strict=True):
-            # Where workers take batches, states advance when the calls are sent, later than here.
-            if is_seed and (own is None or not job.streams.knows(variable)):
-                job.streams.follow(variable, value)
-        job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
-        if own is None:
-            program = self._steps.program(batch)
-            lazy = self._lazy(program.result, job.run(program, jax.tree.leaves(batch), tally))
-        else:
-            # The logs have the same names for batches of all forms.
-            lazy = self._lazy(self._steps.program(batch).result, own.run(self._of_batches, tally))
-        # What Keras finds in its variables when its loop ends.
-        held: Iterator[Any] = iter(
-            job.streams.held(v) if is_seed else job.variables[v].held
-            for v, is_seed in zip(variables, self._is_seed, strict=True)
-        )
-        after = tuple([next(held) for _ in part] for part in state)
-        return lazy, after
+        seeds = {id(v) for v, _, _ in self._seeds}
+        self._held = [[None if id(v) in seeds else placed[v].held for v in part] for part in lists]
+
+    @property
+    def _tally(self) -> StepTally | None:
+        """What counts the steps of `fit`."""
+        return self._calls.tally if self._task is TrainerTask.TRAIN else None
 
     def _of_batches(self, batch: PyTree) -> FunctionProgram:
         """Return the program for batches of a worker; what it needs is on servers already."""
@@ -136,7 +158,7 @@ class RemoteTrainFunction:
 
     def _lazy(self, result: Result, future: Future[RunResult]) -> PyTree:
         """Return the step's result around arrays that are read later."""
-        queue = self._strategy.job.pool.queue
+        queue = self._job.pool.queue
         # As many as leaves at most: what is no array is in the result already.
         count = len(result.statics)
         return result.rebuild([LazyArray(lambda: queue.result(future).arrays, i) for i in range(count)])
@@ -153,14 +175,23 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
 
     Args:
         model: the bound model.
-        strategy: its strategy.
+        strategy: its strategy, of one replica, with a `PushLayout`.
         task: which function.
+        job: the cluster.
+        calls: what the running call of `fit` has.
     """
 
-    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, task: TrainerTask) -> None:
-        super().__init__(model, strategy, task)
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: ReplicatedStrategy,
+        task: TrainerTask,
+        job: Job,
+        calls: RunningCalls,
+    ) -> None:
+        super().__init__(model, strategy, task, job, calls)
         self._step = StatefulStep(model, strategy, task).alone
-        self._functions = FunctionSteps(strategy, tables=strategy.job.variables.may_be_table)
+        self._functions = FunctionSteps(strategy, tables=job.variables.may_be_table)
 
     @property
     def num_programs(self) -> int:
@@ -177,16 +208,15 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
         mark_built(self._model)
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
-        job, own = self._strategy.job, self._strategy.worker_datasets
-        tally = self._strategy.tally if self._task is TrainerTask.TRAIN else None
+        job, own = self._job, self._calls.current
         found = self._of_batches(batch)
         job.place(found)
         job.pool.queue.wait_for_room(_WAITING * job.num_workers + 1)
         if own is None:
             given = (as_tensorflow(self._model, self._task, batch),)
-            future = job.run(found.step, self._functions.arrays(given), tally)
+            future = job.run(found.step, self._functions.arrays(given), self._tally)
         else:
-            future = own.run(self._of_batches, tally)
+            future = own.run(self._of_batches, self._tally)
         # The variables stand for the values on servers: what Keras carries is of no use.
         mark_synced(self._model, True)
         return self._lazy(found.step.result, future), state

@@ -206,15 +206,16 @@ def test_a_program_is_found_by_the_shapes_of_the_batch_and_the_state():
     model = compiled_in(strategy, mlp)
     step = WorkerStep(model, strategy, TrainerTask.TRAIN)
     first, *_, last = batches(29)
-    program = step.program(first, (4, 0, 6, 4))
-    assert step.program(first, (4, 0, 6, 4)) is step.program(first) is program
-    assert step.program(last, (4, 0, 6, 4)) is not program
+    program = step.program(first)
+    assert step.program(first) is program
+    assert step.program(last) is not program
     as_specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
     assert step.program(as_specs) is program
     # A frozen layer, which Keras' lists of variables show.
     model.layers[0].trainable = False
+    assert [len(part) for part in step.look()] == [2, 2, 6, 4]
     with pytest.raises(ValueError, match="trainable variables"):
-        step.program(first, (2, 2, 6, 4))
+        step.program(first)
 
 
 def test_operations_are_lowered_as_in_this_process():
