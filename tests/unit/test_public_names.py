@@ -65,11 +65,13 @@ def test_an_unknown_name_is_an_attribute_error():
         unisono.MirorredStrategy  # noqa: B018
 
 
-def test_import_starts_neither_jax_nor_keras():
+def test_import_starts_neither_jax_nor_keras_and_strategies_neither_grain_nor_orbax():
     code = (
         "import sys, os; os.environ.pop('KERAS_BACKEND', None); import unisono\n"
         "assert not {'jax', 'keras', 'grain', 'numpy'} & set(sys.modules)\n"
-        "assert os.environ['KERAS_BACKEND'] == 'jax'"
+        "assert os.environ['KERAS_BACKEND'] == 'jax'\n"
+        "unisono.MirroredStrategy, unisono.ParameterServerStrategy\n"
+        "assert not {'grain', 'orbax'} & set(sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

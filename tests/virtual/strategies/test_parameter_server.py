@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import unisono
-from tests.ps_cluster import local_strategy
+from tests.ps_cluster import LocalCluster, local_strategy
 from unisono.cluster_resolver._base import SimpleClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
 from unisono.step._keras_internals import stored_value
+from unisono.strategies import _parameter_server
 from unisono.strategies._parameter_server import ParameterServerStrategy
 
 
@@ -69,6 +70,36 @@ def test_a_cluster_without_servers_is_an_error():
 def test_an_evaluator_takes_no_part_in_the_cluster():
     spec = ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
     assert not ParameterServerStrategy(SimpleClusterResolver(spec, "", "evaluator", 0)).has_cluster
+
+
+def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
+    class Noting(ParameterServerStrategy):
+        """A user's."""
+
+        def __init__(self, servers):
+            self.paths = []
+            resolver = SimpleClusterResolver(ClusterSpec(servers), "", "chief", 0)
+            super().__init__(resolver, max_staleness=3)
+
+        def variable_created(self, variable):
+            self.paths.append(variable.path)
+            super().variable_created(variable)
+
+    cluster = LocalCluster()
+    monkeypatch.setattr(_parameter_server, "connect", lambda roles: cluster.connections())
+    strategy = Noting({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]})
+    try:
+        assert isinstance(strategy, Noting)
+        assert (type(strategy).__name__, type(strategy).__doc__) == ("Noting", "A user's.")
+        assert strategy.has_cluster
+        assert strategy.cluster_resolver is not None
+        with strategy.scope():
+            model = compiled()
+        model.fit(*data(), batch_size=32, verbose=0)
+        assert {v.path for v in model.weights} <= set(strategy.paths)
+    finally:
+        strategy.end()
+        cluster.close()
 
 
 def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():

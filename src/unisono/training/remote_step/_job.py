@@ -139,9 +139,8 @@ class Job:
             for i, spec in zip(program.arrays, _array_specs(program), strict=True)
             if i != program.worker
         ]
-        return self.pool.queue.schedule(
-            RunRequest(name, sent, states=self.streams.take(program.streams), tally=tally)
-        )
+        states = self.streams.take(program.streams) if program.streams else []
+        return self.pool.queue.schedule(RunRequest(name, sent, states=states, tally=tally))
 
     def release(self, programs: Sequence[WorkerProgram], variables: Sequence[keras.Variable]) -> None:
         """Free what the servers hold for programs that will not run any more.
