@@ -70,29 +70,6 @@ def _is_late(each: TaskProgress, timeout: float, now: float) -> bool:
     return any(now - mark > timeout for mark in marks)
 
 
-class ActiveClock:
-    """A clock that pauses while this process is stopped or the machine sleeps.
-
-    During that time the launcher has not read the tasks' progress, and must not conclude that there was none.
-
-    Args:
-        gap: the most seconds that count between two readings. The supervisor reads every half second; four
-            times that allows for a busy machine.
-    """
-
-    def __init__(self, gap: float = 2.0) -> None:
-        self._gap = gap
-        self._active = 0.0
-        self._last: float | None = None
-
-    def read(self, now: float) -> float:
-        """Return the active seconds so far, at the monotonic time `now`."""
-        if self._last is not None:
-            self._active += min(now - self._last, self._gap)
-        self._last = now
-        return self._active
-
-
 class ProgressMonitor:
     """Reads the progress of the tasks of one generation.
 

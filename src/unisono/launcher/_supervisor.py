@@ -18,6 +18,7 @@ from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._files import replace_file
+from unisono._system._lease import ActiveClock
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._console import Display
@@ -30,7 +31,7 @@ from unisono.launcher._run_files import (
     History,
     has_room,
 )
-from unisono.launcher._stall_detector import ActiveClock, TaskProgress
+from unisono.launcher._stall_detector import TaskProgress
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.
 _POLL = 0.05
@@ -248,7 +249,7 @@ class Supervisor:
     def _poll_slowly(self, tasks: TaskGroup, started: float, now: float) -> bool:
         """Check what changes slowly; return whether another number of workers is wanted."""
         self._check_directory()
-        active = self._clock.read(now)
+        active = self._clock.now()
         progress = tasks.progress(active)
         self._report_stopped(tasks, progress, active)
         tasks.check_progress(progress, self._options.stall_timeout, active)

@@ -35,7 +35,6 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +42,7 @@ from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
 from unisono._types import Json
 from unisono.ps._durable import DurableStore
 from unisono.ps._store import VariableStore
+from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.state._create import decode_news
 from unisono.ps.state._push import Push, ints, listed, whole
 from unisono.ps.state._update import StateLostError
@@ -77,7 +77,7 @@ class VariableServer:
         store: VariableStore,
         durable: DurableStore | None = None,
         is_chief: Callable[[ClientId], bool] | None = None,
-        reply: Callable[[ClientId, int, Frame], None] | None = None,
+        reply: Callable[[ClientId, Frame], None] | None = None,
     ) -> None:
         self.store = store
         self._durable, self._is_chief, self._reply = durable, is_chief, reply
@@ -87,8 +87,8 @@ class VariableServer:
         self.exit_code = 0
         #: Requests by name, bytes of arrays received and sent, and errors.
         self.counts: collections.Counter[str] = collections.Counter()
-        #: When the chief has last sent something, in seconds of the monotonic clock.
-        self.last_request_at = time.monotonic()
+        #: Renewed by what the chief sends.
+        self.chief_lease = chief_lease()
         self._handlers: dict[Op, Callable[[Frame], Frame]] = {
             Op.HELLO: self._hello,
             Op.CREATE: self._create,
@@ -129,7 +129,7 @@ class VariableServer:
 
     def _answer_later(self, client: ClientId, frame: Frame) -> None:
         if self._reply is not None:
-            self._reply(client, frame.request, self._answer(client, frame))
+            self._reply(client, self._answer(client, frame))
 
     def _answer(self, client: ClientId, frame: Frame) -> Frame:
         try:
@@ -156,7 +156,7 @@ class VariableServer:
                 f"{frame.op.name}."
             )
         if frame.op is Op.HEARTBEAT and frame.generation == self.store.generation:
-            self.last_request_at = time.monotonic()
+            self.chief_lease.renew()
         if frame.op not in _OF_CHIEF:
             return
         if self._is_chief is not None and not self._is_chief(client):
@@ -168,7 +168,7 @@ class VariableServer:
                 f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
                 f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
             )
-        self.last_request_at = time.monotonic()
+        self.chief_lease.renew()
 
     def _lost_state(self, what: str) -> ContextError:
         kept = "has another job's" if self.store.generation else "was started again without its"

@@ -106,7 +106,7 @@ class RequestServer(Protocol):
     def start(self) -> None:
         """Begin to answer."""
 
-    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+    def reply(self, client: ClientId, answer: Frame) -> None:
         """Answer a request whose handler returned None; from any thread."""
 
     def close(self) -> None:

@@ -86,12 +86,6 @@ class FrameError(ClusterError):
         self.request = request
 
 
-class _LeasedBytes(np.ndarray[Any, Any]):
-    """The bytes of an array, which keep the message's lease alive."""
-
-    lease: object = None
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Frame:
     """A message.
@@ -104,8 +98,6 @@ class Frame:
         arrays: little endian. Those that are not in C order are copied; the others must not change until the
             message was sent. In a message that was received they are read-only views of its parts, and not
             necessarily aligned.
-        lease: an object that lives as long as the transport still reads the arrays. A
-            `weakref.finalize(lease, ...)` says when they may change again.
 
     >>> frame = Frame(Op.PULL, 7, meta={"names": ["w"]}, arrays=[np.arange(3, dtype=np.int32)])
     >>> parts = frame.parts()
@@ -118,22 +110,15 @@ class Frame:
     generation: int = 0
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     arrays: Sequence[AnyArray] = ()
-    lease: object = None
 
     def __repr__(self) -> str:
         count = f"{len(self.arrays)} array{'s' * (len(self.arrays) != 1)}"
         size = sum(array.nbytes for array in self.arrays)
         return f"Frame({self.op.name}, request {self.request}, {count} of {size} bytes)"
 
-    def answer(
-        self,
-        op: Op,
-        meta: Mapping[str, Any] | None = None,
-        arrays: Sequence[AnyArray] = (),
-        lease: object = None,
-    ) -> Frame:
+    def answer(self, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[AnyArray] = ()) -> Frame:
         """Return an answer to this message: it has the same request and generation."""
-        return Frame(op, self.request, self.generation, {} if meta is None else meta, arrays, lease)
+        return Frame(op, self.request, self.generation, {} if meta is None else meta, arrays)
 
     def parts(self, limit: int | None = None) -> list[bytes | memoryview]:
         """Return the message as bytes; the arrays are not copied.
@@ -160,21 +145,15 @@ class Frame:
                 f"request={self.request}, generation={self.generation}."
             ) from None
         header = b"".join((fixed, _checksum(fixed, shapes, meta), shapes))
-        parts: list[bytes | memoryview] = [header, meta, *(self._buffer(array) for array in arrays)]
+        # As bytes: `memoryview` has no format for bfloat16.
+        flat: list[Any] = [array.reshape(-1).view(np.uint8) for array in arrays]
+        parts: list[bytes | memoryview] = [header, meta, *(memoryview(each) for each in flat)]
         if limit is not None and total_bytes(parts) > limit:
             _fail(
                 f"A message must have at most {limit} bytes, so that its receiver accepts it",
                 total_bytes(parts),
             )
         return parts
-
-    def _buffer(self, array: AnyArray) -> memoryview:
-        # As bytes: `memoryview` has no format for bfloat16.
-        flat: Any = array.reshape(-1).view(np.uint8)
-        if self.lease is not None:
-            flat = flat.view(_LeasedBytes)
-            flat.lease = self.lease
-        return memoryview(flat)
 
     @classmethod
     def parse(cls, parts: Sequence[Part], limit: int = DEFAULT_LIMIT) -> Frame:

@@ -147,10 +147,10 @@ class LoopbackServer:
         self._network._open(self)
         self._thread.start()
 
-    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+    def reply(self, client: ClientId, answer: Frame) -> None:
         """Answer a request whose handler returned None; from any thread."""
         if not self._closed.is_set():
-            self._network._answer(client, frame if frame.request == request else _renumbered(frame, request))
+            self._network._answer(client, answer)
 
     def close(self) -> None:
         """Stop answering; requests without an answer fail."""
@@ -176,7 +176,7 @@ class LoopbackServer:
                 _LOG.exception("The request %s of %s could not be answered.", request.op.name, client)
                 answer = error_answer(request, error)
             if answer is not None:
-                self.reply(client, request.request, answer)
+                self.reply(client, answer)
 
 
 class LoopbackClient:
@@ -240,7 +240,3 @@ class LoopbackClient:
 def _through_bytes(frame: Frame) -> list[bytes]:
     # Copies: as over a network, what a server changes in place later is not seen by who has read it before.
     return [bytes(part) for part in frame.parts()]
-
-
-def _renumbered(frame: Frame, request: int) -> Frame:
-    return Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError, UnisonoError
-from unisono.launcher._stall_detector import ActiveClock
+from unisono._system._lease import ActiveClock
 from unisono.rpc._calls import ClientId, error_answer
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
-from unisono.standalone._lease import LeaseBook
+from unisono.standalone._lease_book import LeaseBook
 from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
 from unisono.standalone._protocol import (
     LEASE_GRACE,
@@ -74,14 +74,15 @@ class Agent:
         self,
         name: str,
         machine: ServerMachine,
-        reply: Callable[[ClientId, int, Frame], None],
+        reply: Callable[[ClientId, Frame], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._machine, self._reply, self._clock = name, machine, reply, clock
-        self._active = ActiveClock()
+        # Without the time in which this process was stopped: it has received no request then.
+        self._now = ActiveClock(clock=clock).now
         self._instance = secrets.token_hex(8)
         self._lock = threading.RLock()
-        self._book = LeaseBook(name)
+        self._book = LeaseBook(name, self._now)
         self._job: ServerJob | None = None
         self._poll: _Poll | None = None
         self._answered_at = -1.0
@@ -98,10 +99,6 @@ class Agent:
             Op.START: self._start,
             Op.SIGNAL: self._signal,
         }
-
-    def _now(self) -> float:
-        # Without the time in which this process was stopped: it has received no request then.
-        return self._active.read(self._clock())
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
         """Answer a request.
@@ -132,7 +129,7 @@ class Agent:
         job = text_of(frame.meta, "job", 100)
         if frame.op is Op.HELLO:
             return self._hello(frame, job)
-        self._book.check(job, self._now())
+        self._book.check(job)
         running = self._job
         if running is None:
             raise InvalidArgumentError("The job must have begun with HELLO.")
@@ -154,7 +151,7 @@ class Agent:
             raise InvalidArgumentError("`job` must have letters and digits alone.")
         client = printable(text_of(frame.meta, "client"))
         lease = number_of(frame.meta, "lease", 1.0, 86_400.0)
-        fresh = self._book.claim(job, client, float(lease), self._now())
+        fresh = self._book.claim(job, client, float(lease))
         if fresh:
             self._taken += 1
             _LOG.warning("%s trains for %s.", self._name, client)
@@ -210,10 +207,10 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """Return numbers about the server."""
-        lease, job = self._book.lease, self._job
+        held, job = self._book.held, self._job
         return {
             "instance": self._instance,
-            "client": None if lease is None else lease.client,
+            "client": None if held is None else held.client,
             "processes": 0 if job is None else job.count,
             "counts": dict(self.counts),
             "bytes": resident_bytes(),
@@ -232,7 +229,7 @@ class Agent:
             if is_end:
                 with self._lock:
                     self._forget_job(for_good=True)
-            self._reply(client, frame.request, frame.answer(Op.OK, {"killed": len(killed)}))
+            self._reply(client, frame.answer(Op.OK, {"killed": len(killed)}))
 
         threading.Thread(target=run, name="unisono-standalone-end", daemon=True).start()
 
@@ -279,18 +276,18 @@ class Agent:
     def _answer_poll(self, poll: _Poll, job: ServerJob) -> None:
         news, blobs = job.news(poll.seen)
         answer = poll.request.answer(Op.OK, {"now": time.time(), "news": news}, blobs)
-        self._reply(poll.client, poll.request.request, answer)
+        self._reply(poll.client, answer)
 
     def _end_silent(self, now: float) -> None:
-        lease, job = self._book.lease, self._job
-        if lease is None or job is None:
+        held, job = self._book.held, self._job
+        if held is None or job is None:
             return
-        if lease.is_over(now):
+        if held.is_over:
             _LOG.warning(
                 "%s ends the training of %s, which was silent for %.0f s.",
                 self._name,
-                lease.client,
-                lease.seconds,
+                held.client,
+                held.lease.seconds,
             )
             self._book.begin_to_end()
             self._kill_at = now + LEASE_GRACE

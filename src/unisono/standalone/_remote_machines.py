@@ -21,7 +21,7 @@ from unisono.launcher._plan import LaunchPlan, RunPaths, gpu_share, tasks_of
 from unisono.launcher._restart_policy import Failure
 from unisono.launcher._run_files import BestEffort
 from unisono.rpc._calls import PeerLostError
-from unisono.standalone._lease import ServerBusyError
+from unisono.standalone._lease_book import ServerBusyError
 from unisono.standalone._link import RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 from unisono.standalone._slots import Slots, task_address

@@ -8,7 +8,6 @@ import pytest
 
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._stall_detector import (
-    ActiveClock,
     ProgressMonitor,
     TaskProgress,
     find_stall,
@@ -49,11 +48,6 @@ def test_the_stopped_one_cannot_answer():
     stall = find_stall([TaskProgress(W0, 5, 60.0), TaskProgress(W1, 5, 60.0, stopped_at=90.0)], 30.0, 100.0)
     assert stall.stopped
     assert "is stopped" in stall.detail
-
-
-def test_the_clock_stands_still_while_the_launcher_does():
-    clock = ActiveClock(gap=2.0)
-    assert [clock.read(t) for t in (10.0, 11.0, 500.0, 500.5)] == [0.0, 1.0, 3.0, 3.5]
 
 
 @pytest.mark.parametrize(

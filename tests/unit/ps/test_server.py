@@ -323,8 +323,8 @@ def test_a_snapshot_is_answered_later(tmp_path):
     durable = DurableStore(tmp_path, interval=None)
     answered, answers = threading.Event(), []
 
-    def reply(client, request, frame):
-        answers.append((client, request, frame))
+    def reply(client, frame):
+        answers.append((client, frame))
         answered.set()
 
     asked = Asked(store=durable.store, durable=durable, reply=reply)
@@ -332,8 +332,8 @@ def test_a_snapshot_is_answered_later(tmp_path):
     frame = asked.frame(Op.SNAPSHOT)
     assert asked.server.handle(CHIEF, frame) is None
     assert answered.wait(30)
-    ((client, request, answer),) = answers
-    assert (client, request, answer.meta) == (CHIEF, frame.request, {"number": 1})
+    ((client, answer),) = answers
+    assert (client, answer.request, answer.meta) == (CHIEF, frame.request, {"number": 1})
     assert asked.ok(Op.STATUS).meta["snapshot"] == 1
     durable.close()
 

@@ -3,7 +3,6 @@
 import json
 import struct
 import tracemalloc
-import weakref
 import zlib
 
 import hypothesis
@@ -77,20 +76,6 @@ def test_a_view_may_begin_at_any_byte():
     data = b"x" + array.tobytes()
     parts = [*Frame(Op.PUSH, arrays=[array]).parts()[:2], memoryview(data)[1:]]
     np.testing.assert_array_equal(Frame.parse(parts).arrays[0], array)
-
-
-def test_a_lease_lives_until_the_last_part_is_gone():
-    class Lease:
-        pass
-
-    lease = Lease()
-    over = weakref.ref(lease)
-    parts = Frame(Op.OK, arrays=[np.zeros(3), np.ones(2)], lease=lease).parts()
-    del lease
-    parts.pop()
-    assert over() is not None
-    parts.pop()
-    assert over() is None
 
 
 def test_an_answer_has_the_numbers_of_its_request():

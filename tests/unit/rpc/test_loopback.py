@@ -51,7 +51,7 @@ def test_answers_may_come_later_and_in_another_order(network):
             late.append((client, request))
             return None
         for each in late:
-            rpc_server.reply(each[0], each[1].request, each[1].answer(Op.RESULT))
+            rpc_server.reply(each[0], each[1].answer(Op.RESULT))
         return request.answer(Op.OK)
 
     rpc_server, rpc_client = serving(network, handler), network.rpc_client(PS, "a")

@@ -103,8 +103,8 @@ class Server:
         self.agent = Agent("a:1", self.machine, self._reply, self.clock)
         self.numbers = iter(range(1, 10_000))
 
-    def _reply(self, client, request, frame):
-        self.answers[request] = frame
+    def _reply(self, client, answer):
+        self.answers[answer.request] = answer
 
     def ask(self, op, meta, arrays=(), job="one"):
         frame = Frame(op, next(self.numbers), 0, {"job": job, **meta}, arrays)

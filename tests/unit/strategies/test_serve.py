@@ -11,6 +11,7 @@ from tests.support import LIMIT
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.ps._end_marker import leave_end_marker
+from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.strategies.parameter_server import _serve
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import (
@@ -26,11 +27,12 @@ SPEC = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
 class Served(Service):
     """Serves nothing."""
 
-    exit_code, last_request_at = 0, 0.0
+    exit_code, chief_lease = 0, None
 
     def __init__(self):
         super().__init__(roles_of(SPEC, Task("ps", 0)))
         self.ended, self.is_closed = threading.Event(), False
+        self.chief_lease = chief_lease()
 
     def close(self):
         self.is_closed = True
@@ -52,7 +54,8 @@ def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, lim
     joined.start()
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
-        served.last_request_at += limit != "0"
+        if limit != "0":
+            served.chief_lease.renew()
         time.sleep(0.02)
     assert joined.is_alive()
     served.ended.set()

@@ -10,12 +10,19 @@ import threading
 from collections.abc import Sequence
 
 from unisono._errors import ClusterError
+from unisono._system._lease import ActiveClock, Lease
 from unisono.rpc._calls import RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 
 #: Seconds between two signs: little beside the shortest sensible limit, and no work worth speaking of.
 HEARTBEAT_SECONDS = 5.0
+
+
+def chief_lease() -> Lease:
+    """Return the lease of a chief on a task, which its heartbeats renew."""
+    # Tasks look at it at least every two seconds.
+    return Lease(ActiveClock(gap=4.0).now)
 
 
 class ChiefHeartbeats:

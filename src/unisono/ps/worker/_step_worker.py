@@ -30,6 +30,7 @@ import numpy as np
 
 from unisono._errors import ContextError, UnisonoError
 from unisono.ps._traffic import Traffic
+from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.worker._batch_spec import describe
 from unisono.ps.worker._batched_reply import BatchedReply, Countdown
 from unisono.ps.worker._scheduling_policy import let_others_finish
@@ -111,7 +112,7 @@ class StepWorker:
         num_workers: int,
         servers: Servers,
         load_program: Callable[[str, bytes], CompiledProgram],
-        reply: Callable[[ClientId, int, Frame], None],
+        reply: Callable[[ClientId, Frame], None],
         is_chief: Callable[[ClientId], bool],
     ) -> None:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
@@ -127,8 +128,8 @@ class StepWorker:
         self._ahead: _EarlyPull | None = None
         #: The names of the chiefs that have led here; the last one leads. One that starts again has another.
         self._chiefs: list[str | None] = []
-        #: When the chief has last sent something, in seconds of the monotonic clock.
-        self.last_request_at = time.monotonic()
+        #: Renewed by what the chief sends.
+        self.chief_lease = chief_lease()
         #: The pushes that were not acknowledged when the last one was sent.
         self._pushing: list[Future[Any]] = []
         self._begin_incarnation(0)
@@ -188,7 +189,7 @@ class StepWorker:
         if frame.generation < self._generation:
             # Also what an earlier chief has sent before its end, and arrives now.
             return self._of_another_incarnation(frame)
-        self.last_request_at = time.monotonic()
+        self.chief_lease.renew()
         self._has_lived = self._has_lived or frame.op in (Op.RUN, Op.PROGRAM, Op.DATASET)
         match frame.op:
             case Op.RUN:
@@ -222,7 +223,7 @@ class StepWorker:
         if "closures" not in frame.meta:
             self._tasks.put(_WorkItem(client, frame, self._incarnation))
             return
-        batched_reply = BatchedReply(frame, functools.partial(self._reply, client, frame.request))
+        batched_reply = BatchedReply(frame, functools.partial(self._reply, client))
         for each in batched_reply.closures():
             self._tasks.put(_WorkItem(client, each, self._incarnation, batched_reply))
 
@@ -234,7 +235,7 @@ class StepWorker:
         chief = frame.meta.get("chief")
         if chief in self._chiefs[:-1]:
             return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
-        self.last_request_at = time.monotonic()
+        self.chief_lease.renew()
         is_new = chief not in self._chiefs
         if is_new:
             self._chiefs.append(chief)
@@ -452,7 +453,7 @@ class StepWorker:
             meta = {**answer.meta, "cost": self._servers.traffic.take()}
             answer = dataclasses.replace(answer, meta=meta)
         if task.batched_reply is None:
-            self._reply(task.client, task.frame.request, answer)
+            self._reply(task.client, answer)
         else:
             task.batched_reply.add(task.frame.meta["closure"], answer)
 

@@ -114,20 +114,14 @@ class RpcServer:
         self._thread = threading.Thread(target=self._serve, name=f"unisono-{self.address}", daemon=True)
         self._thread.start()
 
-    def reply(self, client: ClientId, request: int, frame: Frame) -> None:
+    def reply(self, client: ClientId, answer: Frame) -> None:
         """Answer a request whose handler returned None; from any thread.
 
         An answer to a client that has gone is dropped.
 
-        Args:
-            client: who has asked.
-            request: the number of the request.
-            frame: the answer.
-
         Raises:
             FrameError: when the answer has no place in a message.
         """
-        answer = Frame(frame.op, request, frame.generation, frame.meta, frame.arrays, frame.lease)
         parts = answer.parts(self._limit)
         if self._channels is not None and self._channels.send(client, parts):
             return

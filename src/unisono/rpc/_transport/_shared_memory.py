@@ -134,7 +134,7 @@ class OutgoingSegments:
             self._drop(slot)
 
 
-class _Lease:
+class _SegmentRelease:
     """Lives as long as one of the arrays of a message; then the sender may use the segment again.
 
     Args:
@@ -159,7 +159,7 @@ class _SegmentBytes(np.ndarray[Any, Any]):
 class _MessageBytes(np.ndarray[Any, Any]):
     """The bytes of a segment as one message uses them."""
 
-    lease: object = None
+    release: object = None
 
 
 class IncomingSegments:
@@ -207,7 +207,7 @@ class IncomingSegments:
         if memory is None:
             raise ValueError(f"A message must name a segment that was sent. Received: {slot}.")
         whole = memory.view(_MessageBytes)
-        whole.lease = _Lease(memory)
+        whole.release = _SegmentRelease(memory)
         # Parts of one view, which lives as long as any of them.
         view, borrowed = memoryview(whole.data), []
         for begin, length in places:

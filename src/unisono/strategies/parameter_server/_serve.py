@@ -17,6 +17,7 @@ from pathlib import Path
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._mesh import fuse_results
+from unisono._system._lease import Lease
 from unisono._system._signals import SignalWatch, in_main_thread
 from unisono.cluster_resolver._base import process_environ
 from unisono.ps._client import ServerClient
@@ -211,18 +212,14 @@ class Service(abc.ABC):
 
     def _wait(self) -> int | None:
         """Wait for the end of the job; return the exit code that a chief has left which has ended before."""
-        last_request_at, silence, asked_at = self.last_request_at, 0.0, None
+        asked_at = None
         address, began = self._roles.addresses[self._roles.task], started_at()
         while True:
             if (code := end_marker_of(address, began)) is not None:
                 return code
-            before = time.monotonic()
             if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._patience / 10))):
                 return None
-            # While this process is stopped, or the machine sleeps, no sign can arrive.
-            silence += min(time.monotonic() - before, 2 * _LOOK_EVERY)
-            if self.last_request_at != last_request_at:
-                last_request_at, silence = self.last_request_at, 0.0
+            silence = self.chief_lease.silence
             if self._waits_no_longer(silence):
                 return 128 + signal.SIGTERM
             if asked_at != self._asked_at:
@@ -245,8 +242,8 @@ class Service(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def last_request_at(self) -> float:
-        """When the chief has last sent something."""
+    def chief_lease(self) -> Lease:
+        """Of the chief on this task: renewed by what the chief sends."""
 
     @property
     @abc.abstractmethod
@@ -280,8 +277,8 @@ class _VariableService(Service):
         self._rpc_server = RpcServer(roles.addresses[roles.task], self._server.handle, keys)
         self._rpc_server.start()
 
-    def _reply(self, client: ClientId, request: int, frame: Frame) -> None:
-        self._rpc_server.reply(client, request, frame)
+    def _reply(self, client: ClientId, answer: Frame) -> None:
+        self._rpc_server.reply(client, answer)
 
     @property
     def exit_code(self) -> int:
@@ -289,9 +286,9 @@ class _VariableService(Service):
         return self._server.exit_code
 
     @property
-    def last_request_at(self) -> float:
-        """When the chief has last sent something."""
-        return self._server.last_request_at
+    def chief_lease(self) -> Lease:
+        """Of the chief on this task: renewed by what the chief sends."""
+        return self._server.chief_lease
 
     def close(self) -> None:
         """End all connections; what was kept on the disk is removed where the job has ended well."""
@@ -330,8 +327,8 @@ class WorkerService(Service):
         self._worker.start()
         self._rpc_server.start()
 
-    def _reply(self, client: ClientId, request: int, frame: Frame) -> None:
-        self._rpc_server.reply(client, request, frame)
+    def _reply(self, client: ClientId, answer: Frame) -> None:
+        self._rpc_server.reply(client, answer)
 
     @property
     def exit_code(self) -> int:
@@ -339,9 +336,9 @@ class WorkerService(Service):
         return self._worker.exit_code
 
     @property
-    def last_request_at(self) -> float:
-        """When the chief has last sent something."""
-        return self._worker.last_request_at
+    def chief_lease(self) -> Lease:
+        """Of the chief on this task: renewed by what the chief sends."""
+        return self._worker.chief_lease
 
     def close(self) -> None:
         """End all connections."""

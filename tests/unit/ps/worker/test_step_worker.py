@@ -78,7 +78,7 @@ class Chief:
             2,
             self.servers,
             lambda digest, data: program,
-            lambda client, request, frame: self.answers.put(frame),
+            lambda client, answer: self.answers.put(answer),
             lambda client: client == CHIEF,
         )
         self.worker.start()
