@@ -31,9 +31,6 @@ _ROUNDING = 1e-5
 def fingerprint(arrays: Sequence[ArrayLike]) -> bytes:
     """Return `SIZE` bytes for the arrays of a batch.
 
-    Args:
-        arrays: in host memory.
-
     >>> one, other = np.arange(6.0), np.arange(6.0)[::-1]
     >>> are_near([fingerprint([one]), fingerprint([one * (1 + 1e-7)])])
     True
@@ -67,11 +64,7 @@ def _sums_of(array: np.ndarray) -> np.ndarray:
 
 
 def are_near(fingerprints: Sequence[bytes]) -> bool:
-    """Return whether all are fingerprints of the same batch.
-
-    Args:
-        fingerprints: of the processes.
-    """
+    """Return whether all are fingerprints of the same batch."""
     if any(f[:_DIGEST] != fingerprints[0][:_DIGEST] for f in fingerprints):
         return False
     sums = np.array([np.frombuffer(f[_DIGEST:SIZE], "<f8") for f in fingerprints])

@@ -26,11 +26,7 @@ _PAUSE = 0.1
 
 
 class CoordinatorProxy:
-    """A port of the loopback interface whose connections are forwarded to an address.
-
-    Args:
-        address: `"host:port"`.
-    """
+    """A port of the loopback interface whose connections are forwarded to an address."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")

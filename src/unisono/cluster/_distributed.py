@@ -66,7 +66,6 @@ def join(
     """Wait for the other processes and start JAX with the devices of all.
 
     Args:
-        resolver: describes the cluster.
         timeouts: how long to wait for the other processes.
         collective: how long one collective may take, in seconds; that of `timeouts` if None.
         interface: over which the processes connect, see `CommunicationOptions`; empty to choose.

@@ -54,11 +54,7 @@ class HostCollectives:
         self.collectives = 0
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every process, in the order of their numbers.
-
-        Args:
-            data: this process' own.
-        """
+        """Return the bytes of every process, in the order of their numbers."""
         begin = len(data).to_bytes(_NUMBER, "little") + data[:AT_ONCE]
         rows = self._run(self._gather, begin, _FIRST)
         sizes = [int.from_bytes(row[:_NUMBER], "little") for row in rows]

@@ -32,9 +32,7 @@ def introduce(board: TextBoard, peers: Peers, seconds: float) -> Peers:
     """Exchange the addresses of all processes, and check that each one reaches each other one.
 
     Args:
-        board: of the cluster.
         peers: of this process, with its own address at its place.
-        seconds: for a process to post its part.
 
     Returns:
         The peers with the addresses of all.
@@ -82,7 +80,6 @@ def unreachable(peers: Peers, failures: Sequence[dict[str, str]]) -> list[str]:
     """Return a sentence for each connection that could not be made.
 
     Args:
-        peers: all processes.
         failures: of each process: the numbers of those that it did not reach, and why.
     """
     return [

@@ -60,9 +60,6 @@ def let_gloo_listen_at(ip: str) -> bool:
     JAX leaves the choice to Gloo, which takes what the host's own name resolves to: 127.0.1.1 on Debian and
     Ubuntu. Call it after `jax.distributed.initialize` and before a backend starts.
 
-    Args:
-        ip: an address of this machine.
-
     Returns:
         Whether this version of JAX allows it.
     """

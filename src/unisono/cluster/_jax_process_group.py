@@ -31,14 +31,7 @@ _DIGEST = 32
 
 
 class JaxProcessGroup(ProcessGroup):
-    """The processes of a cluster on `jax.distributed`.
-
-    Args:
-        index: the number of this process.
-        size: how many processes there are.
-        collectives: carry bytes between the processes.
-        monitor: asks the other processes where they are.
-    """
+    """The processes of a cluster on `jax.distributed`."""
 
     def __init__(self, index: int, size: int, collectives: HostCollectives, monitor: PeerMonitor) -> None:
         super().__init__(index, size)

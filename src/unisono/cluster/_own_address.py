@@ -29,7 +29,6 @@ def own_address(wanted: str, task: str, reached: str) -> str:
         wanted: what the user says: the name of an interface, a network such as `"10.0.0.0/24"`, or an IP
             address; empty where nothing is said.
         task: the host of this task in the description of the cluster; empty where that is not known.
-        reached: the IP address at which process 0 is reached.
 
     Raises:
         InvalidArgumentError: when this host has not what is wanted.

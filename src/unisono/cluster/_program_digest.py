@@ -18,9 +18,6 @@ def program_digest(path: Path) -> str:
     """Return a digest of what a program does: without comments, layout and its own place in the cluster.
 
     TensorFlow's documents write TF_CONFIG into the program of each worker, with another index in each.
-
-    Args:
-        path: the file; of Python, or anything else, of which each byte counts.
     """
     data = path.read_bytes()
     # What is no Python, such as an archive, is compared byte by byte.

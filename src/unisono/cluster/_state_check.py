@@ -36,7 +36,6 @@ class StateCheck:
 
     Args:
         mesh: the replicas, on devices of several processes.
-        in_flight: notes what this process waits for.
     """
 
     def __init__(self, mesh: ReplicaMesh, in_flight: InFlight) -> None:
@@ -82,10 +81,6 @@ class StateCheck:
 
     def compare(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Compare a state at once.
-
-        Args:
-            names: of the variables.
-            arrays: their values.
 
         Raises:
             ClusterError: on all workers, when they differ by more than rounding.

@@ -37,8 +37,6 @@ class JaxCluster:
 
     Args:
         coordinator_address: process 0's `"host:port"`.
-        num_processes: how many there are.
-        process_id: this process' number.
     """
 
     coordinator_address: str
@@ -57,9 +55,6 @@ def read_cluster(
     Args:
         environ: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or else PET_MASTER_ADDR,
             PET_MASTER_PORT, PET_NNODES and PET_NODE_RANK.
-        coordinator_address: instead of the variables'.
-        num_processes: instead of the variables'.
-        process_id: instead of the variables'.
 
     Raises:
         InvalidArgumentError: when one of the three is absent or cannot be used.

@@ -41,7 +41,6 @@ def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
 
     Args:
         pods: `V1Pod`s of the Kubernetes client.
-        port: the port of every task.
 
     Raises:
         BackendError: when a pod is not running; it names all of them.

@@ -32,9 +32,6 @@ _PODS = ("JOB_COMPLETION_INDEX", "JOBSET_NAME", "LWS_GROUP_SIZE", "LEADER_WORKER
 def find_siblings(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what shows that this process has siblings, and what to write; None where nothing does.
 
-    Args:
-        environ: the environment variables.
-
     >>> find_siblings({"SLURM_NTASKS": "4"})
     ('SLURM_NTASKS=4', 'Start the program with `srun python train.py`')
     >>> find_siblings({"SLURM_NTASKS": "1"}) is None

@@ -41,8 +41,6 @@ class SlurmStep:
     """Where the tasks of a step run: task 0, 1, … on the first node, then the next node's.
 
     Args:
-        rank: this task's number.
-        hosts: the nodes.
         tasks: how many tasks each node has.
     """
 
@@ -143,7 +141,6 @@ def gpu_share(visible: str | None, gpus_per_node: int, gpus_per_task: int, local
         visible: CUDA_VISIBLE_DEVICES as it is, None where it is not set.
         gpus_per_node: how many GPUs the node has; 0 where that is not known.
         gpus_per_task: how many of them each task gets.
-        local_rank: the task's number on its node.
 
     Returns:
         What CUDA_VISIBLE_DEVICES must be; None to leave it as it is.

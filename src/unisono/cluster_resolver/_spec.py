@@ -354,7 +354,6 @@ def worker_count(spec: ClusterSpec, task_type: str = "worker") -> int:
     """Return how many processes compute together with a task: chief and workers.
 
     Args:
-        spec: the cluster.
         task_type: the job of the task that asks; the evaluator is alone.
 
     Returns:

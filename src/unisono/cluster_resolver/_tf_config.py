@@ -23,8 +23,6 @@ class TFConfig:
 
     Args:
         cluster: the addresses of all tasks, maybe none.
-        task_type: the job of this process.
-        task_id: the index of this process in its job.
         rpc_layer: the protocol, such as `"grpc"`.
         environment: where the cluster runs.
         session_master: an address that `master()` returns instead of the task's.

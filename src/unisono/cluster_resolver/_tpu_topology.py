@@ -61,12 +61,7 @@ class Topology:
 
 
 def coordinates_of(device: jax.Device, number: int) -> tuple[int, ...]:
-    """Return the place of a device; of one that is not a TPU core, its number along x.
-
-    Args:
-        device: any.
-        number: its number.
-    """
+    """Return the place of a device; of one that is not a TPU core, its number along x."""
     # Only JAX's TPU devices have `coords`; others serve to try programs without a TPU.
     coordinates = getattr(device, "coords", None)
     if coordinates is None:

@@ -40,12 +40,7 @@ class Display(Protocol):
 
 
 class _TaskOutput:
-    """The output of a task, and its part that is no complete line yet.
-
-    Args:
-        task: the task.
-        tail: reads its log.
-    """
+    """The output of a task, and its part that is no complete line yet."""
 
     def __init__(self, task: Task, tail: Tail) -> None:
         self.prefix, self.tail = f"[{task}] ", tail

@@ -70,10 +70,6 @@ class _WorkerTracebackError(Exception):
 def raise_failure(outcome: Outcome, paths: RunPaths) -> NoReturn:
     """Raise the exception of the task that failed first.
 
-    Args:
-        outcome: of the launch, which has failed.
-        paths: its files.
-
     Raises:
         ClusterError: when the task has raised none, or one that cannot be pickled.
         Exception: that of the task.

@@ -65,8 +65,6 @@ class ProcessSource:
     """Where tasks get their processes from.
 
     Args:
-        take: returns a warm process, or None.
-        start: starts a cold process for a task, or raises OSError.
         job: returns the job that a task's process is sent.
     """
 
@@ -76,14 +74,7 @@ class ProcessSource:
 
 
 class TaskGroup:
-    """The processes of one generation.
-
-    Args:
-        plan: the tasks.
-        starter: where each gets its process from.
-        history: the log of events.
-        files: reports files that cannot be written.
-    """
+    """The processes of one generation."""
 
     def __init__(self, plan: LaunchPlan, starter: ProcessSource, history: History, files: BestEffort) -> None:
         self.plan = plan
@@ -113,17 +104,12 @@ class TaskGroup:
         """Note that a task which has failed starts again; until then it does not count as failed.
 
         Args:
-            task: the task.
             at: when, in seconds of the monotonic clock; later where its process has not ended by then.
         """
         self._restarts[task] = at
 
     def restart_due(self, now: float) -> list[Task]:
-        """Start the tasks again whose time has come, and return them.
-
-        Args:
-            now: in seconds of the monotonic clock.
-        """
+        """Start the tasks again whose time has come, and return them."""
         due = []
         for task, at in list(self._restarts.items()):
             process = self._processes.get(task)

@@ -62,10 +62,6 @@ class KeptOutput:
         return error_record(record) if mark else None
 
     def last_lines(self, count: int = 25) -> str:
-        """Return the last lines that the log did not take.
-
-        Args:
-            count: of lines, at most.
-        """
+        """Return the last lines that the log did not take."""
         text = self._bytes.partition(_RECORD)[0].decode(errors="replace")
         return "\n".join(text.splitlines()[-count:])

@@ -62,9 +62,6 @@ class LocalMachine:
     """Runs the tasks on this machine.
 
     Args:
-        options: of the launch.
-        paths: its files.
-        environ: the environment that every process starts with.
         job: returns the job of a task.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
     """

@@ -48,7 +48,6 @@ class LaunchOptions:
         workers: the number of tasks of the job `worker`.
         ps: the number of tasks of the job `ps`.
         chief: whether there is a task of the job `chief`.
-        evaluator: whether there is an evaluator.
         devices_per_worker: the number of virtual CPU devices of each computing task; None leaves it to the
             program.
         max_restarts: restarts after failures within `window`; None means 0, or 10 with `elastic` or `ps`.

@@ -40,7 +40,6 @@ def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
 
     Args:
         mark: a text that is in no other environment.
-        processes: the system's directory of processes.
     """
     found = set()
     for place in processes.glob("[0-9]*"):
@@ -55,10 +54,6 @@ def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
 
 def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
     """Kill all marked processes, and those that they start meanwhile.
-
-    Args:
-        mark: as in `find_marked`.
-        spared: ids of processes that are kept.
 
     Returns:
         The ids of the killed processes.

@@ -111,10 +111,7 @@ class LaunchPlan:
     """One generation of tasks.
 
     Args:
-        generation: its number, from 0.
         addresses: each task's `"host:port"`, in the order of the start-up block.
-        paths: the launch's files.
-        options: the options of the launch.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks; empty without GPUs.
     """
 
@@ -247,13 +244,6 @@ def base_environment(
     """Return the environment that every task and every spare of a launch starts with.
 
     The user's variables win, except those of a cluster or a launch, which are part of the task's job.
-
-    Args:
-        environ: the launcher's environment.
-        options: the options of the launch.
-        tasks: the number of processes that share the machine.
-        cores: the number of cores.
-        paths: the launch's files.
     """
     share = thread_share(cores, tasks)
     kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *_OF_A_LAUNCH)}

@@ -30,7 +30,6 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     """Return different free ports of the loopback interface.
 
     Args:
-        count: the number of ports.
         avoid: ports not to take, such as those of the previous generation.
 
     Raises:
@@ -71,9 +70,6 @@ class OrphanReaper:
 
     The kernel kills the tasks themselves (`_task.exit_with_launcher`), but not their children, such as data
     loaders.
-
-    Args:
-        mark: the mark of the launch, in the environment of all its processes.
     """
 
     def __init__(self, mark: str) -> None:
@@ -114,9 +110,7 @@ class Process:
     """A task's process, leader of its own session.
 
     Args:
-        environ: the environment.
         output: the log for its output before it has a task.
-        guard: watches its process group.
         wake: called in a thread when the process has ended.
         warm: whether it imports the slow libraries before it takes a task.
 
@@ -243,12 +237,7 @@ def kill_all(processes: Collection[KilledProcess], seconds: float = 10.0) -> Non
 
 
 class SparePool:
-    """Warm processes: they have imported the slow libraries, and wait for a job.
-
-    Args:
-        start: starts one.
-        count: the number of processes to keep.
-    """
+    """Warm processes: they have imported the slow libraries, and wait for a job."""
 
     def __init__(self, start: Callable[[], Process], count: int) -> None:
         self._start, self._count = start, count

@@ -54,10 +54,8 @@ class Failure:
     """How a task failed.
 
     Args:
-        task: the task.
         at: when, in seconds since the epoch.
         code: the code that a shell would show: the exit code, or 128 + the signal's number.
-        detail: one line for the terminal.
     """
 
     task: Task
@@ -71,7 +69,6 @@ class TaskState:
     """The state of a task.
 
     Args:
-        task: the task.
         code: its exit code as a shell sees it, None while it runs.
         failure: how it failed; None for failures after the launcher had asked it to end.
         raised: whether its program has raised an exception; the process may still run.
@@ -90,12 +87,10 @@ class Ending:
     """Why and how a generation is being ended.
 
     Args:
-        reason: the reason.
         since: when that was decided, in seconds of the monotonic clock.
         kill_at: when the remaining tasks get SIGKILL, on the same clock.
         first: the root cause, where the reason is a failure.
         signal: the signal that the launcher received, where that is the reason.
-        trained: whether all training tasks had succeeded by then.
     """
 
     reason: FailureReason
@@ -151,8 +146,6 @@ def next_action(
     """Decide what to do with a generation.
 
     Args:
-        state: its current state.
-        options: the options of the launch.
         now: the time on the monotonic clock, in seconds.
     """
     if state.ending is None:
@@ -185,9 +178,6 @@ def root_cause(failures: Iterable[Failure]) -> Failure:
     That is the first one. But the error of a task that lost a peer is a consequence, and so is an abort, most
     of the
     time: JAX aborts its process when a peer is lost.
-
-    Args:
-        failures: at least one.
     """
     return min(failures, key=lambda f: (_rank(f), f.at))
 
@@ -237,9 +227,6 @@ def _training_tasks(tasks: tuple[TaskState, ...]) -> list[TaskState]:
 def chief_of(tasks: Iterable[Task]) -> Task | None:
     """Return the task that parameter servers and workers serve; None without parameter servers.
 
-    Args:
-        tasks: of a generation.
-
     >>> chief_of([Task("worker", 0), Task("worker", 1), Task("ps", 0)])
     Task(type='worker', index=0)
     """
@@ -251,11 +238,7 @@ def chief_of(tasks: Iterable[Task]) -> Task | None:
 
 
 def serving_tasks(tasks: Iterable[Task]) -> list[Task]:
-    """Return the tasks that serve a chief: it cannot save without them.
-
-    Args:
-        tasks: of a generation.
-    """
+    """Return the tasks that serve a chief: it cannot save without them."""
     known = list(tasks)
     chief = chief_of(known)
     return [t for t in known if chief is not None and t != chief and t.type in ("worker", "ps")]
@@ -285,7 +268,6 @@ class GenerationRecord:
     Args:
         failures: for each generation that failed, when (in seconds of the monotonic clock) and the task at
             fault.
-        restarts: the times of the restarts.
         capacity: the number of workers that there is room for, None where it is not limited.
         errors: the exceptions of tasks that were started again alone: when, the task and the first line.
     """
@@ -319,9 +301,6 @@ def next_generation(
 
     Args:
         record: the history of the launch, this generation's failure included.
-        ending: why the generation ended.
-        codes: its tasks' exit codes.
-        options: the options of the launch.
         now: the time on the monotonic clock, in seconds.
     """
     if ending.reason is FailureReason.DONE:
@@ -353,12 +332,7 @@ class TaskRestart:
 
 
 def to_restart(state: Generation, options: LaunchOptions) -> list[TaskState]:
-    """Return the failed tasks about which `task_restart` decides; none where a failure ends all tasks.
-
-    Args:
-        state: of the generation.
-        options: of the launch.
-    """
+    """Return the failed tasks about which `task_restart` decides; none where a failure ends all tasks."""
     over = state.ending is not None or state.signals or _trained(state.tasks)
     if over or not options.restarts_tasks:
         return []
@@ -374,8 +348,6 @@ def task_restart(
 
     Args:
         record: the history of the launch, without this failure.
-        failed: the task, which has failed.
-        options: the options of the launch.
         now: the time on the monotonic clock, in seconds.
     """
     failure = failed.failure
@@ -390,13 +362,7 @@ def task_restart(
 
 
 def with_failure(record: GenerationRecord, failed: TaskState, now: float) -> GenerationRecord:
-    """Return the history after a task was started again alone.
-
-    Args:
-        record: the history before.
-        failed: the task, which had failed.
-        now: the time on the monotonic clock, in seconds.
-    """
+    """Return the history after a task was started again alone."""
     errors = record.errors
     if failed.raised and failed.failure is not None:
         errors = (*errors, (now, failed.task, failed.failure.detail))

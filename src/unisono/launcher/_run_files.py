@@ -20,12 +20,7 @@ _CHUNK = 1 << 20
 
 
 class BestEffort:
-    """Tolerates failures of the file system where a launch can continue; reports the first one.
-
-    Args:
-        warn: shows a message.
-        root: the directory of the files.
-    """
+    """Tolerates failures of the file system where a launch can continue; reports the first one."""
 
     def __init__(self, warn: Callable[[str], None], root: Path) -> None:
         self._warn, self._root = warn, root
@@ -74,12 +69,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 class History:
-    """The log of events for programs, one JSON object per line.
-
-    Args:
-        path: the file; lines are appended.
-        files: reports a file that cannot be written.
-    """
+    """The log of events for programs, one JSON object per line."""
 
     def __init__(self, path: Path, files: BestEffort) -> None:
         self._path, self._files = path, files
@@ -160,7 +150,6 @@ class Tail:
     """Reads what is appended to a file, also after the file was removed.
 
     Args:
-        path: the file.
         start: the byte to begin with.
     """
 

@@ -15,7 +15,6 @@ class TaskProgress:
     """The progress of a running task.
 
     Args:
-        task: the task.
         step: the last step that it wrote, -1 before the first.
         changed_at: when its progress file last changed, in seconds of a clock; None without a file.
         stopped_at: since when it has been stopped, as by SIGSTOP; None while it runs.
@@ -32,8 +31,6 @@ class Stall:
     """The task that stalls the others.
 
     Args:
-        task: the task.
-        detail: one line for the terminal.
         stopped: whether it cannot handle signals, because it is stopped.
     """
 
@@ -49,9 +46,7 @@ def find_stall(progress: Iterable[TaskProgress], timeout: float, now: float) -> 
     else the one at the lowest step, else the one whose last progress is the oldest.
 
     Args:
-        progress: the progress of the running tasks.
         timeout: seconds without a change; 0 disables the limit.
-        now: the time on the clock of `changed_at` and `stopped_at`.
     """
     progress = tuple(progress)
     if not timeout or not any(_is_late(s, timeout, now) for s in progress):
@@ -71,11 +66,7 @@ def _is_late(each: TaskProgress, timeout: float, now: float) -> bool:
 
 
 class ProgressMonitor:
-    """Reads the progress of the tasks of one generation.
-
-    Args:
-        files: each task's progress file.
-    """
+    """Reads the progress of the tasks of one generation."""
 
     def __init__(self, files: dict[Task, Path]) -> None:
         self._files = files
@@ -83,11 +74,7 @@ class ProgressMonitor:
         self._progress = {task: TaskProgress(task) for task in files}
 
     def begin_again(self, task: Task) -> None:
-        """Forget the progress of a task whose process is replaced.
-
-        Args:
-            task: the task.
-        """
+        """Forget the progress of a task whose process is replaced."""
         self._marks.pop(task, None)
         self._progress[task] = TaskProgress(task)
 

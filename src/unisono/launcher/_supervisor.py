@@ -50,11 +50,8 @@ class Launch:
     """The input of a supervisor.
 
     Args:
-        options: how many tasks, and what happens when one fails.
         paths: the files; their directory exists.
-        environ: the environment that every process starts with.
         job: returns the job of a task, from the plan of its generation.
-        screen: shows the chief's output and the launcher's messages.
         stop_requests: returns the signals that asked the launcher to stop, so far.
         describe: returns the start-up block of the first generation.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
@@ -77,9 +74,6 @@ class Outcome:
     """How a launch ended.
 
     Args:
-        code: the launcher's exit code.
-        plan: the last generation.
-        failure: its root cause, where it failed.
         detail: why there was no restart; may be empty.
         report: the traceback, or the last lines of the log, of the task that failed first.
     """
@@ -92,11 +86,7 @@ class Outcome:
 
 
 class Supervisor:
-    """Runs a launch in the thread that calls `run`.
-
-    Args:
-        launch: what to run.
-    """
+    """Runs a launch in the thread that calls `run`."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch

@@ -53,7 +53,6 @@ class PulledValues(list[Any]):
     """The values of a pull, and where they come from.
 
     Args:
-        values: in the order of the keys.
         lineages: by server, within which changes these values are.
     """
 
@@ -67,7 +66,6 @@ class ServerClient:
 
     Args:
         clients: one for each server, in the order of their numbers.
-        generation: of the cluster.
         patience: seconds for which a server may be away.
     """
 
@@ -97,9 +95,6 @@ class ServerClient:
         """Drop the variables of earlier jobs on all servers; return the generation of this job.
 
         It is higher than that of any job before: what workers compute for an earlier chief is refused.
-
-        Args:
-            least: the lowest generation.
         """
         known = [int(answer.meta["generation"]) for answer in self.on_all(Op.STATUS)]
         self._generation = max(least, 1 + max(known, default=0))
@@ -123,12 +118,6 @@ class ServerClient:
         self, server: int, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[Any] = ()
     ) -> Future[Frame]:
         """Send a request to a server until it is answered.
-
-        Args:
-            server: its number.
-            op: what is asked.
-            meta: of the request.
-            arrays: likewise.
 
         Returns:
             The answer, later; or the server's error.
@@ -158,22 +147,13 @@ class ServerClient:
             self._clients[0].take_until(future)
 
     def on_all(self, op: Op, meta: Mapping[str, Any] | None = None) -> list[Frame]:
-        """Send a request to all servers, and wait for their answers.
-
-        Args:
-            op: what is asked.
-            meta: of the request.
-        """
+        """Send a request to all servers, and wait for their answers."""
         return [sent.result() for sent in [self.send(i, op, meta) for i in range(self.num_servers)]]
 
     # --- variables -----------------------------------------------------------------------------
 
     def pull(self, keys: Sequence[Key]) -> Future[list[Any]]:
-        """Return the values that variables have now; only those travel that changed since the last pull.
-
-        Args:
-            keys: of variables on any servers.
-        """
+        """Return the values that variables have now; only those travel that changed since the last pull."""
         pulled: Future[list[Any]] = Future()
         self._pull(pulled, keys, ())
         return pulled
@@ -260,21 +240,12 @@ class ServerClient:
         return answers, None if pulls is None else pulled
 
     def read(self, key: Key) -> np.ndarray[Any, Any]:
-        """Return the value of a variable.
-
-        Args:
-            key: of the variable.
-        """
+        """Return the value of a variable."""
         value: np.ndarray[Any, Any] = self.pull([key]).result()[0]
         return value
 
     def write(self, key: Key, value: Any) -> None:
-        """Assign a variable.
-
-        Args:
-            key: of the variable.
-            value: an array of its shape and dtype.
-        """
+        """Assign a variable."""
         server, number = key
         self.call(server, Op.WRITE, {"ids": [number]}, [np.asarray(value)])
 
@@ -282,8 +253,6 @@ class ServerClient:
         """Return rows of variables of a server, later.
 
         Args:
-            server: its number.
-            numbers: of the variables there.
             indices: for each variable, an array of its rows.
         """
         found: Future[list[Any]] = Future()
@@ -298,12 +267,7 @@ class ServerClient:
         return found
 
     def create(self, server: int, variables: Sequence[tuple[str, Any]]) -> list[int]:
-        """Make variables on a server; return their numbers there.
-
-        Args:
-            server: its number.
-            variables: names and first values.
-        """
+        """Make variables on a server; return their numbers there."""
         return self.create_variables(
             server,
             [
@@ -315,21 +279,13 @@ class ServerClient:
         )
 
     def create_variables(self, server: int, news: Sequence[NewVariable]) -> list[int]:
-        """Make variables on a server; return their numbers there.
-
-        Args:
-            server: its number.
-            news: what is known of them.
-        """
+        """Make variables on a server; return their numbers there."""
         meta, arrays = encode_news(news)
         numbers: list[int] = self.call(server, Op.CREATE, {"variables": meta}, arrays).meta["ids"]
         return numbers
 
     def end(self, code: int) -> list[str]:
         """Let all servers end; this ends the connections, too.
-
-        Args:
-            code: their exit code.
 
         Returns:
             The addresses of those that did not answer.
@@ -355,7 +311,6 @@ class ServerClient:
         """Bring a program to a server; return its digest.
 
         Args:
-            server: its number.
             data: the program as `jax.export` has serialized it.
         """
         digest: str = self.call(server, Op.PROGRAM, {}, [blob(data)]).meta["digest"]
@@ -375,7 +330,6 @@ class _Attempts:
     Args:
         frame: its number is the same in each attempt.
         patience: seconds for which the server may be away.
-        is_closed: set when the connections end.
     """
 
     def __init__(
@@ -442,12 +396,7 @@ class _Attempts:
 
 
 class _PullAnswers:
-    """Calls a function when all answers of a pull are there.
-
-    Args:
-        count: how many servers were asked.
-        then: is called once, with the first error.
-    """
+    """Calls a function when all answers of a pull are there."""
 
     def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
         self._count, self._then = count, then
@@ -455,11 +404,7 @@ class _PullAnswers:
         self._error: BaseException | None = None
 
     def part(self, note: Callable[[Frame], None]) -> Callable[[Future[Frame]], None]:
-        """Return what counts an answer.
-
-        Args:
-            note: keeps what the answer holds.
-        """
+        """Return what counts an answer."""
         return functools.partial(self._one_done, note)
 
     def _one_done(self, note: Callable[[Frame], None], sent: Future[Frame]) -> None:
@@ -479,9 +424,6 @@ class _PullAnswers:
 
 def error_of(answer: Frame) -> Exception:
     """Return the exception that an answer tells of: an error of Unisono or a builtin by its name.
-
-    Args:
-        answer: with the operation ERROR.
 
     >>> error_of(Frame(Op.ERROR, meta={"kind": "KeyError", "text": "'w'"}))
     KeyError("'w'")

@@ -28,7 +28,6 @@ def leave_end_marker(addresses: Iterable[str], code: int) -> set[str]:
     """Mark for tasks that their job has ended; return the addresses for which that was possible.
 
     Args:
-        addresses: of tasks that are away.
         code: the exit code for them.
     """
     left = set()
@@ -45,7 +44,6 @@ def end_marker_of(address: str, since: float) -> int | None:
     """Return the exit code that was left for a task, None without a marker.
 
     Args:
-        address: of the task.
         since: when its process was started, in seconds since the epoch: an older marker is of another job.
     """
     try:

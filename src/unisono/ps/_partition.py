@@ -149,10 +149,6 @@ class MaxSizePartitioner(Partitioner):
 def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
     """Return where each shard begins and ends; the first ones have one row more where it does not divide.
 
-    Args:
-        rows: the size of the axis that is cut.
-        shards: how many shards.
-
     >>> shard_bounds(10, 3)
     [(0, 4), (4, 7), (7, 10)]
     """
@@ -168,9 +164,6 @@ def shard_count(partitioner: Any, shape: Sequence[int], dtype: Any, path: str = 
 
     Args:
         partitioner: called with `shape=` and `dtype=`.
-        shape: of the variable.
-        dtype: of the variable.
-        path: of the variable, for messages.
 
     Raises:
         InvalidArgumentError: the answer is no list of numbers, is empty, cuts another axis than the first, or

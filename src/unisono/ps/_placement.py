@@ -17,7 +17,6 @@ class VariablePart:
     """What one server has of a variable.
 
     Args:
-        server: its number.
         rows: the first row, and one past the last; None for all of the variable.
     """
 
@@ -85,19 +84,11 @@ class Division:
         return self.parts if self.is_divided else self.parts[:1]
 
     def on(self, server: int) -> list[VariablePart]:
-        """Return what a server has.
-
-        Args:
-            server: its number.
-        """
+        """Return what a server has."""
         return [part for part in self.parts if part.server == server]
 
     def spans(self, begin: int, end: int) -> list[tuple[VariablePart, int, int]]:
         """Return the parts that have some of these rows, and which of their own rows these are.
-
-        Args:
-            begin: the first row.
-            end: one past the last.
 
         >>> division = Division((VariablePart(0, (0, 3)), VariablePart(1, (3, 5))))
         >>> [(part.server, *own) for part, *own in division.spans(2, 4)]
@@ -150,9 +141,6 @@ class Placement:
     belongs to a variable (an optimizer's slots) lies beside it. The shards of a partitioned variable are
     placed one by one.
 
-    Args:
-        servers: how many there are.
-
     Raises:
         InvalidArgumentError: there is no server.
 
@@ -177,18 +165,11 @@ class Placement:
         return tuple(self._nbytes)
 
     def restore(self, nbytes: Sequence[int]) -> None:
-        """Forget what was placed since then.
-
-        Args:
-            nbytes: what the property was.
-        """
+        """Forget what was placed since then."""
         self._nbytes[:] = nbytes
 
     def place(self, nbytes: int) -> int:
         """Return the index of the server for the next variable, and count its bytes there.
-
-        Args:
-            nbytes: of the variable's value.
 
         >>> [Placement(3).place(0) for _ in range(2)]
         [0, 0]
@@ -205,8 +186,6 @@ class Placement:
 
         Args:
             division: where it lies.
-            shape: of the variable.
-            nbytes: of its value.
         """
         for part in division.parts:
             own = nbytes if part.rows is None else (part.rows[1] - part.rows[0]) * (nbytes // shape[0])
@@ -216,8 +195,6 @@ class Placement:
         """Place a variable, whole or in parts of equal numbers of rows, and return where it lies.
 
         Args:
-            shape: of the variable.
-            nbytes: of its value.
             shards: how many parts; the first ones have one row more where the rows do not divide.
 
         >>> [(part.server, part.rows) for part in Placement(2).divide((5, 1), 20, 2).parts]

@@ -27,9 +27,6 @@ _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 def digest_of(blob: bytes) -> str:
     """Return the name of a program: a hash of its bytes.
 
-    Args:
-        blob: what `jax.export.Exported.serialize` returned.
-
     >>> len(digest_of(b"program"))
     32
     """
@@ -81,11 +78,6 @@ class ExportedProgram:
 
     def check(self, values: Sequence[Any], slots: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Raise an error unless the arguments have the shapes and dtypes of the program.
-
-        Args:
-            values: whatever has a shape and a dtype.
-            slots: the same.
-            gradients: the same.
 
         Raises:
             InvalidArgumentError: it names the first argument that does not fit.
@@ -168,9 +160,6 @@ class ProgramStore:
     def add(self, blob: bytes) -> str:
         """Keep a program, and return its digest; one that is known is kept as it is.
 
-        Args:
-            blob: what `jax.export.Exported.serialize` returned.
-
         Raises:
             InvalidArgumentError: the bytes are no program that this server can run.
         """
@@ -188,9 +177,6 @@ class ProgramStore:
 
     def __getitem__(self, digest: str) -> ExportedProgram:
         """Return a program.
-
-        Args:
-            digest: what `add` returned.
 
         Raises:
             UnknownProgramError: there is none.

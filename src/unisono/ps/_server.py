@@ -62,7 +62,6 @@ class VariableServer:
     """Answers the requests to one parameter server.
 
     Args:
-        store: the variables.
         durable: keeps the store; None where nothing does.
         is_chief: whether a client may act as the chief; by default all may.
         reply: sends an answer later; None where `handle` must return every answer.
@@ -107,10 +106,6 @@ class VariableServer:
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
         """Answer a request.
-
-        Args:
-            client: who asks.
-            frame: the request.
 
         Returns:
             The answer, or None for one that follows by `reply`.

@@ -76,9 +76,6 @@ class VariableStore:
     def add_program(self, blob: bytes) -> str:
         """Keep a program, and return its digest.
 
-        Args:
-            blob: what `jax.export.Exported.serialize` returned.
-
         Raises:
             InvalidArgumentError: the bytes are no program that this server can run.
         """
@@ -90,11 +87,7 @@ class VariableStore:
     # reading
 
     def number_of(self, name: str) -> int | None:
-        """Return the number of a variable, or None where there is none.
-
-        Args:
-            name: of the variable.
-        """
+        """Return the number of a variable, or None where there is none."""
         return self._numbers.get(name)
 
     def pull(
@@ -105,7 +98,6 @@ class VariableStore:
         The values do not change; those of tables are copied.
 
         Args:
-            numbers: of the variables.
             versions: those of the client's copies, of this lineage; -1 for none, None for none at all.
 
         Raises:
@@ -129,7 +121,6 @@ class VariableStore:
         """Return the value of a variable, or a part of it.
 
         Args:
-            number: of the variable.
             begin: the first row, where it has rows.
             end: one past the last row; None for all.
 
@@ -153,7 +144,6 @@ class VariableStore:
         """Return a copy of some rows.
 
         Args:
-            number: of a table or a dense variable.
             indices: of rows, in any order.
 
         Raises:
@@ -170,9 +160,6 @@ class VariableStore:
 
     def raise_generation(self, generation: int) -> None:
         """Note that a newer chief is there.
-
-        Args:
-            generation: its number.
 
         Raises:
             InvalidArgumentError: a newer one was there before.
@@ -211,7 +198,6 @@ class VariableStore:
         A variable that exists, with the same shape and dtype, keeps its value.
 
         Args:
-            news: the variables.
             request: its number, by which a repetition is recognized; 0 for none.
 
         Raises:
@@ -271,7 +257,6 @@ class VariableStore:
         """Replace the value of a variable, or some of its rows.
 
         Args:
-            number: of the variable.
             value: the new value, or the new rows.
             begin: where the new rows begin.
             indices: the rows to replace, each once; None for those from `begin` on.
@@ -307,7 +292,6 @@ class VariableStore:
         """Drop variables, all or none; their numbers are not given again.
 
         Args:
-            numbers: of the variables.
             request: its number, by which a repetition is recognized; 0 for none.
 
         Raises:
@@ -327,9 +311,6 @@ class VariableStore:
 
     def push(self, push: Push) -> bool:
         """Apply what a closure has pushed: once, and as a whole or not at all.
-
-        Args:
-            push: from a worker.
 
         Returns:
             Whether it was applied now; False for one that was applied before.
@@ -441,7 +422,6 @@ class VariableStore:
         """Take over what `state` has returned; the rows of tables come from the journal.
 
         Args:
-            meta: the state.
             arrays: the dense values, which are copied.
         """
         with self.lock:
@@ -464,13 +444,7 @@ class VariableStore:
             self.used = dict(meta["used"])
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
-        """Apply a change from a log again.
-
-        Args:
-            kind: of the change.
-            meta: what was committed.
-            arrays: what was staged.
-        """
+        """Apply a change from a log again."""
         if kind == "push":
             self.push(Push.decode(meta, arrays))
         elif kind == "write":

@@ -31,7 +31,6 @@ class StepCosts:
         updates: pushes that were applied, one for each server and step.
         missed: by how many pushes of others these were preceded, since their step had pulled; in sum.
         most: the same of one push, at most.
-        steps: how many.
     """
 
     pulled: int = 0
@@ -84,13 +83,7 @@ class Traffic:
         self._counts: dict[int, int] = {}
 
     def sent(self, server: int, op: Op, arrays: Sequence[Any]) -> Callable[[Future[Frame]], None]:
-        """Count a request; return what counts its answer.
-
-        Args:
-            server: its number.
-            op: of the request.
-            arrays: likewise.
-        """
+        """Count a request; return what counts its answer."""
         with self._lock:
             if op is Op.PUSH:
                 self._costs.pushed += sum(array.nbytes for array in arrays)
@@ -129,12 +122,7 @@ class StepTally:
         self._workers: dict[int, StepCosts] = {}
 
     def add(self, worker: int, cost: Sequence[int]) -> None:
-        """Add a step.
-
-        Args:
-            worker: which has run it.
-            cost: what the worker has said.
-        """
+        """Add a step."""
         with self._lock:
             self._workers.setdefault(worker, StepCosts()).add(cost)
 

@@ -32,10 +32,6 @@ class PeerLostError(ClusterError):
     """A task does not answer: it has ended, or cannot be reached. The same request may be sent again.
 
     Args:
-        text: what was asked and what is known.
-        task: the task.
-        address: where it was asked.
-        seconds: since the request.
         why: what is known of the connection; empty for nothing.
     """
 
@@ -148,11 +144,8 @@ class PushToServer:
     """What a closure changes on one server.
 
     Args:
-        server: its number.
         closure: the closure's number, the same in every attempt.
         watermark: below which every closure has ended.
-        told: what the server is told about the arrays.
-        arrays: gradients and the like.
         lineage: that of the values which the closure has pulled from this server; None for none.
     """
 
@@ -184,8 +177,6 @@ class PendingCalls:
     """The requests of a client that have no answer yet: their futures, deadlines and bytes.
 
     Args:
-        task: who is asked.
-        address: where.
         budget: bytes in flight at most; a larger request goes alone.
     """
 
@@ -217,10 +208,7 @@ class PendingCalls:
         A request that waits already, by its number, keeps its future: it is sent again.
 
         Args:
-            frame: the request.
-            size: its bytes.
             timeout: seconds for room and answer together, None for no limit.
-            may_wait: False in the thread on which answers arrive.
 
         Raises:
             PeerLostError: when there was no room in time.
@@ -309,8 +297,6 @@ class PendingCalls:
         """Return the error for a request without an answer.
 
         Args:
-            frame: the request.
-            since: when it was made.
             why: what happened; by default what is known of the connection.
         """
         seconds, known = time.monotonic() - since, why or self.state

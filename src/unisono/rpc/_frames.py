@@ -91,9 +91,7 @@ class Frame:
     """A message.
 
     Args:
-        op: what it asks for or answers.
         request: the number of the request. An answer has that of its request.
-        generation: of the cluster.
         meta: what `json` writes: names, versions, numbers. At most 1 MiB.
         arrays: little endian. Those that are not in C order are copied; the others must not change until the
             message was sent. In a message that was received they are read-only views of its parts, and not

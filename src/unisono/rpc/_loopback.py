@@ -63,11 +63,7 @@ class LoopbackNetwork:
         """Return a client.
 
         Args:
-            task: who is asked, for messages.
-            address: where.
             own: the task that asks, as whom the server sees it.
-            limit: bytes of an answer at most.
-            budget: bytes of requests without an answer at most.
         """
         client = ClientId(b"%d" % next(self._numbers), own, is_same_user=True)
         rpc_client = LoopbackClient(self, task, address, client, limit, budget)
@@ -126,14 +122,7 @@ class LoopbackNetwork:
 
 
 class LoopbackServer:
-    """Answers requests in a thread of its own.
-
-    Args:
-        network: where clients find it.
-        address: any text.
-        handler: answers a request, or returns None and calls `reply` later.
-        limit: bytes of a request at most.
-    """
+    """Answers requests in a thread of its own."""
 
     def __init__(self, network: LoopbackNetwork, address: str, handler: Handler, limit: int) -> None:
         self.address = address
@@ -180,16 +169,7 @@ class LoopbackServer:
 
 
 class LoopbackClient:
-    """Sends requests to the server of an address.
-
-    Args:
-        network: where the server is found.
-        task: who is asked, for messages.
-        address: where.
-        client: as whom the server sees it.
-        limit: bytes of an answer at most.
-        budget: bytes of requests without an answer at most.
-    """
+    """Sends requests to the server of an address."""
 
     def __init__(
         self, network: LoopbackNetwork, task: Task, address: str, client: ClientId, limit: int, budget: int

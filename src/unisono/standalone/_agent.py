@@ -62,12 +62,6 @@ class Agent:
     """Answers the requests to one server.
 
     `handle` and `tick` may be called by different threads.
-
-    Args:
-        name: the server's address, for messages.
-        machine: has the processes and directories.
-        reply: sends an answer later.
-        clock: the monotonic clock.
     """
 
     def __init__(
@@ -102,10 +96,6 @@ class Agent:
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
         """Answer a request.
-
-        Args:
-            client: who asks.
-            frame: the request.
 
         Returns:
             The answer, or None for one that follows by `reply`.

@@ -24,9 +24,6 @@ FOLDER = "program"
 def loaded_sources(modules: Mapping[str, ModuleType]) -> dict[str, bytes]:
     """Return the sources of the modules that are neither installed nor Python's own.
 
-    Args:
-        modules: those of the process, by name.
-
     Returns:
         The content of each file, by its name in the folder of the job's modules.
 
@@ -79,9 +76,6 @@ def _installed_folders() -> Callable[[Path], bool]:
 
 def script_sources(script: Path) -> dict[str, bytes]:
     """Return a script and the modules beside it that it imports.
-
-    Args:
-        script: the file.
 
     Raises:
         InvalidArgumentError: when it cannot be read, or all together are too large.

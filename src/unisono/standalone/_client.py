@@ -106,7 +106,6 @@ def call_on_cluster(
 
     Args:
         cluster: a dict from each job to the addresses of its servers.
-        fn: the function.
         args: its arguments, the same in each task.
         devices_per_worker: the number of virtual CPU devices of each task; None for the function's choice.
         max_restarts: restarts after failures within ten minutes. None means none after an exception of the
@@ -206,7 +205,6 @@ def run_program_on_cluster(
         run: how servers are waited for.
         log_dir: for logs and history; None for a new temporary one.
         files: more files that travel with the job, relative to the current directory.
-        options: of the launch.
 
     Raises:
         InvalidArgumentError: when the cluster, the script or a file cannot be used.
@@ -326,12 +324,6 @@ def _machines(
 
 def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], warned: set[str]) -> None:
     """Compare the packages of a server with those here.
-
-    Args:
-        address: of the server.
-        info: what it says of itself.
-        say: shows a message.
-        warned: the servers for which there was one.
 
     Raises:
         ClusterError: when Python is another one: functions could not be sent.

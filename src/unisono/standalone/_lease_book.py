@@ -23,9 +23,6 @@ class ClientLease:
     """The right of a client to a server.
 
     Args:
-        job: its random text.
-        client: how the client describes itself.
-        lease: renewed by each request.
         ends: whether the job is being ended; no request is answered any more.
     """
 
@@ -41,12 +38,7 @@ class ClientLease:
 
 
 class LeaseBook:
-    """The lease of a server: one client at a time.
-
-    Args:
-        name: the server's address, for messages.
-        now: returns the active time.
-    """
+    """The lease of a server: one client at a time."""
 
     def __init__(self, name: str, now: Callable[[], float]) -> None:
         self._name, self._now = name, now
@@ -56,11 +48,6 @@ class LeaseBook:
 
     def claim(self, job: str, client: str, seconds: float) -> bool:
         """Give the server to a job, or renew its lease; return whether it is new here.
-
-        Args:
-            job: the job.
-            client: how its client describes itself.
-            seconds: the length of the lease.
 
         Raises:
             ServerBusyError: when another client has it, or the job is being ended.

@@ -42,12 +42,7 @@ _RETRY_SECONDS = 1.0
 
 
 class RequestRefusedError(ClusterError):
-    """A server has answered with an error.
-
-    Args:
-        text: the error.
-        kind: the name of its class.
-    """
+    """A server has answered with an error."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -60,10 +55,6 @@ class ServerInfo:
 
     Args:
         instance: another text after each start.
-        root: the directory of the job there.
-        gpus: the GPUs.
-        python: the version.
-        packages: the versions.
     """
 
     instance: str
@@ -78,8 +69,6 @@ class Claim:
     """With what a client takes servers.
 
     Args:
-        job: a random text.
-        client: how the client describes itself to others.
         lease: seconds without a request after which a server ends the job.
     """
 
@@ -92,11 +81,7 @@ class ServerLink:
     """The connection with a server.
 
     Args:
-        address: of the server.
-        rpc_client: sends the requests.
-        claim: with what the server is taken.
         prepare: brings what the job needs to a server that has just been taken.
-        wake: called when something has changed.
         is_refused: returns whether the system of an address says that no process listens there.
     """
 

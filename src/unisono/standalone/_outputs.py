@@ -33,7 +33,6 @@ class ClientProgress:
 
     Args:
         offset: bytes of its log.
-        version: of the rest.
     """
 
     offset: int
@@ -60,13 +59,7 @@ def read_seen(meta: Mapping[str, Any]) -> dict[str, ClientProgress]:
 
 @dataclasses.dataclass(frozen=True)
 class OutputFiles:
-    """The files of a process on the server.
-
-    Args:
-        log: its output.
-        error: the record of its exception.
-        progress: its last steps.
-    """
+    """The files of a process on the server."""
 
     log: Path
     error: Path
@@ -128,12 +121,7 @@ def _mark(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerTimes:
-    """When a POLL came, and when the last one was answered with something; on the monotonic clock.
-
-    Args:
-        asked: when it came.
-        answered_at: when the last answer with news was sent.
-    """
+    """When a POLL came, and when the last one was answered with something; on the monotonic clock."""
 
     asked: float
     answered_at: float
@@ -142,8 +130,6 @@ class AnswerTimes:
         """Return whether a POLL is answered now.
 
         Args:
-            now: the time.
-            has_news: whether there is something new.
             is_full: whether there is more than one answer holds: then none waits for more.
 
         >>> AnswerTimes(0.0, 0.0).is_due(0.04, True, False), AnswerTimes(0.0, 0.0).is_due(0.06, True, False)

@@ -57,7 +57,6 @@ def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys |
     A server lets clients connect, and no other task: they have other keys, of the same secret.
 
     Args:
-        environ: the environment variables.
         own: `SERVER` or `CLIENT`.
 
     Raises:
@@ -172,7 +171,6 @@ class ProcessShape:
     Args:
         tasks: how many processes of the job share the machine.
         devices: virtual CPU devices of each, None for the program's own choice.
-        ps: whether there are parameter servers.
     """
 
     tasks: int = 1

@@ -66,13 +66,7 @@ class RemoteMachines:
     """Runs tasks on servers.
 
     Args:
-        slots: which server runs which task.
-        links: the connections, by address.
-        options: of the launch.
         paths: the client's own files, to which those of the tasks are copied.
-        program: what the tasks run.
-        say: shows a message.
-        timeouts: how long servers are waited for.
     """
 
     def __init__(

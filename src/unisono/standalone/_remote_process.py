@@ -35,9 +35,6 @@ class LocalCopies:
 
     Args:
         log: its output, which is appended.
-        error: the record of its exception.
-        progress: its last step.
-        result: what its function has returned.
     """
 
     log: Path
@@ -47,15 +44,7 @@ class LocalCopies:
 
 
 class RemoteProcess:
-    """A process of a task on a server.
-
-    Args:
-        key: names it on the server.
-        task: the task.
-        host: the server.
-        copies: where its files are copied to.
-        wake: called when it has ended.
-    """
+    """A process of a task on a server."""
 
     def __init__(
         self, key: str, task: Task, host: ProcessHost, copies: LocalCopies, wake: Callable[[], None]
@@ -104,7 +93,6 @@ class RemoteProcess:
         """Write the record of the exception.
 
         Args:
-            data: the record.
             later: by how many seconds this machine's clock is ahead of the server's.
         """
         record = json.loads(data)

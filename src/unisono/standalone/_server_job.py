@@ -41,8 +41,6 @@ class ServerJob:
 
     Args:
         root: its directory, which may hold what an earlier server process has left.
-        maker: starts processes.
-        clock: the time since the epoch.
     """
 
     def __init__(self, root: Path, maker: ProcessMaker, clock: Callable[[], float] = time.time) -> None:

@@ -32,7 +32,6 @@ def server_directory(address: str, given: Path | None) -> Path:
     It has a fixed name, so that a server that is started again finds the state of its job.
 
     Args:
-        address: of the server.
         given: the user's choice; None for one below the system's temporary directory.
 
     Raises:
@@ -62,13 +61,7 @@ def _unusable_directory(path: Path, problem: str) -> InvalidArgumentError:
 
 
 class ServerMachine:
-    """Starts processes, warm ones where they fit.
-
-    Args:
-        root: the directory of the server.
-        environ: its environment.
-        spares: processes with JAX and Keras imported that wait for a job.
-    """
+    """Starts processes, warm ones where they fit."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], spares: int) -> None:
         self.root, self._environ = root, environ

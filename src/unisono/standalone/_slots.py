@@ -23,9 +23,6 @@ class Slots:
 
     An address may occur several times: that server runs several tasks.
 
-    Args:
-        by_job: the addresses of each job.
-
     >>> slots = Slots.of({"worker": ["a:1", "b:1"], "evaluator": ["a:1"]})
     >>> slots.addresses, slots.count("worker")
     (('a:1', 'b:1'), 2)
@@ -77,11 +74,7 @@ class Slots:
         return len(self.by_job.get(job, ()))
 
     def options(self, **others: Any) -> LaunchOptions:
-        """Return the options of a launch with a task for each slot.
-
-        Args:
-            others: options besides the numbers of tasks.
-        """
+        """Return the options of a launch with a task for each slot."""
         return LaunchOptions(
             workers=self.count("worker"),
             ps=self.count("ps"),
@@ -107,7 +100,6 @@ class Slots:
 
         Args:
             tasks: of a generation, for which nothing is missing.
-            live: the servers that are there.
         """
         workers = [each for each in self.by_job.get("worker", ()) if each in live]
         return {t: workers[t.index] if t.type == "worker" else self.by_job[t.type][t.index] for t in tasks}

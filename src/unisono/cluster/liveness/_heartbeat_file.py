@@ -27,7 +27,6 @@ class Heartbeat:
     Args:
         progress: the file to write; None without a supervisor.
         fence: the file that holds the current generation; None without a supervisor.
-        generation: this process' generation.
     """
 
     def __init__(self, progress: Path | None, fence: Path | None, generation: str) -> None:

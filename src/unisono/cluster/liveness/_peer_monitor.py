@@ -40,8 +40,6 @@ class PeerMonitor:
     """This process and its peers.
 
     Args:
-        status: what peers may ask about this process.
-        peers: how they are asked.
         limit: seconds for which this process waits for a peer.
     """
 
@@ -88,11 +86,7 @@ class PeerMonitor:
             raise ClusterError(self.status.abort_reason)
 
     def wait_for_file(self, path: str) -> None:
-        """Wait until the first process has written a file, or has continued without it.
-
-        Args:
-            path: of the file.
-        """
+        """Wait until the first process has written a file, or has continued without it."""
         self._ask_first({"kind": "file", "path": path}, f"written {path}")
 
     def agree_on_number(self, series: str, number: int, *, is_first: bool) -> int:
@@ -101,7 +95,6 @@ class PeerMonitor:
         Args:
             series: such as the path without the number.
             number: this process' own choice; taken where the first one continues without a checkpoint.
-            is_first: whether this is the first process.
         """
         if not is_first:
             index = self.status.num_checkpoints(series)
@@ -125,11 +118,7 @@ class PeerMonitor:
         return answer
 
     def explain(self, error: BaseException) -> ClusterError | None:
-        """Return the error that names the peer which caused one of JAX's; None for other errors.
-
-        Args:
-            error: any exception.
-        """
+        """Return the error that names the peer which caused one of JAX's; None for other errors."""
         cause = _collective_error(error)
         if cause is None:
             return None
@@ -188,11 +177,7 @@ class PeerMonitor:
         ]
 
     def name_of(self, process: int) -> str:
-        """Return the name of a process, for messages.
-
-        Args:
-            process: its number.
-        """
+        """Return the name of a process, for messages."""
         return self._peers.names[process]
 
     def find_absent(self) -> dict[int, AbsentError]:
@@ -270,11 +255,7 @@ class PeerMonitor:
         return self.name_of(self._peers.own)
 
     def abort(self, reason: str) -> None:
-        """Send all processes the reason why they must end.
-
-        Args:
-            reason: an error's text.
-        """
+        """Send all processes the reason why they must end."""
         self._abort(reason, self._peers.others)
 
     def _abort(self, reason: str, others: Sequence[int]) -> None:

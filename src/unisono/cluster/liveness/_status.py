@@ -45,7 +45,6 @@ class WorkerStatus:
         steps: how many steps it has begun.
         abort_reason: why it must end; empty as long as it need not.
         is_finished: whether its program has reached its end.
-        in_flight: the programs and collectives that it waits for.
         is_connected: whether the first collective has finished, which connects the processes.
     """
 
@@ -148,7 +147,6 @@ def answer_problem(kind: str, message: Mapping[str, object]) -> str | None:
     """Return which part an answer lacks, None when it is complete.
 
     Args:
-        kind: of the question.
         message: the answer as received; another program may listen at the port.
 
     >>> answer_problem("file", {"kind": "file", "done": 1})

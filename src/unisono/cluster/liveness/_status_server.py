@@ -71,13 +71,7 @@ class _Connection:
 
 
 class StatusServer:
-    """This process' port. One thread serves all, because no thread can be started while a program exits.
-
-    Args:
-        ip: the interface.
-        status: what it answers from.
-        secret: what a question must hold.
-    """
+    """This process' port. One thread serves all, because no thread can be started while a program exits."""
 
     def __init__(self, ip: str, status: WorkerStatus, secret: str) -> None:
         self._secret = _encoded(secret)
@@ -191,10 +185,7 @@ class Peers:
     """The processes of the cluster and how this one connects to them.
 
     Args:
-        own: this process' number.
         addresses: `"ip:port"` of each one's `StatusServer`, by process.
-        names: of each, for messages.
-        secret: of the cluster.
         timeout: seconds for an answer.
     """
 
@@ -251,11 +242,6 @@ class _PeerRequest:
 
     Only a refused connection shows that a process has ended: a closed one may be a process whose queue was
     full, or whose answer was lost.
-
-    Args:
-        address: where it answers.
-        text: the question, as a frame.
-        kind: of the question, and of the answer.
     """
 
     def __init__(self, address: str, text: bytes, kind: str) -> None:
@@ -324,11 +310,7 @@ class _PeerRequest:
         self.retry_at = time.monotonic() + _RETRY_SECONDS
 
     def timed_out(self, seconds: float) -> AbsentError:
-        """Return what is known of a process that has not answered.
-
-        Args:
-            seconds: how long it was asked.
-        """
+        """Return what is known of a process that has not answered."""
         silent = f"it did not answer within {seconds:g} s"
         if self._trouble:
             return AbsentError(f"{silent}: {self._trouble}")

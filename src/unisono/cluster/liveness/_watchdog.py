@@ -34,8 +34,6 @@ class PeerWatchdog:
     The main thread cannot be interrupted: it is blocked in a collective, in C++.
 
     Args:
-        monitor: asks the peers.
-        in_flight: what this process waits for.
         period: seconds without progress before the peers are asked, and between two checks.
         end: called with the reason when this process must end.
     """
@@ -103,9 +101,6 @@ def end_process(reason: str = "") -> None:
     """End this process with code 1, without exit handlers.
 
     JAX's handler would wait for the peers at a barrier, and abort the process in C++ when one never arrives.
-
-    Args:
-        reason: written to stderr; empty where it was written before.
     """
     if reason:
         sys.stderr.write(f"This process ends with code 1. {reason}\n")

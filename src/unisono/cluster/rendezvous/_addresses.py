@@ -14,7 +14,6 @@ def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tu
     """Return the IP addresses to try for process 0: it listens on the first that its machine has.
 
     Args:
-        host: of process 0's address.
         resolved: the IP addresses of that name, as this machine resolves it.
         hosts: of all processes; an empty name for those that are not known.
 

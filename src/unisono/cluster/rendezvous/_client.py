@@ -79,7 +79,6 @@ def rendezvous(
 
     Args:
         process_id: this process' number, from 0.
-        num_processes: how many there are.
         address_of: `"host:port"` of the processes; of process 0 at least.
         config: what must be equal everywhere: names -> strings and numbers. With a `"generation"`, processes
             of older ones are rejected, and the others keep waiting.
@@ -233,10 +232,8 @@ class RendezvousClient:
     """The end of every other process: it connects to process 0, and retries until it is answered.
 
     Args:
-        address: process 0's.
         hello: this process' first message, as a frame.
         began_at: when the rendezvous began, in seconds of a monotonic clock.
-        start_up: seconds for all to connect.
     """
 
     def __init__(self, address: str, hello: bytes, began_at: float, start_up: float) -> None:
@@ -335,12 +332,7 @@ class RendezvousClient:
 
 
 def _read_result(message: Message, peer: str) -> RendezvousResult:
-    """Read what was agreed on.
-
-    Args:
-        message: process 0's.
-        peer: the IP address at which this process has reached it.
-    """
+    """Read what was agreed on."""
     hosts, warnings = (_protocol.read_lines(message, key) for key in ("hosts", "warnings"))
     coordinator, secret, reached = (message.get(key) for key in ("coordinator", "secret", "reached"))
     if not isinstance(coordinator, str) or not isinstance(secret, str):

@@ -106,11 +106,8 @@ class Member:
 
     Args:
         process_id: its number in the cluster, from 0.
-        host: the name of its machine.
-        pid: its number on that machine.
         token: random, made when it begins its rendezvous: distinguishes two processes of one number.
         config: what must be equal in all processes.
-        address: the IP address of its end of the connection.
     """
 
     process_id: int
@@ -208,9 +205,7 @@ class RendezvousState:
     """What process 0 knows of a rendezvous.
 
     Args:
-        num_processes: how many there must be.
         address_of: the addresses of the first processes; of all where they are known.
-        start_up: seconds for all to connect.
         began_at: when the rendezvous began, in seconds of a monotonic clock.
         connected: the processes that are connected, and process 0 itself.
         may_differ: the names in a configuration whose difference is only a warning.
@@ -235,7 +230,6 @@ class Admission:
     """The decision about a process that has sent its hello.
 
     Args:
-        state: what process 0 knows now.
         rejected: why the process is rejected, None when it is admitted.
         evicted: the processes that must end because of it, and why; with process 0 the rendezvous ends.
     """
@@ -310,7 +304,6 @@ def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
     """Decide whether the cluster can start; None while process 0 waits.
 
     Args:
-        state: what process 0 knows.
         now: the time, in seconds of the clock of `state.began_at`.
     """
     if len(state.connected) < state.num_processes:
@@ -388,7 +381,6 @@ def missing_text(lines: Sequence[str], start_up: float) -> str:
     """Return the error of a cluster that is not complete in time.
 
     Args:
-        lines: its `roster`.
         start_up: how long the processes waited, in seconds.
     """
     return _listed(
@@ -409,9 +401,6 @@ def unreachable_text(address: str, trouble: str, attempts: int, start_up: float)
     """Return the error of a process that process 0 did not answer.
 
     Args:
-        address: process 0's.
-        trouble: what happened at the last attempt.
-        attempts: how many there were.
         start_up: for how many seconds.
     """
     return (

@@ -57,12 +57,7 @@ class _RendezvousPeer:
 
 
 class RendezvousServer:
-    """Process 0's end of a rendezvous: one thread, the caller's, and non-blocking sockets.
-
-    Args:
-        listener: a listening socket; it is closed at the end.
-        state: with process 0 alone.
-    """
+    """Process 0's end of a rendezvous: one thread, the caller's, and non-blocking sockets."""
 
     def __init__(self, listener: socket.socket, state: RendezvousState) -> None:
         self._listener = listener
@@ -96,9 +91,6 @@ class RendezvousServer:
 
     def run(self, agreed: Message) -> Proceed:
         """Wait for all processes, send them the outcome, and return when they have received it.
-
-        Args:
-            agreed: what is sent to them when the cluster starts.
 
         Raises:
             ClusterError: when the cluster cannot start.

@@ -47,8 +47,6 @@ class SentClosure:
     """A closure that a worker was sent.
 
     Args:
-        number: of the closure.
-        worker: its number.
         others: how many other closures were in flight at any time since it was sent: at most so many
             updates can be applied between its pull and its own.
     """
@@ -63,13 +61,8 @@ class Closures:
     """All closures of a chief.
 
     Args:
-        scheduled: the next closure's number.
         started: the number of the first closure that was never sent; those from it on wait.
         retries: closures that were sent and came back; they run before those that wait.
-        running: those that workers have.
-        workers: the numbers of the workers that are there.
-        failed: the closure whose error is to be raised.
-        last: the worker that was sent the last closure.
 
     >>> state = Closures.of_generation(0, workers=[0, 1])
     >>> state, first = schedule(state)
@@ -92,7 +85,6 @@ class Closures:
 
         Args:
             generation: how often the chief was started before: its numbers are larger than all earlier ones.
-            workers: the numbers of the workers that are there.
         """
         first = generation << _COUNTER_BITS
         return cls(first, first, workers=tuple(workers))
@@ -108,21 +100,12 @@ class Closures:
         return min([self.started, *self.retries, *(r.number for r in self.running)])
 
     def worker_of(self, number: int) -> int | None:
-        """Return which worker has a closure; None where none has.
-
-        Args:
-            number: of the closure.
-        """
+        """Return which worker has a closure; None where none has."""
         return next((r.worker for r in self.running if r.number == number), None)
 
 
 def has_room(state: Closures, rules: Rules) -> bool:
-    """Return whether one more closure may be scheduled now.
-
-    Args:
-        state: of all closures.
-        rules: their limits.
-    """
+    """Return whether one more closure may be scheduled now."""
     return state.failed is None and state.num_waiting < rules.queue
 
 
@@ -139,10 +122,6 @@ def start(state: Closures, rules: Rules) -> Closures | None:
     """Return the state after the next closures were sent, the last of `running`; None where none may be.
 
     The worker with the fewest closures gets them, in turn: one, or several where many wait.
-
-    Args:
-        state: of all closures.
-        rules: their limits.
     """
     if state.failed is not None or not state.num_waiting or not _keeps_bound(state, rules.max_staleness):
         return None
@@ -193,19 +172,13 @@ def finish(state: Closures, number: int) -> Closures:
     """Return the state after a worker has replied with a closure's results, or was told to leave it.
 
     Args:
-        state: of all closures.
         number: of the closure; one that runs no more, as after a late reply, changes nothing.
     """
     return dataclasses.replace(state, running=_without(state, number))
 
 
 def fail(state: Closures, number: int) -> Closures:
-    """Return the state after a closure's own error: the first one counts, and those that wait are dropped.
-
-    Args:
-        state: of all closures.
-        number: of the closure.
-    """
+    """Return the state after a closure's own error: the first one counts, and those that wait are dropped."""
     failed = number if state.failed is None else state.failed
     return dataclasses.replace(
         state, running=_without(state, number), failed=failed, started=state.scheduled, retries=()
@@ -216,10 +189,6 @@ def drop(state: Closures, first: int) -> Closures:
     """Return the state without the closures that were never sent, from a number on.
 
     Those that a lost worker had stay: it may have pushed a part of their changes.
-
-    Args:
-        state: of all closures.
-        first: the number.
     """
     return dataclasses.replace(state, scheduled=max(state.started, min(first, state.scheduled)))
 
@@ -228,10 +197,6 @@ def put_back(state: Closures, number: int) -> Closures:
     """Return the state after a closure came back, to be run again before those that wait.
 
     After an error it is dropped, as those that wait were.
-
-    Args:
-        state: of all closures.
-        number: of the closure.
     """
     if state.worker_of(number) is None:
         return state
@@ -240,12 +205,7 @@ def put_back(state: Closures, number: int) -> Closures:
 
 
 def lose(state: Closures, worker: int) -> Closures:
-    """Return the state after a worker was lost: others run its closures.
-
-    Args:
-        state: of all closures.
-        worker: its number.
-    """
+    """Return the state after a worker was lost: others run its closures."""
     for running in state.running:
         if running.worker == worker:
             state = put_back(state, running.number)
@@ -253,39 +213,22 @@ def lose(state: Closures, worker: int) -> Closures:
 
 
 def join(state: Closures, worker: int) -> Closures:
-    """Return the state after a worker has come, or has come again.
-
-    Args:
-        state: of all closures.
-        worker: its number.
-    """
+    """Return the state after a worker has come, or has come again."""
     return dataclasses.replace(state, workers=tuple(sorted({*state.workers, worker})))
 
 
 def is_done(state: Closures) -> bool:
-    """Return whether nothing waits and nothing runs.
-
-    Args:
-        state: of all closures.
-    """
+    """Return whether nothing waits and nothing runs."""
     return not state.num_waiting and not state.running
 
 
 def can_raise(state: Closures) -> bool:
-    """Return whether an error is to be raised now: when nothing runs any more.
-
-    Args:
-        state: of all closures.
-    """
+    """Return whether an error is to be raised now: when nothing runs any more."""
     return state.failed is not None and not state.running
 
 
 def forget_error(state: Closures) -> Closures:
-    """Return the state after the error was raised, which happens once.
-
-    Args:
-        state: of all closures.
-    """
+    """Return the state after the error was raised, which happens once."""
     return dataclasses.replace(state, failed=None)
 
 
@@ -298,8 +241,6 @@ class Absence:
     """A worker that is not there.
 
     Args:
-        worker: its number.
-        since: the time at which it was lost.
         tries: how often it was asked since.
     """
 
@@ -321,7 +262,6 @@ def to_ask(absent: Sequence[Absence], now: float) -> list[Absence]:
 
     Args:
         absent: the workers that are not there.
-        now: the time.
     """
     return [a for a in absent if a.next_try <= now]
 
@@ -331,8 +271,6 @@ def given_up(absent: Sequence[Absence], num_workers: int, now: float, limit: flo
 
     Args:
         absent: the workers that are not there.
-        num_workers: how many the cluster has.
-        now: the time.
         limit: in seconds.
     """
     if len(absent) < num_workers or any(now - a.since < limit for a in absent):

@@ -29,8 +29,6 @@ class ChiefHeartbeats:
     """Sends HEARTBEAT to all tasks, from a thread.
 
     Args:
-        clients: of the tasks.
-        generation: of the job.
         every: seconds between two signs.
     """
 

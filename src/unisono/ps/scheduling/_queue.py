@@ -29,11 +29,7 @@ class WorkerLostError(ClusterError):
 
 
 class NotReadyError(UnisonoError):
-    """A worker cannot run a closure before the chief has prepared something for it.
-
-    Args:
-        needs: what, as the worker has put it.
-    """
+    """A worker cannot run a closure before the chief has prepared something for it."""
 
     def __init__(self, needs: Any) -> None:
         super().__init__("The closure must be prepared first.")
@@ -46,8 +42,6 @@ class QueuedClosure:
 
     Args:
         number: the same in every attempt to run it.
-        payload: what is sent to a worker.
-        result: what comes back.
     """
 
     number: int
@@ -110,8 +104,6 @@ class ClosureQueue:
     """Closures that wait and run; safe to use from several threads.
 
     Args:
-        rules: their limits.
-        send: sends some to a worker.
         prepare: gets a closure's payload and what a worker needs for it, and provides that. It runs in the
             thread that schedules or waits, never in one of the transport.
         on_loss: is told the number of a worker that was lost, and why.
@@ -148,9 +140,6 @@ class ClosureQueue:
 
     def schedule(self, payload: Any) -> Future[Any]:
         """Add a closure; wait while too many wait already.
-
-        Args:
-            payload: what is sent to a worker.
 
         Returns:
             Its result, later.
@@ -211,9 +200,6 @@ class ClosureQueue:
     def result(self, future: Future[Any]) -> Any:
         """Wait for a closure, and return its result.
 
-        Args:
-            future: what `schedule` returned.
-
         Raises:
             Exception: the closure's own error.
             CancelledError: the closure was dropped because of another one's error.
@@ -240,7 +226,6 @@ class ClosureQueue:
         What a worker has runs to its end, so that no update is applied in part.
 
         Args:
-            first: the number.
             drops: whether those are dropped that no worker was sent, and errors of the others.
 
         Returns:
@@ -265,22 +250,13 @@ class ClosureQueue:
     # --- what the cluster reports --------------------------------------------------------------
 
     def worker_came(self, worker: int) -> None:
-        """Let a worker run closures.
-
-        Args:
-            worker: its number.
-        """
+        """Let a worker run closures."""
         with self._changed:
             self._state = decide.join(self._state, worker)
             self._start()
 
     def worker_lost(self, worker: int, error: Exception) -> None:
-        """Let others run the closures of a worker.
-
-        Args:
-            worker: its number.
-            error: why it is lost.
-        """
+        """Let others run the closures of a worker."""
         with self._changed:
             if self._fatal is not None or worker not in self._state.workers:
                 return
@@ -294,11 +270,7 @@ class ClosureQueue:
         self._on_loss(worker, error)
 
     def report(self, error: Exception) -> None:
-        """Note an error that belongs to no closure, such as that of a dataset: it is raised as a closure's.
-
-        Args:
-            error: the first one counts.
-        """
+        """Note an error that belongs to no closure, such as a dataset's: it is raised as a closure's."""
         with self._changed:
             if self._state.failed is None:
                 self._error = error

@@ -62,7 +62,6 @@ class BatchFunction:
     """A scheduled function that takes batches of workers: what is known of it, for all of its calls.
 
     Args:
-        name: of the function and of the kinds of its arguments.
         reads: for each batch that a call takes, the number of its iterator among those of the call; one of
             each until the function was traced.
         trace: makes the plan for batches of a form, and says what the function reads.
@@ -85,7 +84,6 @@ class RunRequest:
         plan: the name of a plan that the workers have; None where it depends on batches that they take.
         arrays: the arguments that travel with it, after the states.
         function: takes batches, where `plan` is None.
-        iterators: the names of the call's iterators.
         states: of random generators: the same in every attempt. None where they are not known yet.
         tally: counts what it costs.
         reads: the function's, when the request was sent last.
@@ -115,12 +113,7 @@ class RunRequest:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a closure has computed.
-
-    Args:
-        plan: the name of the plan that was run.
-        arrays: of the result.
-    """
+    """What a closure has computed."""
 
     plan: str
     arrays: list[Any]
@@ -134,8 +127,6 @@ class WorkerPool:
     """All workers of a cluster; safe to use from several threads.
 
     Args:
-        clients: one for each worker, in the order of their numbers.
-        rules: the limits of closures.
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
         patience: seconds for which all workers may be away.
@@ -194,10 +185,8 @@ class WorkerPool:
         """Give a program to all workers, also to those that come later.
 
         Args:
-            name: of the plan.
             plan: how it is run.
             programs: exported: that of the step, and where it uses tables that of its lookups.
-            function: for batches that workers take: the function's name.
             signature: likewise, their form.
         """
         meta = {"name": name, "plan": plan.to_meta(), "function": function, "signature": signature}
@@ -208,7 +197,6 @@ class WorkerPool:
         """Let every worker make a dataset.
 
         Args:
-            name: of the dataset.
             function: pickled by `cloudpickle`.
         """
         data = [blob(function)]
@@ -216,12 +204,7 @@ class WorkerPool:
         self._set_up(setup)
 
     def iterate(self, name: str, dataset: str) -> None:
-        """Let every worker begin to iterate over a dataset; one that comes again goes on where it was.
-
-        Args:
-            name: of the iterator.
-            dataset: the name of its dataset.
-        """
+        """Let every worker begin to iterate over a dataset; one that comes again goes on where it was."""
         setup = self._of_data[name] = lambda worker: (
             Op.DATASET,
             {"iterate": name, "of": dataset, "skip": self._used[worker][name]},
@@ -230,11 +213,7 @@ class WorkerPool:
         self._set_up(setup)
 
     def forget(self, name: str) -> None:
-        """Let every worker drop an iterator, or a dataset without iterators.
-
-        Args:
-            name: of either.
-        """
+        """Let every worker drop an iterator, or a dataset without iterators."""
         with self._lock:
             setup = self._of_data.pop(name, None)
             self._setups = [s for s in self._setups if s is not setup]
@@ -269,7 +248,6 @@ class WorkerPool:
         """Let nothing wait any longer for closures, from a number on; see `ClosureQueue.leave`.
 
         Args:
-            first: the number.
             drops: whether those are dropped that no worker has begun.
         """
         numbers = self.queue.leave(first, drops)
@@ -444,7 +422,6 @@ class WorkerPool:
         """Let all workers end.
 
         Args:
-            code: their exit code.
             told: addresses of workers that are away and learn otherwise that the job is over. For others the
                 chief waits: they would wait for a chief.
         """

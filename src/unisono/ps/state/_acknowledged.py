@@ -32,9 +32,7 @@ class LogPosition:
     """How far a server's history is.
 
     Args:
-        number: of the last change.
         updates: pushes since the job began.
-        generation: of the job's chief.
     """
 
     number: int = 0
@@ -43,10 +41,6 @@ class LogPosition:
 
     def after(self, kind: str, meta: dict[str, Json]) -> LogPosition:
         """Return the position behind one more change.
-
-        Args:
-            kind: of the change.
-            meta: likewise.
 
         >>> LogPosition(3, 2, 1).after("push", {})
         LogPosition(number=4, updates=3, generation=1)
@@ -57,11 +51,7 @@ class LogPosition:
 
 
 class AcknowledgedFile:
-    """The file with the position of the last change that was acknowledged.
-
-    Args:
-        path: of the file.
-    """
+    """The file with the position of the last change that was acknowledged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,9 +60,6 @@ class AcknowledgedFile:
 
     def note(self, position: LogPosition) -> None:
         """Note that a change is complete.
-
-        Args:
-            position: behind it.
 
         Raises:
             OSError: the file is new, and the disk is full.
@@ -100,13 +87,7 @@ class AcknowledgedFile:
 
 
 def position_of(number: int, state: dict[str, Json], records: Sequence[Record]) -> LogPosition:
-    """Return how far an image and the changes after it reach.
-
-    Args:
-        number: of the last change in the image.
-        state: what it holds.
-        records: the changes behind it.
-    """
+    """Return how far an image and the changes after it reach."""
     position = LogPosition(number, state["applied_count"], state["generation"])
     for _, kind, meta, _ in records:
         position = position.after(kind, meta)

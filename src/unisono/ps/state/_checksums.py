@@ -43,9 +43,6 @@ def row_checksums(rows: Array) -> Array:
 
     A sum of words, each times an odd number of its own: any word that differs changes it.
 
-    Args:
-        rows: with the rows along the first axis.
-
     >>> row_checksums(np.array([[0.0, 0.0], [1.0, 2.0]], "float32")).tolist()[0]
     0
     """

@@ -38,9 +38,6 @@ class Container:
     """What a file holds.
 
     Args:
-        number: of the last change that is in it.
-        boot: on which boot it was written.
-        meta: what JSON can hold.
         arrays: the arrays; they lie in the file.
     """
 
@@ -51,24 +48,14 @@ class Container:
 
 
 class ImageFile:
-    """A file that is written over again and again.
-
-    Args:
-        path: of the file.
-    """
+    """A file that is written over again and again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._bytes: Array | None = None
 
     def write(self, number: int, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
-        """Replace the content; until it is complete the file holds nothing.
-
-        Args:
-            number: of the last change that is in it.
-            meta: what JSON can hold.
-            arrays: are copied.
-        """
+        """Replace the content; until it is complete the file holds nothing."""
         places, at = [], FIRST
         for array in arrays:
             places.append(_entry(array, at))
@@ -132,12 +119,7 @@ class SnapshotWriter:
         self._opened.seek(aligned(self._opened.tell()))
 
     def finish(self, number: int, meta: dict[str, Json]) -> None:
-        """Complete the file and give it its name.
-
-        Args:
-            number: of the last change that is in it.
-            meta: what JSON can hold.
-        """
+        """Complete the file and give it its name."""
         file, at = self._opened, self._opened.tell()
         body = json.dumps({"meta": meta, "arrays": self._places}, separators=(",", ":")).encode()
         file.write(body)
@@ -149,9 +131,6 @@ class SnapshotWriter:
 
 def read_container(path: Path) -> Container:
     """Read an image or a snapshot; arrays are compared with their checksums.
-
-    Args:
-        path: of the file.
 
     Raises:
         CheckpointError: the file is not complete, or damaged.

@@ -25,9 +25,7 @@ class NewVariable:
     """A variable to create.
 
     Args:
-        spec: what it is.
         value: its initial value; None for `fill` or `initializer`.
-        fill: the number for all elements.
         initializer: the digest of a program without arguments that returns the value; for tables also of
             one that gets a row's number and returns rows from there on.
     """
@@ -42,8 +40,6 @@ class NewVariable:
 
         Args:
             key: for the journal, of a table.
-            programs: has the initializer.
-            journal: gives memory for tables.
 
         Raises:
             InvalidArgumentError: the initial value does not fit.
@@ -99,11 +95,7 @@ def _checked(value: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def encode_news(news: Sequence[NewVariable]) -> tuple[list[dict[str, Json]], list[Array]]:
-    """Return variables to create as something that JSON can hold, and the arrays of their values.
-
-    Args:
-        news: the variables.
-    """
+    """Return variables to create as something that JSON can hold, and the arrays of their values."""
     meta = [
         new.spec.encode()
         | {"has_array": new.value is not None, "fill": new.fill, "initializer": new.initializer}

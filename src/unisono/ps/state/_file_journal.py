@@ -35,7 +35,6 @@ class FileJournal(NoJournal):
     """Notes changes in files that survive the process.
 
     Args:
-        directory: for the files.
         log_bytes: the size of a file of the log; 0 keeps no log.
     """
 
@@ -66,32 +65,18 @@ class FileJournal(NoJournal):
     # what the store calls
 
     def begin(self, nbytes: int, recurs: bool = False) -> None:
-        """Make room for a change; the state must be complete at this moment.
-
-        Args:
-            nbytes: of its arrays.
-            recurs: whether many such changes follow.
-        """
+        """Make room for a change; the state must be complete at this moment."""
         if self.has_log and not self.is_replaying and not self._records.has_room(nbytes):
             self.begin_log((_CHANGES if recurs else 1) * aligned(nbytes) + _LEAST)
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
-        """Copy arrays to the log, and return them there.
-
-        Args:
-            arrays: of a change.
-        """
+        """Copy arrays to the log, and return them there."""
         if not self.has_log or self.is_replaying:
             return super().stage(arrays)
         return self._records.stage(arrays)
 
     def commit(self, kind: str, meta: dict[str, Json]) -> None:
-        """Complete a change: a process that is killed from here on does not lose it.
-
-        Args:
-            kind: of the change.
-            meta: what JSON can hold.
-        """
+        """Complete a change: a process that is killed from here on does not lose it."""
         if not self.is_replaying:
             if self.has_log:
                 self._records.commit(kind, meta)
@@ -106,10 +91,6 @@ class FileJournal(NoJournal):
 
     def table(self, key: str, spec: StoredSpec) -> TableMemory:
         """Return the rows of a table and their checksums, in a mapped file where there is a log.
-
-        Args:
-            key: unique among all tables that this server ever had.
-            spec: of the table.
 
         Raises:
             CheckpointError: the file of a table that the log speaks of is not there.
@@ -126,12 +107,7 @@ class FileJournal(NoJournal):
         return TableMemory(rows, memory[begin:size].view(np.uint32), self.is_replaying)
 
     def keep_program(self, digest: str, blob: bytes) -> None:
-        """Write a program to a file.
-
-        Args:
-            digest: of the program.
-            blob: the program.
-        """
+        """Write a program to a file."""
         path = self.directory / f"program-{digest}"
         # Not whether there is a file: it may be damaged.
         if digest not in self.kept_programs:
@@ -213,11 +189,7 @@ class FileJournal(NoJournal):
         return [self._log, self.acknowledged.path, *(image.path for image in self._images)]
 
     def sweep_tables(self, is_kept: Callable[[str], bool]) -> None:
-        """Remove the files of tables that no longer exist.
-
-        Args:
-            is_kept: whether the table of a key does.
-        """
+        """Remove the files of tables that no longer exist."""
         for path in self.directory.glob("table-*"):
             if not is_kept(path.name.removeprefix("table-")):
                 path.unlink(missing_ok=True)

@@ -23,7 +23,6 @@ class TableMemory:
     Args:
         rows: of the variable's shape and dtype.
         checksums: one for each row; None where they need none.
-        is_filled: whether the rows are there already.
     """
 
     rows: Array
@@ -60,12 +59,7 @@ class NoJournal:
         self._scratch = np.empty(0, np.uint8)
 
     def begin(self, nbytes: int, recurs: bool = False) -> None:
-        """Do nothing.
-
-        Args:
-            nbytes: of the change.
-            recurs: whether many such changes follow.
-        """
+        """Do nothing."""
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the arrays, large ones in memory that programs read without a copy of their own.
@@ -91,29 +85,14 @@ class NoJournal:
         return staged
 
     def commit(self, kind: str, meta: dict[str, Json]) -> None:
-        """Do nothing.
-
-        Args:
-            kind: of the change.
-            meta: the change.
-        """
+        """Do nothing."""
 
     def abort(self) -> None:
         """Do nothing."""
 
     def table(self, key: str, spec: StoredSpec) -> TableMemory:
-        """Return memory of this process.
-
-        Args:
-            key: of the table.
-            spec: of the table.
-        """
+        """Return memory of this process."""
         return TableMemory(np.zeros(spec.shape, spec.dtype))
 
     def keep_program(self, digest: str, blob: bytes) -> None:
-        """Do nothing.
-
-        Args:
-            digest: of the program.
-            blob: the program.
-        """
+        """Do nothing."""

@@ -25,7 +25,6 @@ class ProgramCall:
     Args:
         program: the digest of the program, a function of lists (values, slots, gradients) that returns new
             values and slots.
-        values: the variables to update.
         slots: what else the program reads and writes: an optimizer's slots, `iterations`, the learning rate.
         gradients: as many as the program takes, in its order.
         indices: None, or the rows of all tables among `values` and `slots` that the program sees; each
@@ -49,10 +48,8 @@ class RowWrite:
     """New rows of tables, and values of dense variables: what a call with `indices` results in.
 
     Args:
-        tables: the tables.
         indices: the rows, each once.
         rows: for each table, one row per index.
-        dense: dense variables.
         values: for each of these, its new value.
     """
 
@@ -209,8 +206,6 @@ def whole(meta: dict[str, Json], name: str, default: int | None = None) -> int:
     """Return a field that must be a whole number, not negative.
 
     Args:
-        meta: what a client sent.
-        name: of the field.
         default: for a field that is absent; None requires it.
 
     >>> whole({"closure": 3}, "closure")
@@ -225,12 +220,7 @@ def whole(meta: dict[str, Json], name: str, default: int | None = None) -> int:
 
 
 def text(meta: dict[str, Json], name: str) -> str:
-    """Return a field that must be a string.
-
-    Args:
-        meta: what a client sent.
-        name: of the field.
-    """
+    """Return a field that must be a string."""
     value = meta.get(name)
     if not isinstance(value, str):
         raise InvalidArgumentError(f"A request's `{name}` must be a string. Received: {value!r}.")
@@ -238,12 +228,7 @@ def text(meta: dict[str, Json], name: str) -> str:
 
 
 def listed(meta: dict[str, Json], name: str) -> Sequence[Json]:
-    """Return a field that must be a list; an empty one where it is absent.
-
-    Args:
-        meta: what a client sent.
-        name: of the field.
-    """
+    """Return a field that must be a list; an empty one where it is absent."""
     value = meta.get(name, ())
     if not isinstance(value, (list, tuple)):
         raise InvalidArgumentError(f"A request's `{name}` must be a list. Received: {value!r}.")
@@ -251,12 +236,7 @@ def listed(meta: dict[str, Json], name: str) -> Sequence[Json]:
 
 
 def ints(meta: dict[str, Json], name: str) -> tuple[int, ...]:
-    """Return a field that must be a list of whole numbers, which may be negative.
-
-    Args:
-        meta: what a client sent.
-        name: of the field.
-    """
+    """Return a field that must be a list of whole numbers, which may be negative."""
     values = tuple(listed(meta, name))
     # Types, because `isinstance` takes a truth value for a number.
     if not {*map(type, values)} <= {int}:

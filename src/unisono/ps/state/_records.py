@@ -127,20 +127,12 @@ class RecordFile:
         return self._number - 1
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether a record fits without a longer file.
-
-        Args:
-            nbytes: of its arrays.
-        """
+        """Return whether a record fits without a longer file."""
         # Alignment and meta: what is more makes the file longer.
         return self._begin + nbytes + (1 << 18) <= len(self._bytes)
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
-        """Copy the next arrays of a record to their place, and return them there.
-
-        Args:
-            arrays: of any layout.
-        """
+        """Copy the next arrays of a record to their place, and return them there."""
         if not self._staged and self._end == self._begin:
             self._end = self._begin + ALIGNMENT
         places = []
@@ -161,12 +153,7 @@ class RecordFile:
         self._staged = []
 
     def commit(self, kind: str, meta: dict[str, Json]) -> int:
-        """Complete the record and return its number.
-
-        Args:
-            kind: of the change.
-            meta: what JSON can hold.
-        """
+        """Complete the record and return its number."""
         self.stage([])
         body = _ENCODER.encode([kind, meta, self._staged]).encode()
         self._grow(self._end + len(body))

@@ -36,8 +36,6 @@ class PushOutcome:
     """What a push changes.
 
     Args:
-        dense: new values.
-        rows: new rows of tables.
         logged: the push with the results of calls with `indices`, as it is logged.
     """
 
@@ -46,11 +44,7 @@ class PushOutcome:
     logged: Push
 
     def apply(self, variables: Variables) -> None:
-        """Write the changes to the variables.
-
-        Args:
-            variables: of the server.
-        """
+        """Write the changes to the variables."""
         for number, value in self.dense.items():
             variables[number].replace(value)  # type: ignore[union-attr]
         for write in self.rows:
@@ -60,11 +54,6 @@ class PushOutcome:
 
 def check_push(push: Push, variables: Variables, programs: ProgramStore) -> None:
     """Raise an error unless all of a push can be applied.
-
-    Args:
-        push: from outside.
-        variables: of the server.
-        programs: of the server.
 
     Raises:
         InvalidArgumentError: a variable does not exist, or an array has the wrong shape or dtype.
@@ -97,8 +86,6 @@ def find(variables: Variables, number: int, kind: type[Any] | None = None) -> An
     """Return a variable.
 
     Args:
-        variables: of the server.
-        number: of the variable.
         kind: `DenseVariable` or `Table` where it must be one.
 
     Raises:
@@ -119,13 +106,7 @@ def find(variables: Variables, number: int, kind: type[Any] | None = None) -> An
 
 
 def check_value(variable: DenseVariable | Table, array: Array, what: str) -> None:
-    """Raise an error unless an array has the shape and dtype of a variable.
-
-    Args:
-        variable: the variable.
-        array: from outside.
-        what: names the array in the message.
-    """
+    """Raise an error unless an array has the shape and dtype of a variable."""
     if tuple(array.shape) != tuple(variable.shape) or array.dtype != variable.dtype:
         raise InvalidArgumentError(
             f"An array of `{what}` must have the shape and dtype of {variable.spec.name!r}, "
@@ -134,14 +115,7 @@ def check_value(variable: DenseVariable | Table, array: Array, what: str) -> Non
 
 
 def check_rows(table: Table, indices: Array, rows: Array, what: str) -> Array:
-    """Return the indices as NumPy uses them, or raise an error unless there is one row for each.
-
-    Args:
-        table: the table.
-        indices: from outside.
-        rows: from outside.
-        what: names the rows in the message.
-    """
+    """Return the indices as NumPy uses them, or raise an error unless there is one row for each."""
     checked = table.check_rows(indices)
     if tuple(rows.shape) != (len(checked), *table.shape[1:]) or rows.dtype != table.dtype:
         raise InvalidArgumentError(
@@ -197,9 +171,6 @@ def _rows_spec(array: Any, rows: int) -> jax.ShapeDtypeStruct:
 def padded_rows(count: int) -> int:
     """Return the number of rows that a program gets for `count` of them: a power of two.
 
-    Args:
-        count: the number of indices that were sent.
-
     >>> [padded_rows(n) for n in (0, 8, 9, 1000)]
     [8, 8, 16, 1024]
     """
@@ -215,9 +186,7 @@ def run_push(
     """Compute what a push that was checked changes.
 
     Args:
-        push: the push.
         variables: are read; memory of those that programs write may be used up.
-        programs: of the server.
         stage: takes arrays into the log, in order; returns where programs can read them.
 
     Raises:

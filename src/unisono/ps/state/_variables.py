@@ -30,9 +30,7 @@ class StoredSpec:
     """What a server must know of a variable.
 
     Args:
-        name: unique on the server.
         shape: of the variable, or of the shard that lies here.
-        dtype: its name.
         kind: `"dense"` or `"table"`, of which steps use some rows.
         role: `"value"` or `"slot"`.
     """
@@ -93,9 +91,7 @@ class DenseVariable:
     A value that was handed out never changes; it lies in memory of JAX or NumPy, whichever wrote it last.
 
     Args:
-        spec: what it is.
         value: taken over, not copied.
-        version: how often it has changed.
     """
 
     def __init__(self, spec: StoredSpec, value: Array, version: int = 0) -> None:
@@ -126,7 +122,6 @@ class DenseVariable:
         """Take a copy of another value, or of some rows.
 
         Args:
-            value: was checked.
             indices: the rows; None for all.
         """
         if indices is None:
@@ -150,9 +145,7 @@ class Table:
     """A variable of which steps use some rows, which are changed in place.
 
     Args:
-        spec: what it is.
         memory: where its rows lie, of the variable's shape and dtype.
-        version: how often it has changed.
         checksums: of the rows, one for each, kept beside them; None for none.
     """
 
@@ -184,7 +177,6 @@ class Table:
         """Replace all rows, or some.
 
         Args:
-            value: was checked.
             indices: the rows; None for all.
         """
         which = ... if indices is None else indices
@@ -222,9 +214,6 @@ class Table:
     def check_rows(self, indices: Array) -> Array:
         """Return the indices as NumPy uses them.
 
-        Args:
-            indices: from outside.
-
         Raises:
             InvalidArgumentError: they are no list of whole numbers, or one is no row of the table.
         """
@@ -246,7 +235,6 @@ def combine_rows(indices: Array, gradients: list[Array]) -> tuple[Array, list[Ar
 
     Args:
         indices: of rows, in any order, possibly several times.
-        gradients: arrays with one row per index.
 
     >>> indices, (rows,) = combine_rows(np.array([7, 2, 7]), [np.array([[1.0], [2.0], [3.0]])])
     >>> indices.tolist(), rows.tolist()

@@ -65,7 +65,6 @@ def rebuild(text: str, leaf: Callable[[np.dtype[Any], tuple[int, ...]], Any]) ->
     """Return a structure of the form that a text describes.
 
     Args:
-        text: what `describe` returned.
         leaf: makes what stands for an array; called in the order of the arrays.
 
     >>> rebuild('{"t":[["float32",[2]],null]}', lambda dtype, shape: shape)

@@ -19,12 +19,7 @@ from unisono.rpc._ops import Op
 
 
 class BatchedReply:
-    """Collects the answers to the closures of one message; safe to use from several threads.
-
-    Args:
-        request: the message.
-        reply: sends the answer to it.
-    """
+    """Collects the answers to the closures of one message; safe to use from several threads."""
 
     def __init__(self, request: Frame, reply: Callable[[Frame], None]) -> None:
         self._request, self._reply = request, reply
@@ -47,12 +42,7 @@ class BatchedReply:
         ]
 
     def add(self, closure: int, answer: Frame) -> None:
-        """Keep an answer; with the last one, send all.
-
-        Args:
-            closure: its number.
-            answer: to it.
-        """
+        """Keep an answer; with the last one, send all."""
         with self._lock:
             self.has_failed = self.has_failed or answer.op is Op.ERROR
             self._answers[closure] = answer
@@ -64,12 +54,7 @@ class BatchedReply:
 
 
 class Countdown:
-    """Calls a function when some futures are done, with the first error among them.
-
-    Args:
-        count: how many.
-        then: is called once.
-    """
+    """Calls a function when some futures are done, with the first error among them."""
 
     def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
         self._count, self._then = count, then

@@ -19,9 +19,7 @@ class PushPlan:
     """What a program pushes to one server.
 
     Args:
-        server: its number.
         outputs: which outputs of the program travel, in this order.
-        meta: what the server is told about them.
         rows: what travels before these, of tables.
     """
 
@@ -36,13 +34,10 @@ class StepPlan:
     """How a worker runs a program.
 
     Args:
-        digest: of the exported program.
         pulls: the variables whose values are its first arguments: server, and number there.
         states: how many states of random generators follow, the first arrays of the closure.
         arrays: which of the other arrays follow: those of the closure, then those of batches taken here; or
             `OWN_INDEX`.
-        pushes: what goes to which server.
-        results: which outputs go to the chief.
         lookups: how the rows of tables are found that are its last arguments; None without tables.
     """
 

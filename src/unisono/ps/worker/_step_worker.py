@@ -98,11 +98,6 @@ class StepWorker:
     """Runs what the chief sends.
 
     Args:
-        index: the worker's number.
-        num_workers: how many there are.
-        servers: the parameter servers.
-        load_program: compiles an exported program.
-        reply: answers a request.
         is_chief: whether functions of a client may be executed here.
     """
 
@@ -167,21 +162,13 @@ class StepWorker:
 
         A process must not end while a thread of it is in JAX: Python ends that thread when it returns, C++
         forbids that there, and the process aborts with SIGABRT (6 of 6 attempts, 2026-11-22).
-
-        Args:
-            seconds: at most.
         """
         deadline = time.monotonic() + seconds
         while self._thread.is_alive() and time.monotonic() < deadline and not self._reads_data:
             self._thread.join(0.1)
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
-        """Answer a request of the chief, or take it over; called by the transport.
-
-        Args:
-            client: who asks.
-            frame: the request.
-        """
+        """Answer a request of the chief, or take it over; called by the transport."""
         if not self._is_chief(client):
             return error_answer(frame, ContextError("A worker takes requests of its chief alone."))
         if frame.op is Op.HELLO:
@@ -468,11 +455,7 @@ def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:
 
 @contextlib.contextmanager
 def as_worker(index: int) -> Iterator[None]:
-    """Surround a call of a worker's function on the chief.
-
-    Args:
-        index: the number of the worker.
-    """
+    """Surround a call of a worker's function on the chief."""
     token = _INDEX.set(index)
     try:
         yield

@@ -31,14 +31,7 @@ _LEAST_PART = 8
 
 @dataclasses.dataclass(frozen=True)
 class TablePart:
-    """Rows of a table on one server.
-
-    Args:
-        server: its number.
-        number: of the variable there.
-        begin: the first row.
-        end: one past the last.
-    """
+    """Rows of a table on one server."""
 
     server: int
     number: int
@@ -52,8 +45,6 @@ class TablePlan:
 
     Args:
         parts: where its rows are, in their order.
-        row: the shape of a row.
-        dtype: of the table.
     """
 
     parts: tuple[TablePart, ...]
@@ -63,12 +54,7 @@ class TablePlan:
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """Tables of which a step uses the same rows.
-
-    Args:
-        size: how many rows each has.
-        tables: the tables.
-    """
+    """Tables of which a step uses the same rows."""
 
     size: int
     tables: tuple[TablePlan, ...]
@@ -80,8 +66,6 @@ class LookupPlan:
 
     Args:
         digest: of the program that computes the numbers of rows, empty where there is none.
-        takes: which of the step's arguments it takes.
-        groups: the tables.
         sites: for each array of numbers its group, and whether a number that is none of a row stands for the
             nearest one.
     """
@@ -114,8 +98,6 @@ class RowPush:
 
     Args:
         group: of the table; -1 for all rows of the part.
-        begin: the first row of the part.
-        end: one past the last.
         outputs: which outputs of the program travel: by rows, or numbers, one of which goes with each row.
     """
 
@@ -129,7 +111,6 @@ class RowNumbers:
     """The rows that a step uses, each once, in ascending order.
 
     Args:
-        plan: of the step.
         found: what the program has computed: an array of numbers for each lookup.
 
     >>> group = GroupPlan(10, ())
@@ -166,23 +147,13 @@ class RowNumbers:
             self.places[i] = part.reshape(np.shape(arrays[sites.index(i)]))
 
     def part(self, group: int, begin: int, end: int) -> slice:
-        """Return which of a group's rows lie in a part of the table.
-
-        Args:
-            group: its number.
-            begin: the first row of the part.
-            end: one past the last.
-        """
+        """Return which of a group's rows lie in a part of the table."""
         low, high = np.searchsorted(self.rows[group], (begin, end))
         return slice(int(low), int(high))
 
 
 class TableRows:
-    """Brings rows of tables to the steps of a worker.
-
-    Args:
-        ask: a server for rows.
-    """
+    """Brings rows of tables to the steps of a worker."""
 
     def __init__(self, ask: AskRows) -> None:
         self._ask = ask
@@ -190,12 +161,7 @@ class TableRows:
         self._places: dict[tuple[LookupPlan, int], int] = {}
 
     def pull(self, plan: LookupPlan, numbers: RowNumbers) -> PulledRows:
-        """Ask the servers for rows, each server once.
-
-        Args:
-            plan: of the step.
-            numbers: of the rows.
-        """
+        """Ask the servers for rows, each server once."""
         wanted: dict[int, list[tuple[int, int, TablePart, slice]]] = {}
         for group, tables in enumerate(plan.groups):
             for number, table in enumerate(tables.tables):
@@ -229,9 +195,6 @@ class PulledRows:
     """Rows that are on their way.
 
     Args:
-        plan: of the step.
-        numbers: of the rows.
-        places: for each group, how many places there are.
         asked: for each server what it was asked for, and its answer.
     """
 
@@ -269,7 +232,6 @@ def pushed_rows(
     Args:
         pushes: for each part of a table.
         numbers: of the rows that the step uses; None for a step that uses no table by rows.
-        outputs: of the program.
         updates: what the server is told: of each part of a table, then of all else.
     """
     arrays: list[Any] = []

@@ -52,12 +52,7 @@ class TakenBatches:
 
 
 class WorkerData:
-    """The datasets and iterators of a worker.
-
-    Args:
-        index: the worker's number.
-        num_workers: how many there are.
-    """
+    """The datasets and iterators of a worker."""
 
     def __init__(self, index: int, num_workers: int) -> None:
         self._context = InputContext(num_workers, index, 1)
@@ -91,7 +86,6 @@ class WorkerData:
         """Make a dataset.
 
         Args:
-            name: the chief's for it.
             function: pickled by `cloudpickle`, from the chief; gets an `InputContext`.
         """
         # Imported here: a parameter server, which imports this package too, does without.
@@ -106,8 +100,6 @@ class WorkerData:
         """Begin to iterate over a dataset.
 
         Args:
-            name: the chief's for the iterator.
-            dataset: that of its dataset.
             skip: how many batches were used before this worker was started again.
         """
         if dataset in self._errors:
@@ -118,11 +110,7 @@ class WorkerData:
         self._sources[name] = _WorkerIteration(batches, skip)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop iterators and datasets.
-
-        Args:
-            names: the chief's for them.
-        """
+        """Drop iterators and datasets."""
         for name in names:
             self._sources.pop(name, None)
             self._datasets.pop(name, None)
@@ -159,11 +147,7 @@ class WorkerData:
         return taken
 
     def counts(self, taken: TakenBatches) -> Mapping[str, int]:
-        """Return how many batches closures have used of the iterators of one.
-
-        Args:
-            taken: its batches.
-        """
+        """Return how many batches closures have used of the iterators of one."""
         return {name: source.used for name, source, _ in taken.parts}
 
 

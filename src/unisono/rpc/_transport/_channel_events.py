@@ -46,12 +46,7 @@ class ChannelEvents:
         self._is_closed = False
 
     def watch(self, descriptor: int, action: Callable[[], None]) -> None:
-        """Call a function whenever a connection has something to read; from any thread.
-
-        Args:
-            descriptor: of the connection.
-            action: the function.
-        """
+        """Call a function whenever a connection has something to read; from any thread."""
         self._actions[descriptor] = action
         self._channels.register(descriptor, select.EPOLLIN)
 
@@ -62,18 +57,13 @@ class ChannelEvents:
         messages, until the clients' thread ends it. `unwatch` must not run in another thread meanwhile.
 
         Args:
-            descriptor: of a connection that is or was watched.
             is_wanted: whether it is to be called for that.
         """
         if descriptor in self._actions:
             self._channels.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
 
     def unwatch(self, descriptor: int) -> None:
-        """Undo `watch`, if it has not been undone; from any thread, before the connection is closed.
-
-        Args:
-            descriptor: of the connection.
-        """
+        """Undo `watch`, if it has not been undone; from any thread, before the connection is closed."""
         if self._actions.pop(descriptor, None) is not None:
             self._channels.unregister(descriptor)
 
@@ -98,7 +88,6 @@ class ChannelEvents:
 
         Args:
             future: what the present thread waits for. It may be done later than this returns.
-            timeout: seconds.
         """
         if future.done() or threading.current_thread() is threading.main_thread():
             return

@@ -60,9 +60,6 @@ class RpcClient:
     A client must not be used in a process that was forked after it was made.
 
     Args:
-        task: who is asked.
-        address: `"host:port"` of the task.
-        keys: of the cluster, None without.
         limit: bytes of a request, or of an answer, at most; the same in all tasks.
         budget: bytes of requests without an answer at most; `send` waits beyond them.
 
@@ -90,10 +87,6 @@ class RpcClient:
     def call(self, frame: Frame, timeout: float) -> Frame:
         """Send a request and wait for its answer, which may be an ERROR.
 
-        Args:
-            frame: the request.
-            timeout: seconds for all of it.
-
         Raises:
             PeerLostError: when the answer does not come in time, or the connection was lost.
             PeerRejectedError: when the keys of the two tasks differ.
@@ -111,7 +104,6 @@ class RpcClient:
 
         Args:
             future: what the present thread waits for; it may be done later than this returns.
-            timeout: seconds.
         """
         self._thread.take_until(future, timeout)
 
@@ -178,8 +170,6 @@ class _Link:
     """The connection of a client, or the attempts to have one; in the clients' thread.
 
     Args:
-        thread: serves it.
-        pending: the requests of the client.
         way: where it leads.
     """
 

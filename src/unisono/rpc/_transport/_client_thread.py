@@ -67,11 +67,7 @@ class ClientThread(threading.Thread):
         self._poller.unregister(made)
 
     def wake_by(self, moment: float) -> None:
-        """Let the thread look at its links when that time comes; from any thread.
-
-        Args:
-            moment: in seconds of the monotonic clock.
-        """
+        """Let the thread look at its links when that time comes; from any thread."""
         # Rarely true: a deadline lies behind those of earlier requests. So a request costs no wake-up.
         if moment < self._wakes_at:
             self.mailbox.put(_nothing)
@@ -142,11 +138,7 @@ def acquire_thread() -> ClientThread:
 
 
 def release_thread(thread: ClientThread) -> None:
-    """End the thread with its last user.
-
-    Args:
-        thread: what `acquire_thread` returned.
-    """
+    """End the thread with its last user."""
     global _THREAD
     with _GUARD:
         thread.users -= 1

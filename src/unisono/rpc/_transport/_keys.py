@@ -39,8 +39,6 @@ class ClusterKeys:
 
     Args:
         secret: of the cluster, 32 bytes.
-        own: this task.
-        tasks: all tasks whose requests are answered.
     """
 
     secret: bytes
@@ -77,8 +75,6 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
 
     Args:
         secret: 64 hexadecimal digits.
-        own: this task.
-        spec: all tasks of the cluster.
 
     Raises:
         ClusterError: when the secret is something else.
@@ -101,11 +97,6 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
 
 def read_keys(environ: Mapping[str, str], own: Task, spec: ClusterSpec) -> ClusterKeys | None:
     """Return the keys of the cluster that the environment gives, None where it gives none.
-
-    Args:
-        environ: the environment variables.
-        own: this task.
-        spec: all tasks of the cluster.
 
     Raises:
         ClusterError: when they cannot be used.

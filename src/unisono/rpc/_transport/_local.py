@@ -103,9 +103,6 @@ def is_refused(address: str) -> bool:
     """Return whether the system of an address says that no process listens there.
 
     A process that is stopped, a network that is slow, and a name without an address do not count.
-
-    Args:
-        address: `"host:port"`.
     """
     host, port = split_address(address)
     try:
@@ -174,9 +171,6 @@ class AddressLock:
 
     ZeroMQ removes a file that is there and binds its own. The kernel drops the lock when the process ends,
     also by SIGKILL: what the file of an earlier process left is removed, and a living one's is not.
-
-    Args:
-        path: the file of the socket.
     """
 
     def __init__(self, path: Path) -> None:

@@ -59,12 +59,7 @@ class NoFilesError(ChannelError):
 
 
 class LocalChannel:
-    """One end of a connection; may be used by several threads.
-
-    Args:
-        connected: the socket.
-        limit: bytes of a message at most.
-    """
+    """One end of a connection; may be used by several threads."""
 
     def __init__(self, connected: socket.socket, limit: int) -> None:
         connected.setblocking(False)
@@ -93,9 +88,6 @@ class LocalChannel:
         """Send a message; return whether all of it is on its way. Else `flush` goes on, once there is room.
 
         The parts may change as soon as this returns. What is sent on a connection that has ended is dropped.
-
-        Args:
-            parts: of the message.
         """
         with self._lock:
             if self._is_closed:
@@ -295,12 +287,7 @@ def channel_path(path: Path) -> Path:
 
 
 def connect(path: Path, limit: int) -> LocalChannel | None:
-    """Connect to a server of this user; return None where it has no direct socket.
-
-    Args:
-        path: of ZeroMQ's socket.
-        limit: bytes of a message at most.
-    """
+    """Connect to a server of this user; return None where it has no direct socket."""
     if not shared.IS_AVAILABLE:
         return None
     try:
@@ -322,7 +309,6 @@ class ChannelListener:
 
     Args:
         path: of ZeroMQ's socket; this process has its lock.
-        limit: bytes of a message at most.
 
     Raises:
         OSError: the socket cannot be made.

@@ -38,10 +38,6 @@ _LIMIT = 1 << 10
 def require_key_or_refuse(address: str, keys: ClusterKeys | None) -> None:
     """Check that a task which other machines can reach has keys; without them, refuse who asks for a while.
 
-    Args:
-        address: of the task.
-        keys: of its cluster.
-
     Raises:
         ClusterError: it has none.
     """

@@ -131,11 +131,7 @@ class RpcServer:
             self._mailbox.put(lambda: self._send(client, parts))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Stop answering and free the address; returns within seconds, also while the handler works.
-
-        Args:
-            seconds: for which it waits for the handler.
-        """
+        """Stop answering and free the address; returns within seconds, also while the handler works."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -26,13 +26,7 @@ _WARN_SECONDS = 10.0
 
 
 class ServerChannels:
-    """The direct connections of a server; in its thread, but for `send`.
-
-    Args:
-        listener: takes new ones.
-        budget: bytes of answers that wait to be sent to one client at most; more are dropped.
-        mailbox: of the server's thread.
-    """
+    """The direct connections of a server; in its thread, but for `send`."""
 
     def __init__(self, listener: ChannelListener, budget: int, mailbox: Mailbox) -> None:
         self._listener, self._budget, self._mailbox = listener, budget, mailbox
@@ -46,14 +40,7 @@ class ServerChannels:
 
     @classmethod
     def listen(cls, path: Path, limit: int, budget: int, mailbox: Mailbox) -> ServerChannels | None:
-        """Listen beside ZeroMQ's socket; return None where the system has no shared memory for it.
-
-        Args:
-            path: of ZeroMQ's socket.
-            limit: bytes of a message at most.
-            budget: bytes that wait for one client.
-            mailbox: of the server's thread.
-        """
+        """Listen beside ZeroMQ's socket; return None where the system has no shared memory for it."""
         if not shared.IS_AVAILABLE:
             return None
         try:
@@ -63,20 +50,12 @@ class ServerChannels:
             return None
 
     def watch(self, poller: zmq.Poller) -> None:
-        """Let a poller say what is ready.
-
-        Args:
-            poller: of the server's thread.
-        """
+        """Let a poller say what is ready."""
         self._poller = poller
         poller.register(self._listener.descriptor, zmq.POLLIN)
 
     def receive(self, ready: Mapping[Any, int]) -> Iterator[tuple[ClientId, list[Part]]]:
-        """Yield the messages that have come, and take new connections.
-
-        Args:
-            ready: what the poller has said.
-        """
+        """Yield the messages that have come, and take new connections."""
         for descriptor in [d for d in ready if d in self._clients]:
             client = self._clients[descriptor]
             channel = self._channels[client.connection]
@@ -133,8 +112,6 @@ class ServerChannels:
         """Send an answer, from any thread; return whether the client has a direct connection, or had one.
 
         Args:
-            client: who has asked.
-            parts: of the answer.
             may_wait: whether the answer may wait until the client takes earlier ones; else it is dropped.
         """
         if not client.connection.startswith(b"channel "):

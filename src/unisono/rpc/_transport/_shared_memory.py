@@ -54,10 +54,6 @@ def rounded(size: int) -> int:
 class Segment:
     """Memory of a sender.
 
-    Args:
-        slot: its number on the connection.
-        size: in bytes.
-
     Raises:
         OSError: the system has no room.
     """
@@ -135,11 +131,7 @@ class OutgoingSegments:
 
 
 class _SegmentRelease:
-    """Lives as long as one of the arrays of a message; then the sender may use the segment again.
-
-    Args:
-        memory: of the segment.
-    """
+    """Lives as long as one of the arrays of a message; then the sender may use the segment again."""
 
     def __init__(self, memory: _Bytes) -> None:
         self._memory = memory
@@ -163,11 +155,7 @@ class _MessageBytes(np.ndarray[Any, Any]):
 
 
 class IncomingSegments:
-    """The segments of a receiver on one connection.
-
-    Args:
-        limit: bytes of a message at most.
-    """
+    """The segments of a receiver on one connection."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -177,7 +165,6 @@ class IncomingSegments:
         """Map a segment that the sender has made; one that it had under the same number is forgotten.
 
         Args:
-            slot: the number.
             descriptor: of the file; stays open.
 
         Raises:
@@ -195,10 +182,6 @@ class IncomingSegments:
 
     def borrow(self, slot: int, places: list[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of arrays; when the last of them is gone, the sender may write there again.
-
-        Args:
-            slot: the number of the segment.
-            places: begin and length of each array.
 
         Raises:
             ValueError: there is no such segment, or an array is not within it.

@@ -55,8 +55,6 @@ def new_socket(context: zmq.Context[ZmqSocket], kind: int, limit: int) -> ZmqSoc
     """Return a socket.
 
     Args:
-        context: of the socket.
-        kind: ROUTER or DEALER.
         limit: bytes of one part at most. ZeroMQ closes a connection that announces more, without reading it.
     """
     made = context.socket(kind)
@@ -124,11 +122,7 @@ def authenticate(context: zmq.Context[ZmqSocket], allowed: dict[bytes, Task]) ->
 
 
 class Monitor:
-    """Reports what happens to the connection of a socket.
-
-    Args:
-        watched: the socket; it must not have been connected yet.
-    """
+    """Reports what happens to the connection of a socket."""
 
     def __init__(self, watched: ZmqSocket) -> None:
         self._watched = watched
