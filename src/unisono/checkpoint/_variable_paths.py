@@ -26,7 +26,6 @@ def canonical_paths(paths: Iterable[str]) -> list[str]:
     """
     renamed: dict[tuple[str, str], str] = {}
     counts: dict[tuple[str, str], int] = {}
-    seen: dict[str, int] = {}
     found = []
     for path in paths:
         parts: list[str] = []
@@ -40,10 +39,8 @@ def canonical_paths(paths: Iterable[str]) -> list[str]:
                 # As Keras counts in a fresh process: the first sibling has no number.
                 renamed[parent, part] = f"{base}_{number}" if number else base
             parts.append(renamed[parent, part])
-        name = "/".join(parts)
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        found.append("/".join(parts))
+    return _different(found)
 
 
 def slot_names(names: Sequence[str], references: Mapping[str, str]) -> list[str]:

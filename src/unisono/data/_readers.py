@@ -77,7 +77,6 @@ def ArrayRecordDataset(filenames: str | os.PathLike[str] | list[str]) -> Dataset
 _TEXT = TensorSpec((), object)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class TFRecords(Node):
     """The records of one TFRecord file, by Grain's reader."""
 

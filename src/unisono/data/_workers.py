@@ -192,7 +192,6 @@ def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
     return with_common_seed(dataset, int(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _JoinedBatches(Generator, label="_Joined"):
     """Batches of all workers; to know their shapes, this worker's own are enough."""
 

@@ -35,7 +35,6 @@ class Pin:
         self.run: Pass | None = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Cache(StatefulNode, UnaryNode):
     """Holds the elements of the first pass: later passes have the same shuffled order.
 
@@ -105,7 +104,6 @@ class _Cache(StatefulNode, UnaryNode):
         return self._pass(draws), False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class IndexedCache(_Cache, IndexedNode):
     """Stores elements by position, in the order of the requests."""
 
@@ -127,7 +125,6 @@ class IndexedCache(_Cache, IndexedNode):
         return [element for position in wanted for element in kept[position] or ()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamCache(_Cache):
     """Stores elements in the order of the stream."""
 

@@ -7,7 +7,6 @@ Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_tra
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +31,6 @@ from unisono.data._pipeline._streams import (
 from unisono.data._pipeline._structure import Element
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Slices(IndexedNode):
     """The rows of arrays.
 
@@ -58,7 +56,6 @@ class Slices(IndexedNode):
         return _structure.gather(self.arrays, positions)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Range(IndexedNode):
     """The numbers `start, start + step, ...`."""
 
@@ -82,7 +79,6 @@ class Range(IndexedNode):
         return (self.start + self.step * positions).astype(self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Source(IndexedNode):
     """The records of an object that supports `len()` and indexing.
 
@@ -105,7 +101,6 @@ class Source(IndexedNode):
         return [_structure.as_element(self.records[position]) for position in positions.tolist()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class ElementList(IndexedNode, label="Held"):
     """Elements in memory.
 
@@ -127,7 +122,6 @@ class ElementList(IndexedNode, label="Held"):
         return [self.elements[position] for position in positions.tolist()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StoreSource(IndexedNode, label="Stored"):
     """The elements of a file that `save` wrote: record 0 is their spec."""
 
@@ -148,7 +142,6 @@ class StoreSource(IndexedNode, label="Stored"):
         return [element for part in found for element in part or ()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Map(IndexedNode, StreamMap):
     """A function applied to each element.
 
@@ -171,7 +164,6 @@ class Map(IndexedNode, StreamMap):
         return [self.fn(element) for element in self.parent.rows(run, positions)]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Stride(IndexedNode, StreamStride, label="Strided"):
     """The elements at `start, start + step, ...`, at most `limit` of them if it is not negative."""
 
@@ -189,7 +181,6 @@ class Stride(IndexedNode, StreamStride, label="Strided"):
         return self.parent.stacked(run, self.start + self.step * positions)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(IndexedNode, StreamRepeat):
     """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
@@ -221,7 +212,6 @@ class Repeat(IndexedNode, StreamRepeat):
         return run.at(repetition), part % self.parent.cardinality
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Concatenate(IndexedNode, StreamConcatenate):
     """The elements of a finite data set, then those of another."""
 
@@ -246,7 +236,6 @@ class Concatenate(IndexedNode, StreamConcatenate):
         return super().stacked(run, positions)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Zip(IndexedNode, StreamZip):
     """Tuples (or other structures) of one element of each of several data sets."""
 
@@ -261,7 +250,6 @@ class Zip(IndexedNode, StreamZip):
         return self.arrange([parent.stacked(run, positions) for parent in self.parents])
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(IndexedNode, StreamShuffle):
     """The elements in the order of a buffered shuffle, whose buffer holds positions instead of elements."""
 
@@ -277,7 +265,6 @@ class Shuffle(IndexedNode, StreamShuffle):
         return run.order(self, self.cardinality, self.buffer_size, self.entropy(run))(positions)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Batch(IndexedNode, StreamBatch):
     """Batches of `batch_size` elements."""
 
@@ -297,7 +284,6 @@ class Batch(IndexedNode, StreamBatch):
         return np.arange(position * self.batch_size, stop)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class PaddedBatch(Batch, StreamPaddedBatch):
     """Batches of `batch_size` elements, padded to one shape."""
 
@@ -305,7 +291,6 @@ class PaddedBatch(Batch, StreamPaddedBatch):
         return self.make(self.parent.rows(run, members))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class ReadAhead(IndexedNode, StreamReadAhead):
     """The same elements, computed ahead by threads."""
 

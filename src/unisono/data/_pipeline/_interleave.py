@@ -18,7 +18,6 @@ from unisono.data._pipeline._streams import StreamReadAhead
 from unisono.data._pipeline._structure import Element, unbatched_spec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Interleave(CountingNode, SelectiveNode):
     """The elements of the data sets that a function returns, a block from each of several in turn.
 
@@ -46,7 +45,6 @@ class Interleave(CountingNode, SelectiveNode):
         return _InterleaveIterator(self, self.parent.iterate(run), run)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Unbatch(Interleave):
     """The rows of each element. Grain's flat map repeats rows when a state at its end is restored."""
 

@@ -19,7 +19,6 @@ from unisono.data._pipeline._structure import (
     check_no_dataset,
     combine,
     name_of,
-    rebuild,
 )
 
 
@@ -41,45 +40,45 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
     array([[1, 2],
            [3, 0]])
     """
-    return combine(lambda parts, path: _padded(parts, path, _at(shapes, path), _at(values, path)), elements)
+    return combine(lambda parts, path: _padded(parts, path, at(shapes, path), at(values, path)), elements)
 
 
-def padded_spec(spec: Element, batch_size: int | None, shapes: Element, path: Path = ()) -> Element:
-    """Return the spec of padded batches.
+def padded_spec(spec: Element, batch_size: int | None, shapes: Element) -> Element:
+    """Return the spec of padded batches; padded dimensions without a fixed size are None.
 
-    Returns:
-        The same structure of `TensorSpec`; padded dimensions without a fixed size are None.
+    Args:
+        batch_size: First dimension, None where it varies.
+        shapes: As in `pad`.
 
     >>> padded_spec(TensorSpec((3,), "int32"), None, None).shape
     (None, None)
     """
-    if isinstance(spec, tuple):
-        parts = [padded_spec(part, batch_size, shapes, (*path, index)) for index, part in enumerate(spec)]
-        return rebuild(spec, parts)
-    if isinstance(spec, dict):
-        return {key: padded_spec(part, batch_size, shapes, (*path, key)) for key, part in spec.items()}
-    if spec is None:
-        return None
-    wanted = _at(shapes, path)
-    # The rank is unknown, and nothing says what it will be.
-    if wanted is None and spec.shape is None:
-        return spec
-    # As in tf.data, -1 is another way to write None.
-    sizes = (
-        [None] * len(spec.shape)
-        if wanted is None
-        else [None if size in (None, -1) else size for size in wanted]
-    )
-    return TensorSpec((batch_size, *sizes), spec.dtype)
+
+    def padded(parts: Sequence[TensorSpec], path: Path) -> TensorSpec:
+        (leaf,), wanted = parts, at(shapes, path)
+        # Where nothing says what it will be, an unknown rank stays unknown.
+        if wanted is None and leaf.shape is None:
+            return leaf
+        sizes = [None] * len(leaf.shape or ()) if wanted is None else with_sizes(wanted, None)
+        return TensorSpec((batch_size, *sizes), leaf.dtype)
+
+    return combine(padded, [spec])
 
 
-def _at(nested: Element, path: Path) -> Any:
-    # A shape is itself a tuple, so the path in the elements decides the depth; a single value is for all.
+def at(nested: Element, path: Path) -> Any:
+    """Return the part of a structure at a path; one value is for all paths."""
+    # A shape is itself a tuple, so the path in the elements decides the depth.
     for key in path:
         if not isinstance(nested, (tuple, Mapping)):
             return nested
         nested = nested[key]
     return nested
+
+
+def with_sizes(shape: Sequence[int | None], size: int | None) -> tuple[int | None, ...]:
+    """Return a shape with `size` for each dimension that varies."""
+    # As in tf.data, -1 is another way to write None.
+    return tuple(size if n in (None, -1) else n for n in shape)
 
 
 def _padded(

@@ -5,7 +5,6 @@ Tests: tests/unit/data/test_dataset_further.py.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -32,7 +31,6 @@ from unisono.data._pipeline._structure import Element
 _LOG = logging.getLogger("unisono")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class TakeWhile(SelectiveNode):
     """The elements before the first for which a predicate is false."""
 
@@ -60,7 +58,6 @@ class _TakeWhileIterator(SourceIterator):
         raise StopIteration
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Scan(UnaryNode):
     """The outputs of a function with a state."""
 
@@ -83,7 +80,6 @@ class Scan(UnaryNode):
             yield output
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Unique(SelectiveNode):
     """The first of equal elements."""
 
@@ -111,7 +107,6 @@ def _bytes_of(element: Element) -> bytes:
     return np.asarray(element).tobytes()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class IgnoreErrors(SelectiveNode):
     """The elements whose computation raises no error.
 
@@ -175,7 +170,6 @@ def _note(error: Exception, log_warning: bool) -> None:
     _LOG.log(level, "ignore_errors() skipped an element: %s: %s", type(error).__name__, error)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SizeCheck(UnaryNode, label="Counted"):
     """The same elements, with a check of their number."""
 

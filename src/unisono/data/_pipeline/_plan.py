@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import grain
 import numpy as np
@@ -87,14 +87,19 @@ class Pass:
 
 # `eq=False` in all nodes: passes and orders are keyed by the node itself. Two shuffles with equal fields
 # count their passes separately, and fields that are arrays cannot be compared with `==`.
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node(abc.ABC):
-    """A source or a transformation. Its inputs are the fields that hold nodes or tuples of nodes."""
+    """A source or a transformation. Its inputs are the fields that hold nodes or tuples of nodes.
 
-    #: The name in `describe`, which saved states hold: it stays when the class gets another name.
+    Each subclass is such a dataclass, too; `label` is its name in `describe`.
+    """
+
+    #: Saved states hold it: it stays when the class gets another name.
     label: ClassVar[str]
 
     def __init_subclass__(cls, label: str = "") -> None:
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
         cls.label = label or cls.__name__
 
     @functools.cached_property
@@ -139,7 +144,6 @@ class Node(abc.ABC):
         return any(node.varies for node in self.inputs)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class UnaryNode(Node):
     """A node with one input, whose cardinality and spec it has unless a subclass overrides them."""
 
@@ -154,7 +158,6 @@ class UnaryNode(Node):
         return self.parent.spec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SelectiveNode(UnaryNode):
     """A node with one input, of whose elements it makes an unknown number."""
 
@@ -184,7 +187,6 @@ class StatefulNode(Node):
         return True
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class CountingNode(StatefulNode):
     """A node that numbers its passes."""
 
@@ -203,7 +205,6 @@ class CountingNode(StatefulNode):
         self.counter.value = draw + 1
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SeededNode(CountingNode):
     """A node whose elements or their order are random.
 
@@ -227,7 +228,6 @@ class SeededNode(CountingNode):
         return (self.seed, run.draws.get(self, 0), *run.path) if self.reshuffle else (self.seed,)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class IndexedNode(Node):
     """A node whose elements can be computed in any order, by position."""
 

@@ -6,7 +6,6 @@ Tests: tests/unit/data/test_dataset_further.py.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +32,6 @@ from unisono.data._pipeline._structure import Element, TensorSpec
 _CHUNK = 1024
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Random(SeededNode, IndexedNode):
     """An infinite sequence of random whole numbers from 0 to 2**32 - 1."""
 
@@ -94,7 +92,6 @@ def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.i
     return lambda number: np.int64(min(bisect.bisect_right(points, int(number)), last))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Selection(Node, label="Directed"):
     """Elements of several data sets, in an order that another data set decides.
 
@@ -185,7 +182,6 @@ class _SelectionIterator(StateIterator):
             iterator.close()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Resample(SeededNode, SelectiveNode):
     """Pairs of class and element, of which some are dropped so that classes have the wanted distribution.
 

@@ -8,7 +8,6 @@ Tests: tests/unit/data/test_dataset_transforms.py, tests/unit/data/test_dataset_
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections import deque
@@ -34,7 +33,6 @@ from unisono.data._pipeline._plan import (
 from unisono.data._pipeline._structure import Element
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Node):
     """The elements of the iterables that a function returns, one for each pass.
 
@@ -99,7 +97,6 @@ def _next_of(elements: Iterator[Element], failed: list[Exception]) -> Element:
         raise
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamMap(UnaryNode):
     """A function applied to each element, in threads if `calls` is above 1."""
 
@@ -160,7 +157,6 @@ class _ParallelMapIterator(StateIterator):
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Filter(SelectiveNode):
     """The elements for which a predicate holds."""
 
@@ -170,7 +166,6 @@ class Filter(SelectiveNode):
         return iter(Stream(self.parent, run).filter(self.predicate))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamBatch(UnaryNode):
     """Batches of `batch_size` elements."""
 
@@ -194,7 +189,6 @@ class StreamBatch(UnaryNode):
         return iter(stream.batch(self.batch_size, drop_remainder=self.drop_remainder, batch_fn=self.make))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamPaddedBatch(StreamBatch):
     """Batches of `batch_size` elements, padded to one shape."""
 
@@ -210,7 +204,6 @@ class StreamPaddedBatch(StreamBatch):
         return _padding.pad(elements, self.shapes, self.values)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Take(UnaryNode):
     """The first `count` elements, at least one."""
 
@@ -225,7 +218,6 @@ class Take(UnaryNode):
         return iter(grain.experimental.LimitIterDataset(Stream(self.parent, run), self.count))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamStride(UnaryNode, label="StreamStrided"):
     """The elements at `start, start + step, ...`.
 
@@ -263,7 +255,6 @@ class _StrideIterator(SourceIterator):
                 return element
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamShuffle(SeededNode, UnaryNode):
     """The elements in the order of a buffered shuffle."""
 
@@ -319,7 +310,6 @@ class ReplayIterator(StateIterator):
             next(self)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamRepeat(UnaryNode):
     """All elements `count` times, without end if it is negative; shuffles before it change each time."""
 
@@ -337,7 +327,6 @@ class StreamRepeat(UnaryNode):
         return None if 0 <= self.count <= part else self.parent.iterate(run.at(part))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamConcatenate(Node):
     """The elements of one data set, then those of another."""
 
@@ -413,7 +402,6 @@ class _SequenceIterator(StateIterator):
         self.close_current()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamZip(Node):
     """Tuples (or other structures) of one element of each of several data sets.
 
@@ -439,7 +427,6 @@ class StreamZip(Node):
         return iter(grain.experimental.ZipIterDataset(streams, strict=False).map(self.arrange))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamReadAhead(UnaryNode):
     """The same elements, read ahead by a thread."""
 

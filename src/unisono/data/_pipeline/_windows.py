@@ -5,7 +5,6 @@ Tests: tests/unit/data/test_dataset_further.py.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._indexed import ElementList
+from unisono.data._pipeline._padding import at, with_sizes
 from unisono.data._pipeline._plan import (
     CountingNode,
     IndexedNode,
@@ -32,7 +32,6 @@ from unisono.data._pipeline._streams import ReplayIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _WindowNode(UnaryNode):
     """Windows of successive elements, each component a data set of its own.
 
@@ -70,7 +69,6 @@ class _WindowNode(UnaryNode):
         return self.wrap(ElementList(parts))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Windows(_WindowNode, IndexedNode):
     """Windows over an indexed node."""
 
@@ -87,7 +85,6 @@ class Windows(_WindowNode, IndexedNode):
         return np.arange(first, stop, self.stride)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class StreamWindows(_WindowNode):
     """Windows over a stream."""
 
@@ -139,7 +136,6 @@ class _WindowIterator(StateIterator):
         self._to_skip = state["to_skip"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Groups(CountingNode, SelectiveNode):
     """Groups of elements with equal keys, each mapped by a function to a data set.
 
@@ -201,7 +197,6 @@ def _any_size(spec: TensorSpec) -> TensorSpec:
     return TensorSpec([None] * len(spec.shape or ()), spec.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Rebatch(UnaryNode):
     """The rows of batches, in batches of other sizes."""
 
@@ -291,21 +286,17 @@ def padded_to(spec: Element, shapes: Element, size: int) -> Element:
     """Return padded shapes in which every dimension that varies has the same size.
 
     Args:
-        size: The size of dimensions that are None.
+        shapes: The user's shapes, or None for those of the spec.
     """
-    if shapes is None:
-        if not any(None in (leaf.shape or ()) for _, leaf in _structure.leaves(spec)):
-            raise InvalidArgumentError(
-                "With pad_to_bucket_boundary=True, elements must have a dimension whose size varies. "
-                f"Received: elements of {spec!r:.200}. Write padded_shapes=[None], or give the source a "
-                "signature with None for such a dimension."
-            )
-        return _structure.map_leaves(lambda leaf: tuple(size if n is None else n for n in leaf.shape), spec)
-    if isinstance(spec, tuple):
-        return tuple(padded_to(part, shape, size) for part, shape in zip(spec, shapes, strict=True))
-    if isinstance(spec, dict):
-        return {key: padded_to(part, shapes[key], size) for key, part in spec.items()}
-    return tuple(size if n in (None, -1) else n for n in shapes)
+    if shapes is None and not any(None in (leaf.shape or ()) for _, leaf in _structure.leaves(spec)):
+        raise InvalidArgumentError(
+            "With pad_to_bucket_boundary=True, elements must have a dimension whose size varies. "
+            f"Received: elements of {spec!r:.200}. Write padded_shapes=[None], or give the source a "
+            "signature with None for such a dimension."
+        )
+    return _structure.combine(
+        lambda leaves, path: with_sizes(leaves[0].shape if shapes is None else at(shapes, path), size), [spec]
+    )
 
 
 def check_buckets(boundaries: Sequence[int], sizes: Sequence[int]) -> None:
