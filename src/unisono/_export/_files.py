@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono._system._files import flush, flush_tree
+from unisono._system._files import flush, flush_tree, swap_folder
 
 MANIFEST = "manifest.json"
 
@@ -144,10 +144,18 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
     try:
         yield aside
         flush_tree(aside)
-        _move(aside, path)
+        if path.is_dir():
+            old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
+            swap_folder(aside, path, old)
+            shutil.rmtree(old)
+        else:
+            aside.replace(path)
         flush(path.parent)
     finally:
-        _remove(aside)
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink(missing_ok=True)
 
 
 def _check_replaceable(path: Path, marker: str | None) -> None:
@@ -162,26 +170,3 @@ def _check_replaceable(path: Path, marker: str | None) -> None:
             f"`path` must be {wanted}, so that nothing else is overwritten. Received: path={str(path)!r}. "
             "Pass another path, or remove what is there."
         )
-
-
-def _move(aside: Path, path: Path) -> None:
-    if not path.is_dir():
-        aside.replace(path)
-        return
-    # `rename` does not replace a directory that is not empty: move the old one away first.
-    old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
-    path.rename(old)
-    try:
-        aside.rename(path)
-    # Also at Ctrl-C: the old artefact must be back.
-    except BaseException:
-        old.rename(path)
-        raise
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -57,6 +57,22 @@ def rename_durably(aside: Path, path: Path) -> None:
     flush(path.parent)
 
 
+def swap_folder(aside: Path, path: Path, before: Path) -> None:
+    """Rename a complete folder to the name of another one, which gets the name `before`.
+
+    Raises:
+        OSError: it cannot be renamed; the other one has its name again then.
+    """
+    # `rename` does not replace a folder that is not empty.
+    path.rename(before)
+    try:
+        aside.rename(path)
+    # Also at Ctrl-C: the folder that was there must be back.
+    except BaseException:
+        before.rename(path)
+        raise
+
+
 def flush(path: Path) -> None:
     """Flush a file, or the names in a folder, from the system's buffers to the disk.
 

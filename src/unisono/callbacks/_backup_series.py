@@ -13,8 +13,8 @@ from pathlib import Path
 from unisono._errors import CheckpointError, CheckpointUnreadableError
 from unisono.callbacks._interval import WriteRecord
 from unisono.checkpoint import _commits, _markers
-from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._series import CommitSeries
 from unisono.checkpoint._writer import BackgroundWriter, settle
 
 _LOG = logging.getLogger("unisono")
@@ -34,7 +34,8 @@ class Backups:
         self.read_only = read_only
         self.written = 0
         self.last: WriteRecord | None = None
-        self._keep, self._asynchronous = keep, asynchronous
+        self._asynchronous = asynchronous
+        self._series = CommitSeries(directory, _NAME, keep, in_one_file=True)
         self._writer = BackgroundWriter(directory, "unisono-backup")
         # A `fit` of this program that failed may still be writing.
         settle(directory)
@@ -54,8 +55,7 @@ class Backups:
 
     def newest(self) -> tuple[Path, Snapshot] | None:
         """The newest one that is as it was written."""
-        found = _commits.newest_good(self.directory, _NAME)
-        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
+        return self._series.newest()
 
     def write(self, snapshot: Snapshot) -> None:
         """Start to write one."""
@@ -66,14 +66,8 @@ class Backups:
     def _write(self, snapshot: Snapshot) -> None:
         began = time.perf_counter()
         try:
-            number = _commits.newest_number(self.directory, _NAME) + 1
-            name = f"{_NAME}-{number}"
-            # The first of a run: backups that cannot be read are noticed now and not when they are needed.
-            write_snapshot(self.directory, name, snapshot, read_back=not self.written, in_one_file=True)
+            self._series.write(_commits.newest_number(self.directory, _NAME) + 1, snapshot)
             self.written += 1
-            # Only after the new one is complete: at every moment there is a good one.
-            for _, path in _commits.commits(self.directory, _NAME)[: -self._keep]:
-                _commits.delete_commit(path)
         except CheckpointUnreadableError:
             raise
         except CheckpointError as error:
@@ -90,7 +84,7 @@ class Backups:
         """Remove the mark of an earlier end of training, with the backups that it says to discard."""
         mark = _markers.read_mark(self.directory)
         if mark is not None and mark.discard:
-            self._delete(_commits.commits(self.directory, _NAME))
+            self._series.delete(self._series.paths())
         _markers.remove_mark(self.directory)
 
     def finish(self, delete: bool) -> None:
@@ -104,14 +98,10 @@ class Backups:
         if watched or not delete:
             _markers.mark_finished(self.directory, discard=delete)
         if delete:
-            every = _commits.commits(self.directory, _NAME)
-            self._delete(every[:-1] if watched else every)
+            every = self._series.paths()
+            self._series.delete(every[:-1] if watched else every)
             with contextlib.suppress(OSError):
                 self.directory.rmdir()
-
-    def _delete(self, commits: list[tuple[int, Path]]) -> None:
-        for _, path in commits:
-            _commits.delete_commit(path)
 
     def close(self) -> None:
         """End the thread; what is being written becomes complete."""

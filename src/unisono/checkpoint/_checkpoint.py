@@ -5,95 +5,23 @@ Source of the names: https://www.tensorflow.org/api_docs/python/tf/train/Checkpo
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from unisono._checks import local_path
-from unisono._errors import CheckpointError, CheckpointUnreadableError, InvalidArgumentError
+from unisono._errors import InvalidArgumentError
 from unisono._types import Trackable
 from unisono.checkpoint import _commits
-from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
 from unisono.checkpoint._restoring import Restoration, RestoreStatus
+from unisono.checkpoint._series import read_snapshot, write_snapshot
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.training._binding import holder_of
 
 _LOG = logging.getLogger("unisono")
-
-_FACTS = "facts.json"
-
-
-def write_snapshot(
-    directory: Path,
-    name: str,
-    snapshot: Snapshot,
-    *,
-    read_back: bool = False,
-    in_one_file: bool = False,
-    replaces: bool = False,
-) -> Path:
-    """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
-
-    Args:
-        read_back: whether to read it again and compare, before it becomes visible.
-        in_one_file: whether to write the arrays without Orbax, as in `save_arrays`.
-        replaces: whether an earlier commit of the name is replaced.
-
-    Raises:
-        CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
-        CheckpointError: it cannot be written; nothing is left.
-    """
-    # One copy on the host for both: reading back compares with exactly what was written.
-    arrays = snapshot.on_host()
-
-    def fill(folder: Path) -> None:
-        save_arrays(folder, arrays, in_one_file=in_one_file)
-        (folder / _FACTS).write_text(json.dumps(snapshot.facts))
-
-    def check(folder: Path) -> None:
-        problem = _problem_of(folder, Snapshot(arrays, snapshot.facts))
-        if problem:
-            raise CheckpointUnreadableError(
-                f"A checkpoint must be readable after it was written. Received: {directory / name}, where "
-                f"{problem}. Nothing is left of it. Save to another directory."
-            )
-
-    return _commits.write_commit(directory, name, fill, check if read_back else None, replaces=replaces)
-
-
-def _problem_of(folder: Path, written: Snapshot) -> str:
-    """In what a checkpoint differs from what was written into it; empty where it does not."""
-    try:
-        found = read_snapshot(folder)
-    except CheckpointError as error:
-        return f"reading fails ({error})"
-    if found.arrays.keys() != written.arrays.keys():
-        return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
-    for name, array in written.arrays.items():
-        other = found.arrays[name]
-        # Bytes, because by value NaN differs from itself, and -0.0 equals 0.0.
-        if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
-            return f"{name} has other values"
-    # What was read went through JSON, which turns tuples into lists; so must the other side.
-    return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
-
-
-def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
-    """Read a commit.
-
-    Args:
-        checked: whether it was compared with its manifest already.
-
-    Raises:
-        CheckpointError: it is not as it was written.
-    """
-    if not checked:
-        _commits.check_commit(path)
-    return Snapshot(load_arrays(path), json.loads((path / _FACTS).read_text()))
 
 
 class Checkpoint(Holder):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import CheckpointError
-from unisono._system._files import flush, flush_tree
+from unisono._system._files import flush, flush_tree, swap_folder
 from unisono._types import Json
 
 _LOG = logging.getLogger("unisono")
@@ -74,7 +74,9 @@ def write_commit(
         if check is not None:
             check(aside)
         if replaces and target.exists():
-            _replace(aside, target)
+            # `sweep` puts the other one back if this process dies in between.
+            swap_folder(aside, target, aside.with_suffix(".replaced"))
+            _remove(aside.with_suffix(".replaced"))
         else:
             os.rename(aside, target)
         # A rename is a change of the directory: without this flush a power loss may undo it.
@@ -88,18 +90,6 @@ def write_commit(
             raise CheckpointError(_full(target)) from error
         raise
     return target
-
-
-def _replace(aside: Path, target: Path) -> None:
-    """Put a complete commit in the place of another one, which `sweep` puts back if this process dies."""
-    before = aside.with_suffix(".replaced")
-    os.rename(target, before)
-    try:
-        os.rename(aside, target)
-    except OSError:
-        os.rename(before, target)
-        raise
-    _remove(before)
 
 
 def _full(target: Path) -> str:

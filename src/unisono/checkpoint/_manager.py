@@ -17,9 +17,10 @@ from typing import Any, Self
 
 from unisono._checks import local_path
 from unisono._errors import CheckpointError, InvalidArgumentError
+from unisono._system._files import replace_file
 from unisono.checkpoint import _commits
-from unisono.checkpoint._checkpoint import Checkpoint, read_snapshot, write_snapshot
-from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._checkpoint import Checkpoint
+from unisono.checkpoint._series import CommitSeries
 from unisono.checkpoint._writer import BackgroundWriter, settle
 
 
@@ -64,7 +65,7 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         self.directory = local_path(directory).absolute()
-        self._keep, self._name, self._init = max_to_keep, checkpoint_name, init_fn
+        self._name, self._init = checkpoint_name, init_fn
         self._asynchronous = asynchronous
         self._every = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * 3600
         self._began = time.time()
@@ -72,9 +73,9 @@ class CheckpointManager:
         self._writer = BackgroundWriter(self.directory)
         _commits.sweep(self.directory)
         self._newest = 0
-        #: Whether a checkpoint of this manager was read back.
-        self._was_read = False
-        self._in_one_file = in_one_file
+        self._series = CommitSeries(
+            self.directory, checkpoint_name, max_to_keep, in_one_file, self._is_preserved
+        )
         #: The last checkpoint for which not all workers have waited.
         self._unshared: str | None = None
 
@@ -87,7 +88,7 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """Paths of the complete checkpoints, oldest first; waits for one that is being written."""
         settle(self.directory)
-        return [str(path) for _, path in _commits.commits(self.directory, self._name)]
+        return [str(path) for path in self._series.paths()]
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -124,26 +125,14 @@ class CheckpointManager:
         else:
             number = int(checkpoint_number)
         self._newest = max(newest, number)
-        name = f"{self._name}-{number}"
-        self._unshared = str(self.directory / name)
+        path = self._unshared = str(self.directory / f"{self._name}-{number}")
         if self._checkpoint.is_written_here():
             snapshot = self._checkpoint.snapshot()
-            self._writer.submit(lambda: self._write(name, snapshot))
+            self._writer.submit(lambda: self._series.write(number, snapshot))
         if not self._asynchronous:
             self.wait()
             self._writer.close()
-        return str(self.directory / name)
-
-    def _write(self, name: str, snapshot: Snapshot) -> None:
-        write_snapshot(
-            self.directory, name, snapshot, read_back=not self._was_read, in_one_file=self._in_one_file
-        )
-        self._was_read = True
-        # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
-        if self._keep is not None:
-            for _, path in _commits.commits(self.directory, self._name)[: -self._keep]:
-                if not self._is_preserved(path):
-                    _commits.delete_commit(path)
+        return path
 
     def _is_preserved(self, path: Path) -> bool:
         """Return whether a checkpoint stays which `max_to_keep` leaves out; remember it if so."""
@@ -159,10 +148,7 @@ class CheckpointManager:
             if written - self._every < max(preserved.values(), default=self._began):
                 return False
             preserved[path.name] = written
-            # Replaced as a whole: a reader sees the old note or the new one.
-            aside = note.with_name(f"{note.name}.new")
-            aside.write_text(json.dumps(preserved))
-            aside.replace(note)
+            replace_file(note, json.dumps(preserved), durable=False)
         return True
 
     def wait(self, timeout: float | None = None) -> None:
@@ -192,13 +178,14 @@ class CheckpointManager:
         """
         self.wait()
         settle(self.directory)
-        found = _commits.newest_good(self.directory, self._name)
+        found = self._series.newest()
         if found is None:
             if self._init is not None:
                 self._init()
             return None
-        self._checkpoint.put(read_snapshot(found[1], checked=True), str(found[1]))
-        return str(found[1])
+        path, snapshot = found
+        self._checkpoint.put(snapshot, str(path))
+        return str(path)
 
     def close(self) -> None:
         """Finish writing and end the thread.

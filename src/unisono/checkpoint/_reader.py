@@ -14,9 +14,9 @@ import numpy as np
 
 from unisono._checks import local_path
 from unisono._errors import CheckpointError
-from unisono.checkpoint._checkpoint import read_snapshot
 from unisono.checkpoint._commits import MANIFEST, commits
 from unisono.checkpoint._contents import names_in
+from unisono.checkpoint._series import read_snapshot
 from unisono.checkpoint._writer import settle
 
 

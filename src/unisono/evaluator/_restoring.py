@@ -24,9 +24,9 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointError, CheckpointMismatchError
-from unisono.checkpoint._checkpoint import read_snapshot
 from unisono.checkpoint._commits import MANIFEST
 from unisono.checkpoint._contents import Parts, weights_by_path
+from unisono.checkpoint._series import read_snapshot
 from unisono.evaluator._checkpoint_selection import CheckpointEntry
 
 _WEIGHTS = "/weights/"

@@ -22,15 +22,15 @@ from unisono.checkpoint import (
     Checkpoint,
     CheckpointManager,
     _arrays,
-    _checkpoint,
     _commits,
     _safetensors,
+    _series,
     latest_checkpoint,
     list_variables,
     load_checkpoint,
 )
-from unisono.checkpoint._checkpoint import read_snapshot, write_snapshot
 from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._series import read_snapshot, write_snapshot
 from unisono.data import Dataset
 
 L = keras.layers
@@ -473,7 +473,7 @@ def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, brok
         return {"v": np.float32(4)}
 
     v = keras.Variable(3.0)
-    monkeypatch.setattr(_checkpoint, "load_arrays", load)
+    monkeypatch.setattr(_series, "load_arrays", load)
     with pytest.raises(CheckpointUnreadableError, match="must be readable after it was written"):
         Checkpoint(v=v).save(tmp_path / "c")
     manager = CheckpointManager(Checkpoint(v=v), tmp_path)

@@ -1,0 +1,134 @@
+"""Checkpoints on the disk: one is written, compared and read; of a series the newest are kept.
+
+Tests: tests/virtual/checkpoint/test_checkpoint.py, tests/virtual/callbacks/test_resume.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from unisono._errors import CheckpointError, CheckpointUnreadableError
+from unisono.checkpoint import _commits
+from unisono.checkpoint._arrays import load_arrays, save_arrays
+from unisono.checkpoint._contents import Snapshot
+
+_FACTS = "facts.json"
+
+
+def write_snapshot(
+    directory: Path,
+    name: str,
+    snapshot: Snapshot,
+    *,
+    read_back: bool = False,
+    in_one_file: bool = False,
+    replaces: bool = False,
+) -> Path:
+    """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
+
+    Args:
+        read_back: whether to read it again and compare, before it becomes visible.
+        in_one_file: whether to write the arrays without Orbax, as in `save_arrays`.
+        replaces: whether an earlier commit of the name is replaced.
+
+    Raises:
+        CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
+        CheckpointError: it cannot be written; nothing is left.
+    """
+    # One copy on the host for both: reading back compares with exactly what was written.
+    arrays = snapshot.on_host()
+
+    def fill(folder: Path) -> None:
+        save_arrays(folder, arrays, in_one_file=in_one_file)
+        (folder / _FACTS).write_text(json.dumps(snapshot.facts))
+
+    def check(folder: Path) -> None:
+        problem = _problem_of(folder, Snapshot(arrays, snapshot.facts))
+        if problem:
+            raise CheckpointUnreadableError(
+                f"A checkpoint must be readable after it was written. Received: {directory / name}, where "
+                f"{problem}. Nothing is left of it. Save to another directory."
+            )
+
+    return _commits.write_commit(directory, name, fill, check if read_back else None, replaces=replaces)
+
+
+def _problem_of(folder: Path, written: Snapshot) -> str:
+    """In what a checkpoint differs from what was written into it; empty where it does not."""
+    try:
+        found = read_snapshot(folder)
+    except CheckpointError as error:
+        return f"reading fails ({error})"
+    if found.arrays.keys() != written.arrays.keys():
+        return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
+    for name, array in written.arrays.items():
+        other = found.arrays[name]
+        # Bytes, because by value NaN differs from itself, and -0.0 equals 0.0.
+        if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
+            return f"{name} has other values"
+    # What was read went through JSON, which turns tuples into lists; so must the other side.
+    return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
+
+
+def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
+    """Read a commit.
+
+    Args:
+        checked: whether it was compared with its manifest already.
+
+    Raises:
+        CheckpointError: it is not as it was written.
+    """
+    if not checked:
+        _commits.check_commit(path)
+    return Snapshot(load_arrays(path), json.loads((path / _FACTS).read_text()))
+
+
+class CommitSeries:
+    """The checkpoints `name-N` of a directory.
+
+    Args:
+        keep: how many are kept, the newest; None for all.
+        in_one_file: as for `write_snapshot`.
+        is_preserved: whether one stays that `keep` leaves out.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        keep: int | None,
+        in_one_file: bool,
+        is_preserved: Callable[[Path], bool] = lambda path: False,
+    ) -> None:
+        self._directory, self._name, self._keep = directory, name, keep
+        self._in_one_file, self._is_preserved = in_one_file, is_preserved
+        self._was_read = False
+
+    def paths(self) -> list[Path]:
+        """The complete ones, oldest first; damaged ones too."""
+        return [path for _, path in _commits.commits(self._directory, self._name)]
+
+    def newest(self) -> tuple[Path, Snapshot] | None:
+        """The newest one that is as it was written; see `newest_good`."""
+        found = _commits.newest_good(self._directory, self._name)
+        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
+
+    def write(self, number: int, snapshot: Snapshot) -> None:
+        """Write one, as `write_snapshot`, and delete what `keep` leaves out."""
+        name = f"{self._name}-{number}"
+        # The first is read back: a directory that gives back other bytes is noticed now, not when it matters.
+        write_snapshot(
+            self._directory, name, snapshot, read_back=not self._was_read, in_one_file=self._in_one_file
+        )
+        self._was_read = True
+        # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
+        if self._keep is not None:
+            self.delete([path for path in self.paths()[: -self._keep] if not self._is_preserved(path)])
+
+    def delete(self, paths: list[Path]) -> None:
+        """Delete some so that none is ever seen half deleted."""
+        for path in paths:
+            _commits.delete_commit(path)
