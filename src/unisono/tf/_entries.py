@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+from jax.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +81,20 @@ class Operator:
     def load(self) -> Callable[..., Any]:
         """Return the function."""
         function = object_at(self.path)
+        every = inspect.signature(function).parameters.values()
+        parameters = [p.name for p in every if p.kind is p.POSITIONAL_OR_KEYWORD]
+        tensors = {*_TENSORS, *parameters[: self.tensors]}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             # TensorFlow names the operations of a graph; here hooks of an Estimator ask for them.
             name = kwargs.pop("name", None)
-            named = {self.names.get(key, key): value for key, value in kwargs.items()}
-            named = {k: _as_array(v) if k in _TENSORS else v for k, v in named.items()}
+            if len(args) > len(parameters) and isinstance(args[-1], str):
+                *args, name = args  # type: ignore[assignment]  # the last argument of TensorFlow's functions
+            named = {self.names.get(key, key): device_dtype(value) for key, value in kwargs.items()}
+            named = {k: _as_array(v) if k in tensors else v for k, v in named.items()}
             # Lists may be tensors in TensorFlow; JAX asks for arrays.
             given = [_as_array(a) if i < self.tensors else device_dtype(a) for i, a in enumerate(args)]
-            if "dtype" in named:
-                named["dtype"] = device_dtype(named["dtype"])
             if self.order:
                 named |= dict(zip(self.order, given, strict=False))
                 given = []
@@ -101,6 +105,34 @@ class Operator:
             return _named(function(*given, **{**self.defaults, **named}), name)
 
         return call
+
+
+def own_operator(path: str, **options: Any) -> Operator:
+    """Return the entry of a function of `unisono.tf.adapters` without TensorFlow's argument `name`.
+
+    Args:
+        path: where it is below that package.
+        **options: others of `Operator`; the function makes arrays of lists itself.
+
+    >>> own_operator("_indexing.rank").load()([[1, 2]], name="rank").numpy()
+    np.int32(2)
+    """
+    return Operator(f"{ADAPTERS}{path}", **{"tensors": 0, **options})
+
+
+def same(area: str, home: str, names: str, kind: Callable[[str], Entry] = At) -> dict[str, Entry]:
+    """Return the entries of names in an area of `tf` that are the same in their home.
+
+    Args:
+        area: with what the names begin below `tf`.
+        home: with what their paths begin.
+        names: with spaces between them.
+        kind: returns the entry of a path.
+
+    >>> same("math.", "operator.", "add mul")["math.mul"].path
+    'operator.mul'
+    """
+    return {f"{area}{name}": kind(f"{home}{name}") for name in names.split()}
 
 
 def _named(value: Any, name: str | None) -> Any:
@@ -149,6 +181,9 @@ class Missing:
     why: str
     write: str
 
+
+#: What becomes an array: an array, a number, or nested lists of them.
+TensorLike = ArrayLike | Sequence["TensorLike"]
 
 #: What the table says of one name.
 Entry = At | Operator | Value | Missing

@@ -13,17 +13,17 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree
+from unisono.tf._entries import TensorLike
 from unisono.tf.adapters._images import convert_image_dtype
 from unisono.tf.adapters._random import seed_of
 
 
-def adjust_brightness(image: PyTree, delta: Any) -> Any:
+def adjust_brightness(image: TensorLike, delta: Any) -> Any:
     """Return images with a number added to all values."""
     return _as_floats(image, lambda x: x + jnp.asarray(delta, x.dtype))
 
 
-def adjust_contrast(images: PyTree, contrast_factor: Any) -> Any:
+def adjust_contrast(images: TensorLike, contrast_factor: Any) -> Any:
     """Return images whose distance from each channel's mean is multiplied."""
 
     def adjusted(x: Any) -> Any:
@@ -33,7 +33,7 @@ def adjust_contrast(images: PyTree, contrast_factor: Any) -> Any:
     return _as_floats(images, adjusted)
 
 
-def adjust_saturation(image: PyTree, saturation_factor: Any, name: str | None = None) -> Any:
+def adjust_saturation(image: TensorLike, saturation_factor: Any) -> Any:
     """Return images whose saturation is multiplied."""
 
     def adjusted(x: Any) -> Any:
@@ -43,7 +43,7 @@ def adjust_saturation(image: PyTree, saturation_factor: Any, name: str | None = 
     return _as_floats(image, adjusted)
 
 
-def adjust_hue(image: PyTree, delta: Any, name: str | None = None) -> Any:
+def adjust_hue(image: TensorLike, delta: Any) -> Any:
     """Return images whose colors are turned by a part of the circle of colors."""
 
     def adjusted(x: Any) -> Any:
@@ -53,40 +53,40 @@ def adjust_hue(image: PyTree, delta: Any, name: str | None = None) -> Any:
     return _as_floats(image, adjusted)
 
 
-def adjust_gamma(image: PyTree, gamma: float = 1, gain: float = 1) -> Any:
+def adjust_gamma(image: TensorLike, gamma: float = 1, gain: float = 1) -> Any:
     """Return images to the power of `gamma`, times `gain`."""
     return _as_floats(image, lambda x: gain * x**gamma)
 
 
-def rgb_to_hsv(images: PyTree, name: str | None = None) -> Any:
+def rgb_to_hsv(images: TensorLike) -> Any:
     """Return images with hue, saturation and value instead of colors."""
     return jnp.stack(_hsv(jnp.asarray(images)), -1)
 
 
-def hsv_to_rgb(images: PyTree, name: str | None = None) -> Any:
+def hsv_to_rgb(images: TensorLike) -> Any:
     """Return images with colors instead of hue, saturation and value."""
     return _rgb(*jnp.moveaxis(jnp.asarray(images), -1, 0))
 
 
-def random_brightness(image: PyTree, max_delta: float, seed: int | None = None) -> Any:
+def random_brightness(image: TensorLike, max_delta: float, seed: int | None = None) -> Any:
     """Return images with a random number added, from -`max_delta` to `max_delta`."""
     _check_range("max_delta", 0.0, max_delta)
     return adjust_brightness(image, _between(-max_delta, max_delta, seed))
 
 
-def random_contrast(image: PyTree, lower: float, upper: float, seed: int | None = None) -> Any:
+def random_contrast(image: TensorLike, lower: float, upper: float, seed: int | None = None) -> Any:
     """Return images with a random contrast, of a factor from `lower` to `upper`."""
     _check_range("upper", max(lower, 0.0), upper)
     return adjust_contrast(image, _between(lower, upper, seed))
 
 
-def random_saturation(image: PyTree, lower: float, upper: float, seed: int | None = None) -> Any:
+def random_saturation(image: TensorLike, lower: float, upper: float, seed: int | None = None) -> Any:
     """Return images with a random saturation, of a factor from `lower` to `upper`."""
     _check_range("upper", max(lower, 0.0), upper)
     return adjust_saturation(image, _between(lower, upper, seed))
 
 
-def random_hue(image: PyTree, max_delta: float, seed: int | None = None) -> Any:
+def random_hue(image: TensorLike, max_delta: float, seed: int | None = None) -> Any:
     """Return images whose colors are turned by a random part of the circle, up to `max_delta`."""
     _check_range("max_delta", 0.0, max_delta)
     return adjust_hue(image, _between(-max_delta, max_delta, seed))
@@ -101,7 +101,7 @@ def _between(low: float, high: float, seed: int | None) -> Any:
     return keras.random.uniform((), low, high, seed=seed_of(seed))
 
 
-def _as_floats(image: PyTree, change: Callable[[Any], Any]) -> Any:
+def _as_floats(image: TensorLike, change: Callable[[Any], Any]) -> Any:
     """Return changed images of the same dtype; integers are changed as floats between 0 and 1."""
     given = jnp.asarray(image)
     floats = convert_image_dtype(given, "float32") if given.dtype.kind in "iu" else given

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import keras
 
 from unisono import summary as summary_v2
@@ -23,7 +25,6 @@ from unisono.estimator.losses import _functions as losses
 from unisono.estimator.losses._weighted import Reduction
 from unisono.estimator.metrics import _means as metrics
 from unisono.estimator.session._graph_iterators import current_input_run
-from unisono.tf.adapters._operations import identity as copy_identity
 
 #: Arguments of Keras' functions.
 _OF_KERAS = frozenset({"y_true", "y_pred"})
@@ -66,70 +67,37 @@ class LossReduction(Reduction):
 # --- summaries ---------------------------------------------------------------------------------------------
 
 
-def _is_v1(step: UserValue) -> bool:
-    return step is None and _train_op.current_call() is not None
+def _summary(kind: str, older: str, option: str = "") -> Callable[..., Any]:
+    """Return `tf.summary`'s function of a kind, whose data TensorFlow 1 names otherwise."""
 
+    def record(
+        name: str,
+        data: ArrayLike = None,
+        step: int | keras.Variable | None = None,
+        *args: int,
+        **options: Any,
+    ) -> Any:
+        data = options.pop(older, data)
+        if step is None and _train_op.current_call() is not None:
+            return getattr(summary_v1, kind)(name, data, *args, **options)
+        known = {option: options[option]} if option in options else {}
+        return getattr(summary_v2, kind)(name, data, step, *args, **known)
 
-def scalar(name: str, data: ArrayLike = None, step: Any = None, **options: Any) -> Any:
-    """Record a number: in a model_fn as TensorFlow 1 does, with a step or elsewhere as TensorFlow 2.
-
-    Args:
-        name: its tag in TensorBoard.
-        data: the number.
-        step: of TensorFlow 2.
-        options: others; `tensor` is TensorFlow 1's name of `data`.
-    """
-    data = options.pop("tensor", data)
-    if _is_v1(step):
-        return summary_v1.scalar(name, data, **options)
-    return summary_v2.scalar(name, data, step)
-
-
-def histogram(
-    name: str, data: ArrayLike = None, step: Any = None, buckets: int | None = None, **options: Any
-) -> Any:
-    """Record a distribution: in a model_fn as TensorFlow 1 does, with a step or elsewhere as TensorFlow 2.
+    record.__name__ = kind
+    record.__doc__ = f"""Record data: in a model_fn as TensorFlow 1, with a step or elsewhere as TensorFlow 2.
 
     Args:
         name: its tag in TensorBoard.
-        data: the numbers.
+        data: a {kind}.
         step: of TensorFlow 2.
-        buckets: of TensorFlow 2.
-        options: others; `values` is TensorFlow 1's name of `data`.
+        *args: others.
+        **options: others; `{older}` is TensorFlow 1's name of `data`.
     """
-    data = options.pop("values", data)
-    if _is_v1(step):
-        return summary_v1.histogram(name, data, **options)
-    return summary_v2.histogram(name, data, step, **({} if buckets is None else {"buckets": buckets}))
+    return record
 
 
-def image(name: str, data: ArrayLike = None, step: Any = None, max_outputs: int = 3, **options: Any) -> Any:
-    """Record images: in a model_fn as TensorFlow 1 does, with a step or elsewhere as TensorFlow 2.
-
-    Args:
-        name: their tag in TensorBoard.
-        data: the images.
-        step: of TensorFlow 2.
-        max_outputs: the most images.
-        options: others; `tensor` is TensorFlow 1's name of `data`.
-    """
-    data = options.pop("tensor", data)
-    if _is_v1(step):
-        return summary_v1.image(name, data, max_outputs, **options)
-    return summary_v2.image(name, data, step, max_outputs)
-
-
-def text(name: str, data: Any = None, step: Any = None, **options: Any) -> Any:
-    """Record text: in a model_fn as TensorFlow 1 does, with a step or elsewhere as TensorFlow 2.
-
-    Args:
-        name: its tag in TensorBoard.
-        data: the text.
-        step: of TensorFlow 2.
-        options: others; `tensor` is TensorFlow 1's name of `data`.
-    """
-    data = options.pop("tensor", data)
-    return summary_v1.text(name, data, **options) if _is_v1(step) else summary_v2.text(name, data, step)
+scalar, histogram = _summary("scalar", "tensor"), _summary("histogram", "values", "buckets")
+image, text = _summary("image", "tensor", "max_outputs"), _summary("text", "tensor")
 
 
 # --- graphs ------------------------------------------------------------------------------------------------
@@ -142,7 +110,9 @@ def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (T
         input: array, or pytree of arrays.
         name: its name.
     """
-    return copy_identity(input) if _train_op.current_call() is None else named_identity(input, name)
+    if _train_op.current_call() is None:
+        return jax.tree.map(jnp.array, input)
+    return named_identity(input, name)
 
 
 def group(*inputs: UserValue, name: str | None = None) -> Any:
@@ -179,50 +149,32 @@ def initializer(*args: UserValue, **kwargs: UserValue) -> Any:
     return _train_op.no_op()
 
 
-def _assigned(method: str, variable: keras.Variable, value: ArrayLike) -> Any:
-    def make() -> None:
-        getattr(variable, method)(value)
+def _assignment(method: str, text: str) -> Callable[..., Any]:
+    """Return the function of TensorFlow 1 for a method of variables."""
 
-    if _train_op.current_call() is not None:
-        return _train_op.other_update(make, is_alike=False)
-    make()
-    return variable
+    def assigned(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
+        def make() -> None:
+            getattr(ref, method)(value)
 
+        if _train_op.current_call() is not None:
+            return _train_op.other_update(make, is_alike=False)
+        make()
+        return ref
 
-def assign(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
-    """Assign to a variable; in a model_fn, return the update, for `train_op`.
-
-    Args:
-        ref: the variable.
-        value: its new value.
-        *args: are not used.
-        **kwargs: are not used.
-    """
-    return _assigned("assign", ref, value)
-
-
-def assign_add(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
-    """Add to a variable; in a model_fn, return the update, for `train_op`.
+    assigned.__name__ = method
+    assigned.__doc__ = f"""{text} a variable; in a model_fn, return the update, for `train_op`.
 
     Args:
         ref: the variable.
-        value: what is added.
+        value: its new value, or the difference.
         *args: are not used.
         **kwargs: are not used.
     """
-    return _assigned("assign_add", ref, value)
+    return assigned
 
 
-def assign_sub(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
-    """Subtract from a variable; in a model_fn, return the update, for `train_op`.
-
-    Args:
-        ref: the variable.
-        value: what is subtracted.
-        *args: are not used.
-        **kwargs: are not used.
-    """
-    return _assigned("assign_sub", ref, value)
+assign = _assignment("assign", "Assign to")
+assign_add, assign_sub = _assignment("assign_add", "Add to"), _assignment("assign_sub", "Subtract from")
 
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> TensorSpec:

@@ -5,9 +5,10 @@ Tests: tests/unit/tf/test_tensors.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from keras import ops
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree
+from unisono.tf._entries import TensorLike
 from unisono.tf.adapters._random import seed_of
 
 
@@ -30,12 +31,11 @@ class ResizeMethod:
 
 
 def resize(
-    images: PyTree,
+    images: TensorLike,
     size: Sequence[int],
     method: str = "bilinear",
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
-    name: str | None = None,
 ) -> Any:
     """Return images of another size, as float32 (with "nearest", of their own dtype)."""
     images = jnp.asarray(images)
@@ -48,7 +48,11 @@ def resize(
 
 
 def resize_with_pad(
-    image: PyTree, target_height: int, target_width: int, method: str = "bilinear", antialias: bool = False
+    image: TensorLike,
+    target_height: int,
+    target_width: int,
+    method: str = "bilinear",
+    antialias: bool = False,
 ) -> Any:
     """Return images of another size, as large as their aspect ratio allows, with zeros around them."""
     image = jnp.asarray(image)
@@ -59,19 +63,21 @@ def resize_with_pad(
     return pad_to_bounding_box(made, max(0, int(rows)), max(0, int(columns)), target_height, target_width)
 
 
-def flip_left_right(image: PyTree) -> Any:
-    """Return images with left and right exchanged."""
-    return ops.flip(image, axis=-2)
+def _random_flip(axis: int) -> Callable[..., jax.Array]:
+    """Return a function of images that flips each of them along an axis or not, by chance."""
+
+    def flipped(image: TensorLike, seed: int | None = None) -> jax.Array:
+        image = jnp.asarray(image)
+        flips = keras.random.uniform(image.shape[:-3], seed=seed_of(seed)) < 0.5
+        return jnp.where(flips[..., None, None, None], jnp.flip(image, axis), image)
+
+    return flipped
 
 
-def random_flip_left_right(image: PyTree, seed: int | None = None) -> Any:
-    """Return images, each of them flipped or not, by chance."""
-    image = jnp.asarray(image)
-    flips = keras.random.uniform(image.shape[:-3], seed=seed_of(seed)) < 0.5
-    return jnp.where(flips[..., None, None, None], jnp.flip(image, -2), image)
+random_flip_left_right, random_flip_up_down = _random_flip(-2), _random_flip(-3)
 
 
-def random_crop(value: PyTree, size: Sequence[int], seed: int | None = None, name: str | None = None) -> Any:
+def random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None) -> Any:
     """Return a piece of an array, at a random place."""
     value = jnp.asarray(value)
     room = jnp.asarray([have - want + 1 for have, want in zip(value.shape, size, strict=True)])
@@ -79,7 +85,7 @@ def random_crop(value: PyTree, size: Sequence[int], seed: int | None = None, nam
     return ops.slice(value, starts, tuple(size))
 
 
-def convert_image_dtype(image: PyTree, dtype: npt.DTypeLike, saturate: bool = False) -> Any:
+def convert_image_dtype(image: TensorLike, dtype: npt.DTypeLike, saturate: bool = False) -> Any:
     """Return images of another dtype: floats lie between 0 and 1, integers use their whole range."""
     image, target = jnp.asarray(image), jnp.dtype(dtype)
     to_int, from_int = (float(np.iinfo(d).max) if d.kind in "iu" else 1.0 for d in (target, image.dtype))
@@ -91,7 +97,7 @@ def convert_image_dtype(image: PyTree, dtype: npt.DTypeLike, saturate: bool = Fa
     return image.astype(target)
 
 
-def per_image_standardization(image: PyTree) -> Any:
+def per_image_standardization(image: TensorLike) -> Any:
     """Return images with mean 0 and variance 1 each."""
     image = jnp.asarray(image, "float32")
     axes = (-3, -2, -1)
@@ -102,34 +108,7 @@ def per_image_standardization(image: PyTree) -> Any:
     return (image - mean) / deviation
 
 
-def grayscale_to_rgb(images: PyTree, name: str | None = None) -> Any:
-    """Return images of one channel as ones of three equal channels."""
-    return jnp.repeat(jnp.asarray(images), 3, axis=-1)
-
-
-def flip_up_down(image: PyTree) -> Any:
-    """Return images with top and bottom exchanged."""
-    return ops.flip(image, axis=-3)
-
-
-def random_flip_up_down(image: PyTree, seed: int | None = None) -> Any:
-    """Return images, each of them turned upside down or not, by chance."""
-    image = jnp.asarray(image)
-    flips = keras.random.uniform(image.shape[:-3], seed=seed_of(seed)) < 0.5
-    return jnp.where(flips[..., None, None, None], jnp.flip(image, -3), image)
-
-
-def rot90(image: PyTree, k: int = 1, name: str | None = None) -> Any:
-    """Return images turned to the left by `k` times 90 degrees."""
-    return jnp.rot90(jnp.asarray(image), k, axes=(-3, -2))
-
-
-def transpose(image: PyTree, name: str | None = None) -> Any:
-    """Return images with rows and columns exchanged."""
-    return jnp.swapaxes(jnp.asarray(image), -3, -2)
-
-
-def central_crop(image: PyTree, central_fraction: float) -> Any:
+def central_crop(image: TensorLike, central_fraction: float) -> Any:
     """Return the middle of images, as large as a fraction of them says."""
     image = jnp.asarray(image)
     height, width = image.shape[-3:-1]
@@ -138,7 +117,7 @@ def central_crop(image: PyTree, central_fraction: float) -> Any:
 
 
 def crop_to_bounding_box(
-    image: PyTree, offset_height: int, offset_width: int, target_height: int, target_width: int
+    image: TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Any:
     """Return a piece of images.
 
@@ -156,7 +135,7 @@ def crop_to_bounding_box(
 
 
 def pad_to_bounding_box(
-    image: PyTree, offset_height: int, offset_width: int, target_height: int, target_width: int
+    image: TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Any:
     """Return images with zeros around them.
 
@@ -164,10 +143,8 @@ def pad_to_bounding_box(
         InvalidArgumentError: they do not fit into the target.
     """
     image = jnp.asarray(image)
-    below, right = (
-        target_height - offset_height - image.shape[-3],
-        target_width - offset_width - image.shape[-2],
-    )
+    below = target_height - offset_height - image.shape[-3]
+    right = target_width - offset_width - image.shape[-2]
     if min(offset_height, offset_width, below, right) < 0:
         raise InvalidArgumentError(
             f"The image must fit into the target. Received: shape {image.shape} at row {offset_height}, "
@@ -177,7 +154,7 @@ def pad_to_bounding_box(
     return jnp.pad(image, [*rest, (offset_height, below), (offset_width, right), (0, 0)])
 
 
-def resize_with_crop_or_pad(image: PyTree, target_height: int, target_width: int) -> Any:
+def resize_with_crop_or_pad(image: TensorLike, target_height: int, target_width: int) -> Any:
     """Return the middle of images, with zeros around it where they are smaller."""
     image = jnp.asarray(image)
     height, width = image.shape[-3:-1]
@@ -189,13 +166,20 @@ def resize_with_crop_or_pad(image: PyTree, target_height: int, target_width: int
     return pad_to_bounding_box(cut, rows, columns, target_height, target_width)
 
 
+def total_variation(images: TensorLike) -> jax.Array:
+    """Return the sum of differences between neighbours, of one image or of each.
+
+    >>> float(total_variation(jnp.array([[[0.0], [2.0]], [[1.0], [1.0]]])))
+    4.0
+    """
+    images = jnp.asarray(images)
+    axes = (-3, -2, -1)
+    rows, columns = jnp.diff(images, axis=-3), jnp.diff(images, axis=-2)
+    return jnp.abs(rows).sum(axes) + jnp.abs(columns).sum(axes)
+
+
 def extract_patches(
-    images: Any,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    rates: Sequence[int],
-    padding: str,
-    name: Any = None,
+    images: TensorLike, sizes: Sequence[int], strides: Sequence[int], rates: Sequence[int], padding: str
 ) -> Any:
     """Return the patches of images, each with its rows, columns and channels in one axis.
 
@@ -205,7 +189,6 @@ def extract_patches(
         strides: `[1, rows, columns, 1]` from patch to patch.
         rates: `[1, rows, columns, 1]` from pixel to pixel of a patch.
         padding: "VALID" or "SAME".
-        name: is not used.
 
     >>> extract_patches(np.ones((1, 4, 4, 3)), [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID").shape
     (1, 2, 2, 12)

@@ -5,19 +5,19 @@ Tests: tests/unit/tf/test_indexing.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.typing import ArrayLike
 
-from unisono._types import PyTree
+from unisono.tf._entries import TensorLike
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 
-def size(input: PyTree, out_type: Any = "int32", name: str | None = None) -> Any:
+def size(input: Any, out_type: Any = "int32") -> Any:
     """Return the number of entries, which is known while a function is traced.
 
     >>> size([[1, 2], [3, 4]]).numpy()
@@ -28,7 +28,7 @@ def size(input: PyTree, out_type: Any = "int32", name: str | None = None) -> Any
     return np.asarray(np.size(input), np.int32).view(HostTensor)
 
 
-def rank(input: PyTree, name: str | None = None) -> Any:
+def rank(input: Any) -> Any:
     """Return the number of dimensions, which is known while a function is traced.
 
     >>> rank([[1, 2], [3, 4]]).numpy()
@@ -37,71 +37,52 @@ def rank(input: PyTree, name: str | None = None) -> Any:
     return np.asarray(np.ndim(input), np.int32).view(HostTensor)
 
 
-def _at(indices: PyTree) -> tuple[Any, ...]:
+def _at(indices: TensorLike) -> tuple[Any, ...]:
     """Return rows of indices as JAX takes them: one array for each dimension."""
     return tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))
 
 
-def gather_nd(params: PyTree, indices: PyTree, batch_dims: int = 0, name: str | None = None) -> Any:
+def gather_nd(params: TensorLike, indices: TensorLike, batch_dims: int = 0) -> jax.Array:
     """Return the entries or slices of `params` at rows of indices.
 
     >>> gather_nd([[1, 2], [3, 4]], [[0, 1], [1, 0]]).tolist()
     [2, 3]
     """
-    params, indices = jnp.asarray(params), jnp.asarray(indices)
+    array, rows = jnp.asarray(params), jnp.asarray(indices)
     if batch_dims:
-        return jax.vmap(lambda p, i: gather_nd(p, i, batch_dims - 1))(params, indices)
-    return params[_at(indices)]
+        found: jax.Array = jax.vmap(lambda p, i: gather_nd(p, i, batch_dims - 1))(array, rows)
+        return found
+    return array[_at(rows)]
 
 
-def scatter_nd(indices: PyTree, updates: PyTree, shape: Any, name: str | None = None) -> Any:
+def scatter_nd(indices: TensorLike, updates: TensorLike, shape: Sequence[int]) -> jax.Array:
     """Return zeros of a shape, with updates added at rows of indices.
 
     >>> scatter_nd([[1], [1], [3]], [1, 2, 4], [4]).tolist()
     [0, 3, 0, 4]
     """
-    updates = jnp.asarray(updates)
-    return jnp.zeros(tuple(int(n) for n in shape), updates.dtype).at[_at(indices)].add(updates)
+    values = jnp.asarray(updates)
+    return jnp.zeros(tuple(int(n) for n in shape), values.dtype).at[_at(indices)].add(values)
 
 
-def tensor_scatter_nd_update(
-    tensor: PyTree, indices: PyTree, updates: PyTree, name: str | None = None
-) -> Any:
-    """Return a tensor with other values at rows of indices.
+def _scatter(method: str) -> Callable[[TensorLike, TensorLike, TensorLike], jax.Array]:
+    """Return a function of a tensor that gives it other values at rows of indices."""
 
-    >>> tensor_scatter_nd_update([1, 2, 3], [[1]], [7]).tolist()
-    [1, 7, 3]
-    """
-    return jnp.asarray(tensor).at[_at(indices)].set(jnp.asarray(updates))
+    def scatter(tensor: TensorLike, indices: TensorLike, updates: TensorLike) -> jax.Array:
+        place = jnp.asarray(tensor).at[_at(indices)]
+        found: jax.Array = getattr(place, method)(jnp.asarray(updates))
+        return found
 
-
-def tensor_scatter_nd_add(tensor: PyTree, indices: PyTree, updates: PyTree, name: str | None = None) -> Any:
-    """Return a tensor with updates added at rows of indices.
-
-    >>> tensor_scatter_nd_add([1, 2, 3], [[1], [1]], [7, 1]).tolist()
-    [1, 10, 3]
-    """
-    return jnp.asarray(tensor).at[_at(indices)].add(jnp.asarray(updates))
+    return scatter
 
 
-def tensor_scatter_nd_sub(tensor: PyTree, indices: PyTree, updates: PyTree, name: str | None = None) -> Any:
-    """Return a tensor with updates subtracted at rows of indices."""
-    return tensor_scatter_nd_add(tensor, indices, -jnp.asarray(updates))
+tensor_scatter_nd_update, tensor_scatter_nd_add, tensor_scatter_nd_sub = map(
+    _scatter, ("set", "add", "subtract")
+)
+tensor_scatter_nd_max, tensor_scatter_nd_min = map(_scatter, ("max", "min"))
 
 
-def tensor_scatter_nd_max(tensor: PyTree, indices: PyTree, updates: PyTree, name: str | None = None) -> Any:
-    """Return a tensor with the larger of its values and the updates at rows of indices."""
-    return jnp.asarray(tensor).at[_at(indices)].max(jnp.asarray(updates))
-
-
-def tensor_scatter_nd_min(tensor: PyTree, indices: PyTree, updates: PyTree, name: str | None = None) -> Any:
-    """Return a tensor with the smaller of its values and the updates at rows of indices."""
-    return jnp.asarray(tensor).at[_at(indices)].min(jnp.asarray(updates))
-
-
-def matvec(
-    a: PyTree, b: PyTree, transpose_a: bool = False, adjoint_a: bool = False, name: str | None = None
-) -> Any:
+def matvec(a: TensorLike, b: TensorLike, transpose_a: bool = False, adjoint_a: bool = False) -> Any:
     """Return the product of matrices with vectors.
 
     >>> matvec([[1, 2], [3, 4]], [1, 1]).tolist()
@@ -113,36 +94,14 @@ def matvec(
     return jnp.einsum("...ij,...j->...i", matrix, jnp.asarray(b))
 
 
-def svd(
-    tensor: ArrayLike, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
-) -> Any:
+def svd(tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True) -> Any:
     """Return the singular values, and the matrices `u` and `v`: `tensor = u @ diag(s) @ v.T`.
 
     >>> [a.shape for a in svd(jnp.ones((3, 2)))]
     [(2,), (3, 2), (2, 2)]
     """
+    matrices = jnp.asarray(tensor)
     if not compute_uv:
-        return jnp.linalg.svd(tensor, full_matrices, compute_uv=False)
-    u, s, adjoint = jnp.linalg.svd(tensor, full_matrices)
+        return jnp.linalg.svd(matrices, full_matrices, compute_uv=False)
+    u, s, adjoint = jnp.linalg.svd(matrices, full_matrices)
     return s, u, jnp.swapaxes(adjoint.conj(), -1, -2)
-
-
-def diag_part(input: PyTree, name: str | None = None) -> Any:
-    """Return the diagonals of matrices.
-
-    >>> diag_part([[1, 2], [3, 4]]).tolist()
-    [1, 4]
-    """
-    return jnp.diagonal(jnp.asarray(input), axis1=-2, axis2=-1)
-
-
-def total_variation(images: PyTree, name: str | None = None) -> Any:
-    """Return the sum of differences between neighbours, of one image or of each.
-
-    >>> float(total_variation(jnp.array([[[0.0], [2.0]], [[1.0], [1.0]]])))
-    4.0
-    """
-    images = jnp.asarray(images)
-    axes = (-3, -2, -1)
-    rows, columns = jnp.diff(images, axis=-3), jnp.diff(images, axis=-2)
-    return jnp.abs(rows).sum(axes) + jnp.abs(columns).sum(axes)

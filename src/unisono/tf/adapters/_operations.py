@@ -26,7 +26,7 @@ from unisono.tf.adapters._random import seed_of
 from unisono.tf.adapters.inputs._host_tensor import is_text, text
 
 
-def squared_difference(x: PyTree, y: PyTree, name: str | None = None) -> Any:
+def squared_difference(x: PyTree, y: PyTree) -> Any:
     """Return `(x - y) ** 2`.
 
     >>> float(squared_difference(3.0, 1.0))
@@ -35,7 +35,7 @@ def squared_difference(x: PyTree, y: PyTree, name: str | None = None) -> Any:
     return ops.square(ops.subtract(x, y))
 
 
-def argmax(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32", name: str | None = None) -> Any:
+def argmax(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
     """Return the index of the largest number along an axis.
 
     >>> argmax([[1.0, 3.0], [2.0, 0.0]], axis=1).tolist()
@@ -44,7 +44,7 @@ def argmax(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32", name:
     return ops.cast(ops.argmax(input, axis), device_dtype(np.dtype(output_type)))
 
 
-def argmin(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32", name: str | None = None) -> Any:
+def argmin(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
     """Return the index of the smallest number along an axis.
 
     >>> argmin([[1.0, 3.0], [2.0, 0.0]], axis=1).tolist()
@@ -53,7 +53,7 @@ def argmin(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32", name:
     return ops.cast(ops.argmin(input, axis), device_dtype(np.dtype(output_type)))
 
 
-def add_n(inputs: Sequence[PyTree], name: str | None = None) -> Any:
+def add_n(inputs: Sequence[PyTree]) -> Any:
     """Return the sum of a list of tensors of one shape.
 
     >>> float(add_n([1.0, 2.0, 3.0]))
@@ -71,7 +71,6 @@ def confusion_matrix(
     num_classes: int | None = None,
     weights: PyTree | None = None,
     dtype: DTypeLike = "int32",
-    name: str | None = None,
 ) -> Any:
     """Return how often each label (row) was predicted as each class (column).
 
@@ -83,10 +82,10 @@ def confusion_matrix(
         num_classes = int(jnp.maximum(labels.max(), predictions.max())) + 1
     ones = jnp.ones(labels.shape) if weights is None else jnp.asarray(weights)
     matrix = jnp.zeros((num_classes, num_classes), ones.dtype).at[labels, predictions].add(ones)
-    return matrix.astype(device_dtype(dtype))
+    return matrix.astype(dtype)
 
 
-def concat(values: Sequence[PyTree], axis: int, name: str | None = None) -> Any:
+def concat(values: Sequence[PyTree], axis: int) -> Any:
     """Return tensors one behind the other along an axis; one alone, not in a list, as it is.
 
     >>> concat([[1, 2], [3]], 0).tolist(), concat(np.ones((1, 2)), 0).shape
@@ -99,7 +98,7 @@ def concat(values: Sequence[PyTree], axis: int, name: str | None = None) -> Any:
     return jnp.concatenate([jnp.asarray(v) for v in values], int(axis))
 
 
-def stack(values: Sequence[PyTree], axis: int = 0, name: str | None = None) -> Any:
+def stack(values: Sequence[PyTree], axis: int = 0) -> Any:
     """Return tensors of one shape along a new axis.
 
     >>> stack([[1, 2], [3, 4]], axis=1).tolist()
@@ -119,51 +118,24 @@ def bincount(arr: PyTree, weights: PyTree | None = None, minlength: int | None =
     return ops.bincount(jnp.asarray(arr), weights, minlength or 0)
 
 
-def unsorted_segment_sum(
-    data: PyTree, segment_ids: PyTree, num_segments: int, name: str | None = None
-) -> Any:
-    """Return the sums of the rows with each number.
-
-    >>> unsorted_segment_sum([1, 2, 4], [0, 1, 0], 2).tolist()
-    [5, 2]
-    """
-    return jax.ops.segment_sum(jnp.asarray(data), jnp.asarray(segment_ids), num_segments)
-
-
-def unsorted_segment_mean(
-    data: PyTree, segment_ids: PyTree, num_segments: int, name: str | None = None
-) -> jax.Array:
+def unsorted_segment_mean(data: PyTree, segment_ids: PyTree, num_segments: int) -> jax.Array:
     """Return the means of segments; 0 where there is nothing.
 
     >>> unsorted_segment_mean([1.0, 2.0, 4.0], [0, 1, 0], 3).tolist()
     [2.5, 2.0, 0.0]
     """
     rows, ids = jnp.asarray(data), jnp.asarray(segment_ids)
-    numbers = unsorted_segment_sum(jnp.ones(ids.shape, rows.dtype), ids, num_segments)
-    total = unsorted_segment_sum(rows, ids, num_segments)
-    means: jax.Array = total / jnp.maximum(numbers, 1).reshape(-1, *[1] * (total.ndim - 1))
-    return means
+    numbers = jax.ops.segment_sum(jnp.ones(ids.shape, rows.dtype), ids, num_segments)
+    total = jax.ops.segment_sum(rows, ids, num_segments)
+    return total / jnp.maximum(numbers, 1).reshape(-1, *[1] * (total.ndim - 1))
 
 
-def unsorted_segment_max(
-    data: PyTree, segment_ids: PyTree, num_segments: int, name: str | None = None
-) -> Any:
-    """Return the largest of the rows with each number.
-
-    >>> unsorted_segment_max([1, 2, 4], [0, 1, 0], 2).tolist()
-    [4, 2]
-    """
-    return jax.ops.segment_max(jnp.asarray(data), jnp.asarray(segment_ids), num_segments)
-
-
-def meshgrid(*args: PyTree, indexing: str = "xy", name: str | None = None) -> Any:
+def meshgrid(*args: PyTree, indexing: str = "xy") -> Any:
     """Return the coordinates of a grid."""
     return ops.meshgrid(*map(jnp.asarray, args), indexing=indexing)
 
 
-def split(
-    value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: str | None = None
-) -> Any:
+def split(value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> Any:
     """Return a tensor in pieces: a number of equal ones, or ones of the given sizes.
 
     >>> [p.tolist() for p in split([1, 2, 3], [1, 2])]
@@ -184,27 +156,27 @@ def gather(
     validate_indices: bool | None = None,
     axis: int | None = None,
     batch_dims: int = 0,
-    name: str | None = None,
 ) -> Any:
     """Return the slices of `params` at `indices`.
 
     >>> gather([[1, 2], [3, 4]], [1]).tolist()
     [[3, 4]]
     """
+    axis = batch_dims if axis is None else axis
     if batch_dims:
 
         def take(p: Any, i: Any) -> Any:
-            return gather(p, i, axis=None if axis is None else axis - 1, batch_dims=batch_dims - 1)
+            return gather(p, i, axis=axis - 1, batch_dims=batch_dims - 1)
 
         return jax.vmap(take)(jnp.asarray(params), jnp.asarray(indices))
-    if is_text(params):
-        return np.take(text(params), np.asarray(indices), axis=0 if axis is None else axis)
-    return ops.take(params, indices, axis=0 if axis is None else axis)
+    return (
+        np.take(text(params), np.asarray(indices), axis)
+        if is_text(params)
+        else ops.take(params, indices, axis)
+    )
 
 
-def where(
-    condition: PyTree, x: PyTree | None = None, y: PyTree | None = None, name: str | None = None
-) -> Any:
+def where(condition: PyTree, x: PyTree | None = None, y: PyTree | None = None) -> Any:
     """Return `x` where the condition holds, else `y`; with the condition alone, the indices where it holds.
 
     >>> where([True, False], 1, 2).tolist(), where([False, True]).tolist()
@@ -215,7 +187,7 @@ def where(
     return jnp.where(jnp.asarray(condition), jnp.asarray(x), jnp.asarray(y))
 
 
-def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None, name: str | None = None) -> Any:
+def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None) -> Any:
     """Return the entries where a mask holds; outside of functions, since the size depends on the data.
 
     >>> boolean_mask([1, 2, 3], [True, False, True]).tolist()
@@ -238,39 +210,32 @@ def one_hot(
     off_value: float | None = None,
     axis: int | None = None,
     dtype: DTypeLike | None = None,
-    name: str | None = None,
 ) -> Any:
     """Return vectors that are `on_value` at their index, else `off_value`.
 
     >>> one_hot([1], 3).tolist()
     [[0.0, 1.0, 0.0]]
     """
+    axis = -1 if axis is None else axis
     if on_value is None and off_value is None:
-        return ops.one_hot(
-            indices, depth, axis=-1 if axis is None else axis, dtype=device_dtype(dtype) or "float32"
-        )
-    hot = ops.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype="bool")
+        return ops.one_hot(indices, depth, axis=axis, dtype=dtype or "float32")
+    hot = ops.one_hot(indices, depth, axis=axis, dtype="bool")
     made = jnp.where(hot, 1 if on_value is None else on_value, 0 if off_value is None else off_value)
-    return made if dtype is None else made.astype(device_dtype(dtype))
+    return made if dtype is None else made.astype(dtype)
 
 
-def shape(input: PyTree, out_type: DTypeLike = "int32", name: str | None = None) -> tuple[int, ...]:
+def shape(input: PyTree, out_type: DTypeLike = "int32") -> tuple[int, ...]:
     """Return the shape, as integers: programs are compiled for given shapes."""
     return tuple(jnp.shape(input))
 
 
-def identity(input: PyTree, name: str | None = None) -> Any:
-    """Return a tensor of the same value."""
-    return jax.tree.map(jnp.array, input)
-
-
-def diag(diagonal: PyTree, name: str | None = None) -> Any:
+def diag(diagonal: PyTree) -> Any:
     """Return matrices with a diagonal, and zeros elsewhere."""
     diagonal = jnp.asarray(diagonal)
     return diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype)
 
 
-def global_norm(t_list: Sequence[PyTree], name: str | None = None) -> Any:
+def global_norm(t_list: Sequence[PyTree]) -> Any:
     """Return the Euclidean norm of all tensors together.
 
     >>> float(global_norm([3.0, 4.0]))
@@ -279,7 +244,7 @@ def global_norm(t_list: Sequence[PyTree], name: str | None = None) -> Any:
     return ops.sqrt(add_n([ops.sum(ops.square(t)) for t in t_list if t is not None]))
 
 
-def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None) -> Any:
     """Return a tensor, made shorter where its norm is larger than `clip_norm`.
 
     >>> clip_by_norm([3.0, 4.0], 2.5).tolist()
@@ -291,7 +256,7 @@ def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None, name: str | None =
 
 
 def clip_by_global_norm(
-    t_list: Sequence[PyTree], clip_norm: Any, use_norm: Any = None, name: str | None = None
+    t_list: Sequence[PyTree], clip_norm: Any, use_norm: Any = None
 ) -> tuple[list[Any], Any]:
     """Return tensors, made shorter together where their norm is larger than `clip_norm`; and that norm."""
     norm = global_norm(t_list) if use_norm is None else use_norm
@@ -299,20 +264,18 @@ def clip_by_global_norm(
     return [None if t is None else t * scale for t in t_list], norm
 
 
-def l2_normalize(x: PyTree, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+def l2_normalize(x: PyTree, axis: Any = None, epsilon: float = 1e-12) -> Any:
     """Return a tensor divided by its norm along an axis."""
     x = jnp.asarray(x)
     return x * ops.rsqrt(ops.maximum(ops.sum(ops.square(x), axis=axis, keepdims=True), epsilon))
 
 
-def l2_loss(t: PyTree, name: str | None = None) -> Any:
+def l2_loss(t: PyTree) -> Any:
     """Return half of the sum of squares."""
     return ops.sum(ops.square(t)) / 2
 
 
-def matmul(
-    a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
-) -> Any:
+def matmul(a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = False) -> Any:
     """Return the product of matrices.
 
     Raises:
@@ -335,7 +298,7 @@ def matmul(
         ) from error
 
 
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Return the result of one of two functions; in a step, keep what it assigns."""
     if recording_here() is not None:
         # In eager code the value is there, as in TensorFlow.
@@ -355,7 +318,6 @@ def while_loop(
     back_prop: bool = True,
     swap_memory: bool = False,
     maximum_iterations: int | None = None,
-    name: str | None = None,
 ) -> Any:
     """Return the values after a loop; where a tape records, Python's: JAX cannot differentiate its own."""
     if recording_here() is None:
@@ -368,16 +330,6 @@ def while_loop(
         found = body(*values)
         values = tuple(found) if isinstance(found, (list, tuple)) else (found,)
     return values if is_sequence else values[0]
-
-
-def zeros_like(input: Any, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
-    """Return zeros of a tensor's or variable's shape."""
-    return jnp.zeros_like(ops.convert_to_tensor(input), device_dtype(dtype))
-
-
-def ones_like(input: Any, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
-    """Return ones of a tensor's or variable's shape."""
-    return jnp.ones_like(ops.convert_to_tensor(input), device_dtype(dtype))
 
 
 def map_fn(
@@ -404,17 +356,12 @@ def dropout(
     return keras.random.dropout(x, rate, noise_shape, seed_of(seed))
 
 
-def sparse_softmax_cross_entropy(labels: PyTree, logits: PyTree, name: str | None = None) -> Any:
-    """Return the cross entropy of each example."""
-    return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-
-
-def softmax_cross_entropy(labels: PyTree, logits: PyTree, axis: int = -1, name: str | None = None) -> Any:
+def softmax_cross_entropy(labels: PyTree, logits: PyTree, axis: int = -1) -> Any:
     """Return the cross entropy of each example."""
     return -ops.sum(ops.multiply(labels, ops.log_softmax(logits, axis)), axis)
 
 
-def sigmoid_cross_entropy(labels: PyTree = None, logits: PyTree = None, name: str | None = None) -> Any:
+def sigmoid_cross_entropy(labels: PyTree = None, logits: PyTree = None) -> Any:
     """Return the cross entropy of each entry, in the form that never overflows."""
     return ops.maximum(logits, 0) - logits * labels + ops.log1p(ops.exp(-ops.abs(logits)))
 
@@ -428,30 +375,18 @@ def _window(size: Any, data_format: str | None) -> tuple[Any, str]:
     return size if isinstance(size, int) else tuple(size), "channels_last" if last else "channels_first"
 
 
-def max_pool(
-    input: PyTree,
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = None,
-    name: str | None = None,
-) -> Any:
-    """Return the maximum of each window."""
-    window, form = _window(ksize, data_format)
-    return ops.max_pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
+def _pool(pool: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a pooling of Keras with TensorFlow's arguments."""
+
+    def pooled(input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None) -> Any:
+        window, form = _window(ksize, data_format)
+        return pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
+
+    pooled.__name__, pooled.__doc__ = pool.__name__, pool.__doc__
+    return pooled
 
 
-def avg_pool(
-    input: PyTree,
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = None,
-    name: str | None = None,
-) -> Any:
-    """Return the mean of each window."""
-    window, form = _window(ksize, data_format)
-    return ops.average_pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
+max_pool, avg_pool = _pool(ops.max_pool), _pool(ops.average_pool)
 
 
 def conv2d(
@@ -461,7 +396,6 @@ def conv2d(
     padding: str,
     data_format: str | None = None,
     dilations: Any = 1,
-    name: str | None = None,
 ) -> Any:
     """Return a convolution."""
     steps, form = _window(strides, data_format)

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import numpy.typing as npt
+from jax.typing import DTypeLike
 
 from unisono.step.variables._seeds import seed_of_step, set_step_seed
 from unisono.tf._entries import device_dtype
+
+#: A number, a key of JAX, or None.
+Seed: TypeAlias = int | jax.Array | None
 
 #: By thread: the layers whose call runs, the innermost last.
 _CALLS = threading.local()
@@ -69,7 +73,7 @@ def _names_random(code: types.CodeType | None) -> bool:
     return any("random" in name for name in code.co_names) or any(map(_names_random, inner))
 
 
-def seed_of(seed: Any) -> Any:
+def seed_of(seed: Seed) -> Any:
     """Return the seed for random numbers: that of the code, of the step, or of the layer that is called.
 
     Args:
@@ -78,22 +82,27 @@ def seed_of(seed: Any) -> Any:
     Returns:
         The seed; None for Keras' own generator, outside of steps.
     """
-    found = seed_of_step(seed)
+    found: Any = seed_of_step(seed)  # type: ignore[arg-type]  # a key is handed on
     if found is None:
         held = (getattr(layer, _SEEDS, None) for layer in reversed(getattr(_CALLS, "layers", ())))
         return next((seeds for seeds in held if seeds is not None), None)
     return found
 
 
-def normal(
-    shape: Sequence[int],
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: npt.DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
-) -> Any:
-    """Return numbers of a normal distribution.
+def _distribution(draw: Callable[..., jax.Array], kind: str) -> Callable[..., jax.Array]:
+    """Return the function of `tf.random` for one of `keras.random`."""
+
+    def drawn(
+        shape: Sequence[int],
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        dtype: DTypeLike = "float32",
+        seed: Seed = None,
+    ) -> jax.Array:
+        return draw(tuple(shape), mean, stddev, device_dtype(dtype), seed_of(seed))
+
+    drawn.__name__ = draw.__name__
+    drawn.__doc__ = f"""Return numbers of a normal distribution{kind}.
 
     Args:
         shape: of the result.
@@ -101,39 +110,22 @@ def normal(
         stddev: its standard deviation.
         dtype: of the numbers.
         seed: for the same numbers at each call; None for new ones.
-        name: is not used.
     """
-    return keras.random.normal(tuple(shape), mean, stddev, device_dtype(dtype), seed_of(seed))
+    return drawn
 
 
-def truncated_normal(
-    shape: Sequence[int],
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: npt.DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
-) -> Any:
-    """Return numbers of a normal distribution, none further than two standard deviations from its mean.
-
-    Args:
-        shape: of the result.
-        mean: of the distribution.
-        stddev: its standard deviation.
-        dtype: of the numbers.
-        seed: for the same numbers at each call; None for new ones.
-        name: is not used.
-    """
-    return keras.random.truncated_normal(tuple(shape), mean, stddev, device_dtype(dtype), seed_of(seed))
+normal = _distribution(keras.random.normal, "")
+truncated_normal = _distribution(
+    keras.random.truncated_normal, ", none further than two standard deviations from its mean"
+)
 
 
 def uniform(
     shape: Sequence[int],
     minval: float = 0,
     maxval: float | None = None,
-    dtype: npt.DTypeLike = "float32",
+    dtype: DTypeLike = "float32",
     seed: Any = None,
-    name: str | None = None,
 ) -> Any:
     """Return numbers of a uniform distribution.
 
@@ -143,22 +135,14 @@ def uniform(
         maxval: all numbers are smaller; None for 1.
         dtype: of the numbers: integers with an integer dtype.
         seed: for the same numbers at each call; None for new ones.
-        name: is not used.
     """
     kind = keras.backend.standardize_dtype(device_dtype(dtype))
-    limit = 1 if maxval is None else maxval
-    if "int" in kind:
-        return keras.random.randint(tuple(shape), minval, limit, kind, seed_of(seed))
-    return keras.random.uniform(tuple(shape), minval, limit, kind, seed_of(seed))
+    draw = keras.random.randint if "int" in kind else keras.random.uniform
+    numbers: jax.Array = draw(tuple(shape), minval, 1 if maxval is None else maxval, kind, seed_of(seed))
+    return numbers
 
 
-def categorical(
-    logits: Any,
-    num_samples: int,
-    dtype: npt.DTypeLike = "int32",
-    seed: int | None = None,
-    name: str | None = None,
-) -> Any:
+def categorical(logits: Any, num_samples: int, dtype: DTypeLike = "int32", seed: int | None = None) -> Any:
     """Return draws of categories.
 
     Args:
@@ -166,9 +150,11 @@ def categorical(
         num_samples: how many are drawn in each row.
         dtype: of the indices.
         seed: for numbers that can be repeated.
-        name: is not used.
     """
-    return keras.random.categorical(logits, num_samples, device_dtype(np.dtype(dtype)), seed_of(seed))
+    drawn: jax.Array = keras.random.categorical(
+        logits, num_samples, device_dtype(np.dtype(dtype)), seed_of(seed)
+    )
+    return drawn
 
 
 def as_initializer(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,10 +163,10 @@ def as_initializer(function: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         function: any initializer.
     """
-    if function not in (normal, truncated_normal, uniform):
+    if inspect.unwrap(function) not in (normal, truncated_normal, uniform):
         return function
 
-    def initialized(shape: Sequence[int], dtype: npt.DTypeLike = "float32") -> Any:
+    def initialized(shape: Sequence[int], dtype: DTypeLike = "float32") -> Any:
         # Keras asks for stand-ins where it builds a model while tracing, and for the numbers afterwards.
         is_traced = isinstance(jnp.zeros(()), jax.core.Tracer)
         return keras.ops.zeros(tuple(shape), dtype) if is_traced else function(shape, dtype=dtype)

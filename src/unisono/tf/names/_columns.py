@@ -5,30 +5,23 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing
+from unisono.tf._entries import At, Entry, Missing, same
 
-_FUNCTIONS = (
-    "bucketized_column", "categorical_column_with_hash_bucket", "categorical_column_with_identity",
-    "categorical_column_with_vocabulary_file", "categorical_column_with_vocabulary_list", "crossed_column",
-    "embedding_column", "indicator_column", "numeric_column", "shared_embeddings",
-    "weighted_categorical_column",
-)  # fmt: skip
 _SEQUENCES = (
     "sequence_categorical_column_with_hash_bucket", "sequence_categorical_column_with_identity",
     "sequence_categorical_column_with_vocabulary_file", "sequence_categorical_column_with_vocabulary_list",
     "sequence_numeric_column",
 )  # fmt: skip
 
-_ESTIMATORS = (
-    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "DNNClassifier",
-    "DNNEstimator", "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier", "LinearEstimator",
-    "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
-    "PoissonRegressionHead", "RegressionHead",
-)  # fmt: skip
 
 COLUMNS: dict[str, Entry] = {
-    **{f"estimator.{name}": At(f"unisono.estimator.{name}") for name in _ESTIMATORS},
+    **same(
+        "estimator.", "unisono.estimator.",
+        "BaselineClassifier BaselineEstimator BaselineRegressor BinaryClassHead DNNClassifier "
+        "DNNEstimator DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor "
+        "DNNRegressor Head LinearClassifier LinearEstimator LinearRegressor LogisticRegressionHead "
+        "MultiClassHead MultiHead MultiLabelHead PoissonRegressionHead RegressionHead",
+    ),
     **{
         f"estimator.{name}": Missing("is not among the canned estimators here", instead)
         for name, instead in {
@@ -36,9 +29,13 @@ COLUMNS: dict[str, Entry] = {
             "BoostedTreesRegressor": "`DNNRegressor`, or scikit-learn's `HistGradientBoostingRegressor`",
         }.items()
     },
-    **{f"feature_column.{name}": At(f"unisono.feature_column.{name}") for name in _FUNCTIONS},
-    "feature_column.input_layer": At("unisono.feature_column.input_layer"),
-    "feature_column.linear_model": At("unisono.feature_column.linear_model"),
+    **same(
+        "feature_column.", "unisono.feature_column.",
+        "bucketized_column categorical_column_with_hash_bucket categorical_column_with_identity "
+        "categorical_column_with_vocabulary_file categorical_column_with_vocabulary_list crossed_column "
+        "embedding_column indicator_column numeric_column shared_embeddings weighted_categorical_column "
+        "input_layer linear_model",
+    ),
     "feature_column.shared_embedding_columns": At("unisono.feature_column.shared_embeddings"),
     **{
         f"feature_column.{name}": Missing(
@@ -53,4 +50,4 @@ COLUMNS: dict[str, Entry] = {
     "keras.layers.DenseFeatures": At(
         "unisono.feature_column.DenseFeatures", note="strings need `dataset.map(layer.encode)` first"
     ),
-}
+}  # fmt: skip

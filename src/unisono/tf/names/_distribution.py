@@ -5,55 +5,48 @@ Tests: tests/unit/tf/test_names.py.
 
 from __future__ import annotations
 
-from unisono.tf._entries import At, Entry, Missing, own
+from unisono.tf._entries import At, Entry, Missing, own, same
 
 _RPC = Missing("is TensorFlow's generic gRPC server, which is not part of Unisono", "the package `grpcio`")
 
-_SAME = [
-    "CrossDeviceOps", "DistributedDataset", "DistributedIterator", "DistributedValues",
-    "HierarchicalCopyAllReduce", "InputContext", "InputOptions", "InputReplicationMode",
-    "MirroredStrategy", "MultiWorkerMirroredStrategy", "NcclAllReduce", "OneDeviceStrategy",
-    "ParameterServerStrategy", "ReduceOp", "ReductionToOneDevice", "ReplicaContext", "RunOptions",
-    "Server", "Strategy", "StrategyExtended", "TPUStrategy", "experimental_set_strategy",
-    "get_replica_context", "get_strategy", "has_strategy", "in_cross_replica_context",
-]  # fmt: skip
-
-_RESOLVERS = [
-    "ClusterResolver", "GCEClusterResolver", "KubernetesClusterResolver",
-    "KubernetesExecutableLocation", "SimpleClusterResolver", "SlurmClusterResolver",
-    "TFConfigClusterResolver", "TPUClusterResolver", "UnionResolver", "UnionClusterResolver",
-]  # fmt: skip
-
-_COORDINATOR = [
-    "ClusterCoordinator", "PerWorkerValue", "PerWorkerValues", "RemoteValue",
-    "experimental_get_current_worker_index",
-]  # fmt: skip
-
-_EXPERIMENTAL = [
-    "CentralStorageStrategy", "CollectiveCommunication", "CollectiveHints",
-    "CommunicationImplementation", "CommunicationOptions", "MultiWorkerMirroredStrategy",
-    "ParameterServerStrategy", "PreemptionCheckpointHandler", "PreemptionWatcher", "TPUStrategy",
-    "TerminationConfig", "ValueContext",
-]  # fmt: skip
-
-_PARTITIONERS = [
-    "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner",
-]  # fmt: skip
+_COORDINATOR = (
+    "ClusterCoordinator PerWorkerValue PerWorkerValues RemoteValue experimental_get_current_worker_index"
+)
 
 DISTRIBUTE: dict[str, Entry] = {
-    **{name: At(f"unisono.{name}") for name in _SAME},
-    **{f"cluster_resolver.{name}": At(f"unisono.cluster_resolver.{name}") for name in _RESOLVERS},
+    **same(
+        "", "unisono.",
+        "CrossDeviceOps DistributedDataset DistributedIterator DistributedValues "
+        "HierarchicalCopyAllReduce InputContext InputOptions InputReplicationMode MirroredStrategy "
+        "MultiWorkerMirroredStrategy NcclAllReduce OneDeviceStrategy ParameterServerStrategy ReduceOp "
+        "ReductionToOneDevice ReplicaContext RunOptions Server Strategy StrategyExtended TPUStrategy "
+        "experimental_set_strategy get_replica_context get_strategy has_strategy in_cross_replica_context",
+    ),
+    **same(
+        "cluster_resolver.", "unisono.cluster_resolver.",
+        "ClusterResolver GCEClusterResolver KubernetesClusterResolver KubernetesExecutableLocation "
+        "SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver TPUClusterResolver "
+        "UnionResolver UnionClusterResolver",
+    ),
     "cluster_resolver.TPUClusterResolver": At(
         "unisono.cluster_resolver.TPUClusterResolver",
         note="needs TPUs on this machine; `devices=['cpu:0', 'cpu:1']` tries a program without",
     ),
-    **{f"coordinator.{name}": At(f"unisono.coordinator.{name}") for name in _COORDINATOR},
-    **{f"experimental.{name}": At(f"unisono.experimental.{name}") for name in _EXPERIMENTAL},
-    **{f"experimental.coordinator.{name}": At(f"unisono.coordinator.{name}") for name in _COORDINATOR},
-    **{f"experimental.partitioners.{name}": At(f"unisono.partitioners.{name}") for name in _PARTITIONERS},
+    **same("coordinator.", "unisono.coordinator.", _COORDINATOR),
+    **same("experimental.coordinator.", "unisono.coordinator.", _COORDINATOR),
+    **same(
+        "experimental.", "unisono.experimental.",
+        "CentralStorageStrategy CollectiveCommunication CollectiveHints CommunicationImplementation "
+        "CommunicationOptions MultiWorkerMirroredStrategy ParameterServerStrategy "
+        "PreemptionCheckpointHandler PreemptionWatcher TPUStrategy TerminationConfig ValueContext",
+    ),
+    **same(
+        "experimental.partitioners.", "unisono.partitioners.",
+        "FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner",
+    ),
     "experimental.rpc": _RPC,
     "get_loss_reduction": Missing("belongs to TensorFlow 1", "`unisono.nn.compute_average_loss`"),
-}
+}  # fmt: skip
 
 #: `tf.contrib.distribute` of 2018.
 CONTRIB: dict[str, Entry] = {

@@ -13,13 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from unisono.tf._entries import device_dtype
 from unisono.tf.adapters.inputs._host_tensor import HostTensor, is_text_dtype, text
 
 
-def arange(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: DTypeLike | None = None, name: str | None = None
-) -> Any:
+def arange(start: Any, limit: Any = None, delta: Any = 1, dtype: DTypeLike | None = None) -> Any:
     """Return the numbers from `start` (0 where it is alone) up to `limit`.
 
     >>> arange(3).tolist(), arange(1, 6, 2).tolist()
@@ -27,7 +24,7 @@ def arange(
     """
     if limit is None:
         start, limit = 0, start
-    found = jnp.arange(start, limit, delta, device_dtype(dtype))
+    found = jnp.arange(start, limit, delta, dtype)
     if isinstance(found, jax.core.Tracer) and not any(
         isinstance(x, jax.core.Tracer) for x in (start, limit, delta)
     ):
@@ -36,16 +33,16 @@ def arange(
     return found
 
 
-def zeros(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+def zeros(shape: Any, dtype: DTypeLike = "float32", *, layout: None = None) -> Any:
     """Return zeros; of strings, empty ones."""
     if is_text_dtype(dtype):
         return text(np.full(tuple(shape), "", object))
-    return jnp.zeros(shape, device_dtype(dtype))
+    return jnp.zeros(shape, dtype)
 
 
-def ones(shape: Any, dtype: DTypeLike = "float32", name: str | None = None, layout: None = None) -> Any:
+def ones(shape: Any, dtype: DTypeLike = "float32", *, layout: None = None) -> Any:
     """Return ones."""
-    return jnp.ones(shape, device_dtype(dtype))
+    return jnp.ones(shape, dtype)
 
 
 def eye(
@@ -53,8 +50,7 @@ def eye(
     num_columns: int | None = None,
     batch_shape: Sequence[int] | None = None,
     dtype: DTypeLike = "float32",
-    name: str | None = None,
 ) -> Any:
     """Return an identity matrix, or a batch of them."""
-    made = jnp.eye(num_rows, num_columns, dtype=device_dtype(dtype))
+    made = jnp.eye(num_rows, num_columns, dtype=dtype)
     return made if batch_shape is None else jnp.broadcast_to(made, (*batch_shape, *made.shape))

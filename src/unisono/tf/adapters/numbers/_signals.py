@@ -8,33 +8,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from unisono._types import PyTree
+from unisono.tf._entries import TensorLike
 
 
-def rfft(input_tensor: PyTree, fft_length: Sequence[int] | None = None, name: str | None = None) -> Any:
+def rfft(input_tensor: TensorLike, fft_length: Sequence[int] | None = None) -> jax.Array:
     """Return the transform of real numbers along the last axis."""
     return jnp.fft.rfft(jnp.asarray(input_tensor), _length(fft_length))
 
 
-def irfft(input_tensor: PyTree, fft_length: Sequence[int] | None = None, name: str | None = None) -> Any:
+def irfft(input_tensor: TensorLike, fft_length: Sequence[int] | None = None) -> jax.Array:
     """Return the real numbers of a transform."""
     return jnp.fft.irfft(jnp.asarray(input_tensor), _length(fft_length))
 
 
-def rfft2d(input_tensor: PyTree, fft_length: Sequence[int] | None = None, name: str | None = None) -> Any:
+def rfft2d(input_tensor: TensorLike, fft_length: Sequence[int] | None = None) -> jax.Array:
     """Return the transform of real numbers along the last two axes."""
     return jnp.fft.rfft2(jnp.asarray(input_tensor), _lengths(fft_length))
 
 
-def irfft2d(input_tensor: PyTree, fft_length: Sequence[int] | None = None, name: str | None = None) -> Any:
+def irfft2d(input_tensor: TensorLike, fft_length: Sequence[int] | None = None) -> jax.Array:
     """Return the real numbers of a transform along two axes."""
     return jnp.fft.irfft2(jnp.asarray(input_tensor), _lengths(fft_length))
 
 
-def _length(fft_length: PyTree) -> int | None:
+def _length(fft_length: Sequence[int] | None) -> int | None:
     return None if fft_length is None else int(jnp.ravel(jnp.asarray(fft_length))[0])
 
 
@@ -42,9 +43,7 @@ def _lengths(fft_length: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if fft_length is None else tuple(map(int, fft_length))
 
 
-def hann_window(
-    window_length: int, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
-) -> Any:
+def hann_window(window_length: int, periodic: bool = True, dtype: DTypeLike = "float32") -> jax.Array:
     """Return a Hann window.
 
     >>> hann_window(4).tolist()
@@ -53,14 +52,12 @@ def hann_window(
     return _raised_cosine(window_length, periodic, 0.5, dtype)
 
 
-def hamming_window(
-    window_length: int, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
-) -> Any:
+def hamming_window(window_length: int, periodic: bool = True, dtype: DTypeLike = "float32") -> jax.Array:
     """Return a Hamming window."""
     return _raised_cosine(window_length, periodic, 0.54, dtype)
 
 
-def _raised_cosine(length: int, periodic: bool, height: float, dtype: DTypeLike) -> Any:
+def _raised_cosine(length: int, periodic: bool, height: float, dtype: DTypeLike) -> jax.Array:
     if length == 1:
         return jnp.ones(1, dtype)
     # As in TensorFlow, where a window of odd length is symmetric, "periodic" or not.
@@ -69,14 +66,13 @@ def _raised_cosine(length: int, periodic: bool, height: float, dtype: DTypeLike)
 
 
 def frame(
-    signal: PyTree,
+    signal: TensorLike,
     frame_length: int,
     frame_step: int,
     pad_end: bool = False,
     pad_value: float = 0,
     axis: int = -1,
-    name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Return the frames of a signal, which may overlap, as an axis before that of their samples."""
     signal = jnp.moveaxis(jnp.asarray(signal), axis, -1)
     size = signal.shape[-1]
@@ -89,14 +85,13 @@ def frame(
 
 
 def stft(
-    signals: PyTree,
+    signals: TensorLike,
     frame_length: int,
     frame_step: int,
     fft_length: int | None = None,
     window_fn: Callable[..., Any] | None = hann_window,
     pad_end: bool = False,
-    name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Return the transforms of a signal's frames."""
     frames = frame(signals, frame_length, frame_step, pad_end)
     if window_fn is not None:

@@ -13,18 +13,16 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree
 from unisono.checkpoint._tracking import Holder
 from unisono.step._program import current_frame
 from unisono.step._scope import is_discovering
-from unisono.tf._entries import device_dtype
+from unisono.tf._entries import TensorLike
 from unisono.tf.adapters import _colors, _images, _random
 
 
-def key_of(seed: PyTree) -> jax.Array:
+def key_of(seed: TensorLike) -> jax.Array:
     """Return the key of JAX for a seed of TensorFlow's stateless operations.
 
     Args:
@@ -45,43 +43,22 @@ def key_of(seed: PyTree) -> jax.Array:
     return jnp.asarray(pair, np.uint32)
 
 
-def normal(
-    shape: Sequence[int],
-    seed: PyTree,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: npt.DTypeLike = "float32",
-    **kwargs: Any,
-) -> Any:
-    """Return numbers of a normal distribution, the same for the same seed."""
-    return keras.random.normal(tuple(shape), mean, stddev, device_dtype(dtype), key_of(seed))
+def _of_seed(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return the stateless form of a distribution, whose `seed` is two integers."""
+
+    def drawn(
+        shape: Sequence[int], seed: TensorLike, *args: Any, alg: str | None = None, **kwargs: Any
+    ) -> jax.Array:
+        return draw(shape, *args, seed=key_of(seed), **kwargs)
+
+    drawn.__name__, drawn.__doc__ = f"stateless_{draw.__name__}", draw.__doc__
+    return drawn
 
 
-def truncated_normal(
-    shape: Sequence[int],
-    seed: PyTree,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: npt.DTypeLike = "float32",
-    **kwargs: Any,
-) -> Any:
-    """Return numbers of a truncated normal distribution, the same for the same seed."""
-    return keras.random.truncated_normal(tuple(shape), mean, stddev, device_dtype(dtype), key_of(seed))
+normal, truncated_normal, uniform = map(_of_seed, (_random.normal, _random.truncated_normal, _random.uniform))
 
 
-def uniform(
-    shape: Sequence[int],
-    seed: PyTree,
-    minval: float = 0,
-    maxval: float | None = None,
-    dtype: npt.DTypeLike = "float32",
-    **kwargs: Any,
-) -> Any:
-    """Return numbers of a uniform distribution, the same for the same seed."""
-    return _random.uniform(shape, minval, maxval, dtype, key_of(seed))
-
-
-def split(seed: PyTree, num: int = 2, **kwargs: Any) -> jax.Array:
+def split(seed: TensorLike, num: int = 2, **kwargs: Any) -> jax.Array:
     """Return new seeds, made of one.
 
     Args:
@@ -95,14 +72,10 @@ def split(seed: PyTree, num: int = 2, **kwargs: Any) -> jax.Array:
     return jax.random.bits(key_of(seed), (num, 2), np.uint32).astype(np.int32)
 
 
-def of_image(random: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stateless form of an augmentation, whose `seed` is two integers.
+def _of_image(random: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stateless form of an augmentation, whose `seed` is two integers."""
 
-    Args:
-        random: the augmentation, with an argument `seed`.
-    """
-
-    def augmented(*args: Any, seed: PyTree = None, **kwargs: Any) -> Any:
+    def augmented(*args: Any, seed: TensorLike | None = None, **kwargs: Any) -> Any:
         if seed is None:
             *args, seed = args  # type: ignore[assignment]  # the last one, where it is not named
         return random(*args, seed=key_of(seed), **kwargs)
@@ -111,13 +84,23 @@ def of_image(random: Callable[..., Any]) -> Callable[..., Any]:
     return augmented
 
 
-random_brightness = of_image(_colors.random_brightness)
-random_contrast = of_image(_colors.random_contrast)
-random_crop = of_image(_images.random_crop)
-random_flip_left_right = of_image(_images.random_flip_left_right)
-random_flip_up_down = of_image(_images.random_flip_up_down)
-random_hue = of_image(_colors.random_hue)
-random_saturation = of_image(_colors.random_saturation)
+random_brightness = _of_image(_colors.random_brightness)
+random_contrast = _of_image(_colors.random_contrast)
+random_crop = _of_image(_images.random_crop)
+random_flip_left_right = _of_image(_images.random_flip_left_right)
+random_flip_up_down = _of_image(_images.random_flip_up_down)
+random_hue = _of_image(_colors.random_hue)
+random_saturation = _of_image(_colors.random_saturation)
+
+
+def _of_generator(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return the method of a generator for a function that takes a seed."""
+
+    def drawn(self: RandomGenerator, *args: Any, name: str | None = None, **kwargs: Any) -> jax.Array:
+        return draw(*args, seed=self._next(), **kwargs)
+
+    drawn.__name__, drawn.__doc__ = draw.__name__, draw.__doc__
+    return drawn
 
 
 class RandomGenerator(Holder):
@@ -142,7 +125,7 @@ class RandomGenerator(Holder):
         return {} if self._seeds is None else {"state": self._seeds.state}
 
     @classmethod
-    def from_seed(cls, seed: int, alg: Any = None) -> RandomGenerator:
+    def from_seed(cls, seed: int, alg: str | None = None) -> RandomGenerator:
         """Return a generator that begins with a seed.
 
         Args:
@@ -152,7 +135,7 @@ class RandomGenerator(Holder):
         return cls(int(seed))
 
     @classmethod
-    def from_non_deterministic_state(cls, alg: Any = None) -> RandomGenerator:
+    def from_non_deterministic_state(cls, alg: str | None = None) -> RandomGenerator:
         """Return a generator that begins by chance.
 
         Args:
@@ -178,38 +161,9 @@ class RandomGenerator(Holder):
         self._drawn += 1
         return key_of((self._seed, self._drawn - 1))
 
-    def normal(
-        self,
-        shape: Sequence[int],
-        mean: float = 0.0,
-        stddev: float = 1.0,
-        dtype: npt.DTypeLike = "float32",
-        name: str | None = None,
-    ) -> Any:
-        """Return numbers of a normal distribution."""
-        return keras.random.normal(tuple(shape), mean, stddev, device_dtype(dtype), self._next())
-
-    def truncated_normal(
-        self,
-        shape: Sequence[int],
-        mean: float = 0.0,
-        stddev: float = 1.0,
-        dtype: npt.DTypeLike = "float32",
-        name: str | None = None,
-    ) -> Any:
-        """Return numbers of a truncated normal distribution."""
-        return keras.random.truncated_normal(tuple(shape), mean, stddev, device_dtype(dtype), self._next())
-
-    def uniform(
-        self,
-        shape: Sequence[int],
-        minval: float = 0,
-        maxval: float | None = None,
-        dtype: npt.DTypeLike = "float32",
-        name: str | None = None,
-    ) -> Any:
-        """Return numbers of a uniform distribution."""
-        return _random.uniform(shape, minval, maxval, dtype, self._next())
+    normal = _of_generator(_random.normal)
+    truncated_normal = _of_generator(_random.truncated_normal)
+    uniform = _of_generator(_random.uniform)
 
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Return seeds for the stateless operations.
@@ -242,9 +196,5 @@ def get_global_generator() -> RandomGenerator:
 
 
 def set_global_generator(generator: RandomGenerator) -> None:
-    """Set what `get_global_generator` returns.
-
-    Args:
-        generator: the generator.
-    """
+    """Set what `get_global_generator` returns."""
     _GLOBAL[:] = [generator]
