@@ -1,5 +1,10 @@
 """Keras' `fit`, `evaluate` and `predict` on servers and workers of this process."""
 
+import re
+import sys
+import threading
+from pathlib import Path
+
 import jax
 import keras
 import numpy as np
@@ -8,9 +13,11 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster_resolver._spec import Task
-from unisono.training.remote_step._train_function import LazyArray
+from unisono.training.remote_step._train_function import LazyArray, RemoteTrainFunction
 
 pytestmark = pytest.mark.numbers
+
+SRC = "/src/unisono/"
 
 
 def data(rows=200):
@@ -286,3 +293,52 @@ def test_a_step_of_keras_form_may_apply_another_optimizer():
             model = trained()
         model.fit(*data(64), batch_size=16, shuffle=False, verbose=0)
         assert_same(model, expected)
+
+
+class _Visits:
+    """The files of Unisono whose functions are called while Keras' train function sends a batch, and after.
+
+    The calls of all threads are counted: of the chief, of workers and of servers. What Keras' callbacks
+    visit in the chief's main thread, outside of the train function, is no part of a batch's way.
+    """
+
+    def __init__(self):
+        self.files, self.is_on = set(), False
+        self._main, self._inside = threading.main_thread(), 0
+
+    def __call__(self, frame, event, _):
+        path = frame.f_code.co_filename
+        if event not in ("call", "return") or SRC not in path:
+            return
+        if threading.current_thread() is self._main:
+            if frame.f_code is RemoteTrainFunction.__call__.__code__:
+                self._inside += 1 if event == "call" else -1
+            elif not self._inside:
+                return
+        if self.is_on and event == "call":
+            self.files.add(path.partition(SRC)[2].removesuffix(".py"))
+
+
+def test_a_batch_visits_the_files_of_the_document():
+    visits = _Visits()
+
+    def begin(batch, logs):
+        # After the warm-up, with programs and plans known, until the last batches still run.
+        visits.is_on = 16 <= batch < 28
+
+    threading.setprofile(visits)
+    sys.setprofile(visits)
+    try:
+        with local_strategy(workers=2, servers=2) as strategy:
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            callback = keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
+            model.fit(*data(128), batch_size=4, verbose=0, callbacks=[callback])
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    text = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    section = text.partition("## The life of a batch with parameter servers")[2].partition("\n## ")[0]
+    assert visits.files - set(re.findall(r"`((?:\w+/)+\w+)", section)) == set()
+    assert len(visits.files) == int(re.search(r"visits (\d+) files", section)[1]) <= 25

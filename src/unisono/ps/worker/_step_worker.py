@@ -305,7 +305,7 @@ class StepWorker:
             return
         self._reads_data = True
         try:
-            taken = self._data.take(meta.get("takes", ()))
+            taken = self._data.take(names) if (names := meta.get("takes")) else None
         finally:
             self._reads_data = False
         name: str | None = meta.get("plan")
@@ -327,7 +327,7 @@ class StepWorker:
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
         results = [np.asarray(outputs[i]) for i in plan.results]
-        self._acknowledge(task, pushes, {"plan": name, "taken": self._data.counts(taken)}, results)
+        self._acknowledge(task, pushes, {"plan": name, "taken": taken.counts if taken else {}}, results)
 
     def _compute(
         self, task: _WorkItem, plan: StepPlan, arrays: Sequence[Any]
@@ -361,12 +361,12 @@ class StepWorker:
         plan: StepPlan,
         outputs: Sequence[Any],
         numbers_of_rows: RowNumbers | None,
-        taken: TakenBatches,
+        taken: TakenBatches | None,
         lineages: Mapping[int, str],
     ) -> list[Future[Any]]:
         numbers = task.frame.meta["closure"], task.frame.meta["watermark"]
         # With the update, so that it is known exactly also where this worker is lost before it answers.
-        counts = self._data.counts(taken)
+        counts = taken.counts if taken else {}
         used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
         given = []
         for p in plan.pushes:

@@ -36,13 +36,15 @@ class TakenBatches:
 
     parts: list[tuple[str, _WorkerIteration, Any]]
 
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
     @property
     def batches(self) -> tuple[Any, ...]:
         """The batches."""
         return tuple(batch for _, _, batch in self.parts)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many batches closures have used of each iterator, by its name."""
+        return {name: source.used for name, source, _ in self.parts}
 
     def give_back(self) -> None:
         """Let the next closure take them again."""
@@ -145,10 +147,6 @@ class WorkerData:
             source.used += 1
             taken.parts.append((name, source, batch))
         return taken
-
-    def counts(self, taken: TakenBatches) -> Mapping[str, int]:
-        """Return how many batches closures have used of the iterators of one."""
-        return {name: source.used for name, source, _ in taken.parts}
 
 
 def _batches_of(dataset: Any) -> Iterator[Any]:

@@ -21,8 +21,8 @@ from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult
 from unisono.ps.worker._batch_spec import rebuild
 from unisono.step._call_signature import Result
+from unisono.training.remote_step._streams import RandomStream
 from unisono.training.remote_step.programs._function_step import FunctionProgram
-from unisono.training.remote_step.programs._worker_program import RandomStream
 
 if TYPE_CHECKING:
     from unisono.training.remote_step._job import Job

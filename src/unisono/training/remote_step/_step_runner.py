@@ -34,13 +34,13 @@ from unisono.step._program import current_frame
 from unisono.training.named_steps._programs import Programs
 from unisono.training.named_steps._protocol import ElementSource, NamedStep
 from unisono.training.remote_step._scheduled_function import ScheduledFunction
+from unisono.training.remote_step._streams import RandomStream
 from unisono.training.remote_step.programs._function_step import (
     FunctionProgram,
     FunctionSteps,
     traced_worker_index,
 )
 from unisono.training.remote_step.programs._push_layout import push_layout_of
-from unisono.training.remote_step.programs._worker_program import RandomStream
 
 if TYPE_CHECKING:
     from unisono.strategies._parameter_server import ParameterServerStrategy

@@ -6,6 +6,7 @@ Tests: tests/unit/training/remote_step/test_streams.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,27 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.training.remote_step.programs._worker_program import RandomStream
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomStream:
+    """A random generator of a program, whose state the chief holds and gives to each run.
+
+    No two runs get the same state, and a run that is repeated gets the same again. With one worker the
+    states are those that one device would have.
+
+    Args:
+        variable: the generator's state.
+        increment: what one run adds to it, modulo 2**32.
+    """
+
+    variable: keras.Variable
+    increment: np.ndarray
+
+    def advanced(self, state: np.ndarray) -> np.ndarray:
+        """Return the state for the run after the one that was given `state`."""
+        advanced: np.ndarray = np.add(state, self.increment)
+        return advanced
 
 
 class RandomStreams:

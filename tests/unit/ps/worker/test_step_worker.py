@@ -450,7 +450,7 @@ def test_the_end_does_not_wait_for_a_dataset_that_blocks(chief):
 
     chief.worker._data.take = take
     chief.add_plan()
-    chief.run(1, arrays=[np.float32(1)] * 3)
+    chief.run(1, arrays=[np.float32(1)] * 3, takes=["i"])
     assert began.wait(LIMIT)
     chief.worker.close()
     chief.worker.join(20)

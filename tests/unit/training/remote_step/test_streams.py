@@ -4,8 +4,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import store_value
-from unisono.training.remote_step._streams import RandomStreams
-from unisono.training.remote_step.programs._worker_program import RandomStream
+from unisono.training.remote_step._streams import RandomStream, RandomStreams
 
 
 def stream():

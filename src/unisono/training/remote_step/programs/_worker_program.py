@@ -31,6 +31,7 @@ from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
+from unisono.training.remote_step._streams import RandomStream
 from unisono.training.remote_step.programs._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.remote_step.programs._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
@@ -44,27 +45,6 @@ MayBeTable = Callable[[keras.Variable, keras.Optimizer | None], bool]
 
 #: States of a random generator from which its steps are measured.
 _PROBES = (0, 1, 0x9E3779B9, 0xFFFFFFFF)
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomStream:
-    """A random generator of a program, whose state the chief holds and gives to each run.
-
-    No two runs get the same state, and a run that is repeated gets the same again. With one worker the
-    states are those that one device would have.
-
-    Args:
-        variable: the generator's state.
-        increment: what one run adds to it, modulo 2**32.
-    """
-
-    variable: keras.Variable
-    increment: np.ndarray
-
-    def advanced(self, state: np.ndarray) -> np.ndarray:
-        """Return the state for the run after the one that was given `state`."""
-        advanced: np.ndarray = np.add(state, self.increment)
-        return advanced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
