@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
-from unisono._errors import UnsupportedError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._types import UserValue
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -23,14 +25,52 @@ def whole_number(value: UserValue, least: int) -> int | None:
     >>> whole_number(3, 1), whole_number(0, 1), whole_number(3.0, 1), whole_number(True, 1)
     (3, None, None, None)
     """
+    number = _index_of(value)
+    return number if number is not None and number >= least else None
+
+
+def _index_of(value: UserValue) -> int | None:
     if isinstance(value, bool):
         return None
     try:
         # NumPy's integers have an index, and floats, which `int` would truncate without an error, have none.
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError:
         return None
-    return number if number >= least else None
+
+
+def checked_whole(value: UserValue, name: str, least: int, hint: str) -> int:
+    """Return an argument as a Python int.
+
+    Args:
+        value: what the user passed.
+        name: of the argument.
+        least: the smallest allowed number.
+        hint: what to write instead.
+
+    Raises:
+        InvalidTypeError: The value is not a whole number.
+        InvalidArgumentError: The value is too small.
+
+    >>> checked_whole(3, "count", 0, "")
+    3
+    """
+    number = _index_of(value)
+    if number is None:
+        raise InvalidTypeError(f"{name} must be a whole number. Received: {name}={value!r}. {hint}")
+    if number < least:
+        raise InvalidArgumentError(f"{name} must be at least {least}. Received: {name}={number}. {hint}")
+    return number
+
+
+def is_number(value: UserValue) -> TypeGuard[float]:
+    """Return whether an argument is a whole or floating-point number, also NumPy's.
+
+    >>> is_number(3), is_number(0.5), is_number(True), is_number("3")
+    (True, True, False, False)
+    """
+    # NumPy registers its numbers there, which are not all Python's.
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def whole_numbers(values: Iterable[UserValue], least: int) -> list[int] | None:

@@ -171,7 +171,7 @@ def test_files_and_classes_that_the_document_names_exist():
 @pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("data._pipeline.")])
 def test_the_pipeline_stands_on_its_own(name):
     """`data/_pipeline` is the part of `unisono.data` that knows neither devices nor strategies."""
-    allowed = ("data._pipeline.", "_errors", "_types", "_reads", "_system._files")
+    allowed = ("data._pipeline.", "_errors", "_types", "_checks", "_reads", "_system._files")
     assert all(imported.startswith(allowed) for imported in own_imports(name))
 
 

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from unisono._checks import whole_number, whole_numbers
+from unisono import InvalidArgumentError, InvalidTypeError
+from unisono._checks import checked_whole, is_number, whole_number, whole_numbers
 
 
 @pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2), np.array(2)])
@@ -60,3 +61,21 @@ def test_an_address_is_no_directory(address):
     ):
         with pytest.raises(unisono.UnsupportedError, match=re.escape(f"Received: '{address}")):
             use(address)
+
+
+def test_a_checked_number_is_whole_and_not_too_small():
+    assert checked_whole(np.int64(3), "count", 3, "") == 3
+    with pytest.raises(InvalidTypeError, match=r"whole number\. Received: count=True\. Write 3"):
+        checked_whole(True, "count", 1, "Write 3.")
+    with pytest.raises(InvalidArgumentError, match=r"count must be at least 1\. Received: count=0\. W"):
+        checked_whole(0, "count", 1, "Write 3.")
+
+
+@pytest.mark.parametrize("value", [3, 0.5, np.float32(2), np.int8(1)])
+def test_numbers(value):
+    assert is_number(value)
+
+
+@pytest.mark.parametrize("value", [True, "3", None, [3], 1j])
+def test_what_is_no_number(value):
+    assert not is_number(value)

@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._checks import whole_numbers
 from unisono._errors import CheckpointError
 
 #: The format's names of types.
@@ -116,7 +117,7 @@ def _begin_of(name: str, entry: dict[str, Any], room: int) -> int:
         ValueError: when it is not, or its size is not that of its shape.
     """
     begin, end = entry["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in [begin, end, *entry["shape"]]):
+    if whole_numbers([begin, end, *entry["shape"]], 0) is None:
         raise ValueError(f"{name} has the shape {entry['shape']}, at {begin} to {end}")
     size = math.prod(entry["shape"]) * jnp.dtype(_TYPES[entry["dtype"]]).itemsize
     if end - begin != size or end > room:

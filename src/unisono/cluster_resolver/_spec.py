@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unisono._checks import is_number, whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 
 #: The jobs that tf.distribute knows.
@@ -209,8 +210,7 @@ def read_index(value: object) -> int | None:
     # The keys of a JSON object are texts, as in a sparse cluster; a task's own index may be one, too.
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         return int(value)
-    # Python's booleans are integers: `True` is no task 1.
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return whole_number(value, 0)
 
 
 def address_problem(address: object) -> str | None:
@@ -288,8 +288,7 @@ class Task:
 
     def __post_init__(self) -> None:
         named = isinstance(self.type, str) and _JOB_NAME.fullmatch(self.type)
-        numbered = isinstance(self.index, int) and not isinstance(self.index, bool) and self.index >= 0
-        if not named or not numbered:
+        if not named or whole_number(self.index, 0) is None:
             raise InvalidArgumentError(
                 "A task must have the name of a job and an index from 0. "
                 f"Received: type={self.type!r}, index={self.index!r}. Write `Task('worker', 0)`."
@@ -337,8 +336,7 @@ class Timeouts:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             seconds = getattr(self, field.name)
-            number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if not number or not 0 < seconds < math.inf:
+            if not is_number(seconds) or not 0 < seconds < math.inf:
                 raise InvalidArgumentError(
                     "A timeout must be a positive number of seconds. "
                     f"Received: {field.name}={seconds!r}. Write `Timeouts({field.name}={field.default})`."

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unisono._checks import whole_number
+from unisono._checks import is_number, whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import Mirrored, PerReplica, ReduceOp
@@ -379,7 +379,7 @@ class CommunicationOptions:
                 "`CommunicationOptions(bytes_per_pack=50 * 1024 * 1024)`, or 0 to let Unisono choose."
             )
         limit = self.timeout_seconds
-        if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
+        if limit is not None and not (is_number(limit) and limit > 0):
             raise InvalidArgumentError(
                 "`timeout_seconds` must be a positive number, or None for no limit. "
                 f"Received: timeout_seconds={limit!r}. Write `CommunicationOptions(timeout_seconds=120.0)`."

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from unisono._checks import local_path
+from unisono._checks import checked_whole, local_path
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataSet, note_iteration
 from unisono.data import _build
@@ -181,7 +181,7 @@ class Dataset(FurtherTransforms, DataSet):
         [1, 3, 5]
         """
         numbers = range(
-            *[_functions.whole(arg, "range's argument", -(2**63), "Write range(10).") for arg in args]
+            *[checked_whole(arg, "range's argument", -(2**63), "Write range(10).") for arg in args]
         )
         return Dataset(Range(numbers.start, numbers.step, len(numbers), np.dtype(output_type)))
 
@@ -263,8 +263,8 @@ class Dataset(FurtherTransforms, DataSet):
         >>> [int(x) for x in Dataset.counter(start=2, step=3).take(3)]
         [2, 5, 8]
         """
-        first = _functions.whole(start, "start", -(2**63), "Write counter(start=0).")
-        distance = _functions.whole(step, "step", -(2**63), "Write counter(step=1).")
+        first = checked_whole(start, "start", -(2**63), "Write counter(start=0).")
+        distance = checked_whole(step, "step", -(2**63), "Write counter(step=1).")
         return Dataset(Range(first, distance, INFINITE, np.dtype(dtype)))
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from unisono._checks import local_path
+from unisono._checks import checked_whole, local_path
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._types import ArrayLike, UserValue
 from unisono.data import _build
@@ -64,7 +64,7 @@ class FurtherTransforms(Transforms):
         """
         hint = "Write window(5, shift=1)."
         numbers = (size, "size"), (size if shift is None else shift, "shift"), (stride, "stride")
-        length, distance, every = (_functions.whole(number, name, 1, hint) for number, name in numbers)
+        length, distance, every = (checked_whole(number, name, 1, hint) for number, name in numbers)
         drop = bool(drop_remainder)
         if isinstance(self.node, IndexedNode):
             return self.derived(Windows(self.node, self.derived, length, distance, every, drop))
@@ -113,7 +113,7 @@ class FurtherTransforms(Transforms):
             return node_of(made, "group_by_window's function")
 
         def checked_size(key: int) -> int:
-            return _functions.whole(size_of(np.int64(key)), "window_size", 1, "Write window_size=32.")
+            return checked_whole(size_of(np.int64(key)), "window_size", 1, "Write window_size=32.")
 
         return self.derived(Groups(self.node, _numbering(key_func, "key_func"), reduced, checked_size))
 
@@ -153,9 +153,7 @@ class FurtherTransforms(Transforms):
         [[[1, 0], [2, 2]], [[3, 3, 3, 0], [4, 4, 4, 4]]]
         """
         check_buckets(bucket_boundaries, bucket_batch_sizes)
-        sizes = [
-            _functions.whole(n, "bucket_batch_sizes", 1, "Write [64, 32, 16].") for n in bucket_batch_sizes
-        ]
+        sizes = [checked_whole(n, "bucket_batch_sizes", 1, "Write [64, 32, 16].") for n in bucket_batch_sizes]
         length_of = _numbering(element_length_func, "element_length_func")
         parent = self.node
 
@@ -199,7 +197,7 @@ class FurtherTransforms(Transforms):
         [[0, 1, 2], [3, 4, 5], [6]]
         """
         given = np.atleast_1d(np.asarray(batch_size)).tolist()
-        sizes = tuple(_functions.whole(size, "batch_size", 1, "Write rebatch(32).") for size in given)
+        sizes = tuple(checked_whole(size, "batch_size", 1, "Write rebatch(32).") for size in given)
         if not sizes:
             raise InvalidArgumentError(
                 "rebatch needs at least one size. Received: batch_size=[]. Write rebatch(32)."
@@ -325,7 +323,7 @@ class FurtherTransforms(Transforms):
         >>> len(Dataset.range(9).filter(lambda x: x < 5).assert_cardinality(5))
         5
         """
-        size = _functions.whole(expected_cardinality, "expected_cardinality", -1, "Write the number.")
+        size = checked_whole(expected_cardinality, "expected_cardinality", -1, "Write the number.")
         return self.derived(SizeCheck(self.node, size))
 
     def snapshot(

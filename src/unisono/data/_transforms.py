@@ -12,6 +12,7 @@ from typing import Any, Self
 import grain
 import numpy as np
 
+from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.data import _build
 from unisono.data._pipeline import _functions
@@ -110,7 +111,7 @@ class Transforms(grain.IterDataset):
         if buffer_size == UNKNOWN and self.node.cardinality >= 0:
             # At least 1, which an empty data set needs to pass the check below.
             buffer_size = max(1, self.node.cardinality)
-        size = _functions.whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
+        size = checked_whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
         # The shuffle draws 32-bit numbers.
         size = min(size, 2**32 - 1)
         # Drawn when the pipeline is built, not when it is read: every iteration, and every restored one,
@@ -136,7 +137,7 @@ class Transforms(grain.IterDataset):
         times = (
             -1
             if count is None
-            else _functions.whole(count, "count", -1, "Write repeat() to repeat without end.")
+            else checked_whole(count, "count", -1, "Write repeat() to repeat without end.")
         )
         return self.derived(_build.repeated(self.node, times))
 
@@ -166,7 +167,7 @@ class Transforms(grain.IterDataset):
         [[0, 1], [2, 3], [4]]
         """
         del deterministic
-        size = _functions.whole(batch_size, "batch_size", 1, "Write batch(32).")
+        size = checked_whole(batch_size, "batch_size", 1, "Write batch(32).")
         node = _build.batched(self.node, size, bool(drop_remainder))
         return self.derived(_build.made_by_threads(node, _calls(num_parallel_calls)))
 
@@ -195,7 +196,7 @@ class Transforms(grain.IterDataset):
         >>> [x.tolist() for x in Dataset.range(1, 4).map(lambda n: np.full(n, n)).padded_batch(3)]
         [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
         """
-        size = _functions.whole(batch_size, "batch_size", 1, "Write padded_batch(32).")
+        size = checked_whole(batch_size, "batch_size", 1, "Write padded_batch(32).")
         return self.derived(
             _build.padded(self.node, size, bool(drop_remainder), padded_shapes, padding_values)
         )
@@ -225,7 +226,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).take(2)]
         [0, 1]
         """
-        return self.derived(_build.taken(self.node, _functions.whole(count, "count", -1, "Write take(10).")))
+        return self.derived(_build.taken(self.node, checked_whole(count, "count", -1, "Write take(10).")))
 
     def skip(self, count: int) -> Self:
         """Leave out the first elements.
@@ -240,9 +241,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).skip(2)]
         [2, 3, 4]
         """
-        return self.derived(
-            _build.skipped(self.node, _functions.whole(count, "count", -1, "Write skip(10)."))
-        )
+        return self.derived(_build.skipped(self.node, checked_whole(count, "count", -1, "Write skip(10).")))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Return every `num_shards`-th element.
@@ -265,8 +264,8 @@ class Transforms(grain.IterDataset):
         if num_shards == SHARD_HINT and index == SHARD_HINT:
             # All elements, until `hint_sharded` replaces start and step.
             return self.derived(_build.strided(self.node, 0, 1, hinted=True))
-        shards = _functions.whole(num_shards, "num_shards", 1, "Write shard(num_workers, worker_index).")
-        number = _functions.whole(index, "index", 0, "Write shard(num_workers, worker_index).")
+        shards = checked_whole(num_shards, "num_shards", 1, "Write shard(num_workers, worker_index).")
+        number = checked_whole(index, "index", 0, "Write shard(num_workers, worker_index).")
         if number >= shards:
             raise InvalidArgumentError(
                 f"index must be below num_shards. Received: num_shards={shards}, index={number}. "
@@ -315,8 +314,8 @@ class Transforms(grain.IterDataset):
         """
         del deterministic
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
-        cycle = _functions.whole(cycle, "cycle_length", 1, "Write interleave(fn, cycle_length=4).")
-        block = _functions.whole(
+        cycle = checked_whole(cycle, "cycle_length", 1, "Write interleave(fn, cycle_length=4).")
+        block = checked_whole(
             block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1)."
         )
         ahead = 1 if _calls(num_parallel_calls) else 0
@@ -350,7 +349,7 @@ class Transforms(grain.IterDataset):
         >>> [(int(n), int(x)) for n, x in Dataset.range(7, 9).enumerate(start=1)]
         [(1, 7), (2, 8)]
         """
-        first = _functions.whole(start, "start", -(2**63), "Write enumerate(start=0).")
+        first = checked_whole(start, "start", -(2**63), "Write enumerate(start=0).")
         # Infinite, because the size may be unknown: `zip` ends with the data.
         numbers = Range(first, 1, INFINITE, np.dtype(np.int64))
         return self.derived(_build.zipped([numbers, self.node], tuple))
@@ -385,7 +384,7 @@ class Transforms(grain.IterDataset):
         [0, 1, 2]
         """
         if buffer_size is not None:
-            buffer_size = _functions.whole(
+            buffer_size = checked_whole(
                 buffer_size, "buffer_size", -1, "Write prefetch(unisono.data.AUTOTUNE)."
             )
         return self.derived(_build.read_ahead(self.node, buffer_size))
@@ -453,6 +452,4 @@ def _making(fn: Callable[..., Transforms], method: str) -> Callable[[Element], N
 def _calls(number: int | None) -> int | None:
     if number is None or number == AUTOTUNE:
         return number
-    return _functions.whole(
-        number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE."
-    )
+    return checked_whole(number, "num_parallel_calls", 1, "Write num_parallel_calls=unisono.data.AUTOTUNE.")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from unisono._checks import is_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 
@@ -224,13 +225,11 @@ def _cast(name: str, kind: type, value: Any) -> Any:
     """Return a value in a type, where nothing is lost."""
     if kind is type(None) or value is None:
         return value
-    # A bool is an integer in Python alone.
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind not in (int, float):
         if not isinstance(value, kind):
             raise _no_cast(name, kind, value)
         return value
-    if not is_number or (kind is int and int(value) != value):
+    if not is_number(value) or (kind is int and int(value) != value):
         raise _no_cast(name, kind, value)
     return kind(value)
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from unisono._checks import local_path
+from unisono._checks import local_path, whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
 from unisono.cluster_resolver._base import TFConfigClusterResolver
@@ -46,8 +46,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "keep_checkpoint_max": (lambda n: n >= 0, ">= 0"),
     "keep_checkpoint_every_n_hours": (lambda n: n > 0, "> 0"),
     "log_step_count_steps": (lambda n: n > 0, "> 0"),
-    "tf_random_seed": (lambda n: isinstance(n, int) and not isinstance(n, bool), "an integer"),
-    "experimental_max_worker_delay_secs": (lambda n: isinstance(n, int), "an integer"),
+    "tf_random_seed": (lambda n: whole_number(n, -(2**63)) is not None, "an integer"),
+    "experimental_max_worker_delay_secs": (lambda n: whole_number(n, -(2**63)) is not None, "an integer"),
     "session_creation_timeout_secs": (lambda n: n > 0, "> 0"),
     "protocol": (lambda p: p in ("grpc", "grpc+verbs"), "grpc or grpc+verbs"),
 }

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from unisono import summary
-from unisono._checks import local_path, whole_number
+from unisono._checks import is_number, local_path, whole_number
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
 from unisono._system._packages import require_packages
 from unisono._system._signals import SignalWatch, in_main_thread
@@ -370,8 +370,7 @@ def _check(name: str, data: PyTree, checkpoint_dir: str | os.PathLike[str]) -> N
 def _check_positive(what: str, value: float | None, whole: bool = False) -> None:
     if value is None:
         return
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not is_number or not value > 0 or (whole and whole_number(value, 1) is None):
+    if not is_number(value) or not value > 0 or (whole and whole_number(value, 1) is None):
         raise InvalidArgumentError(
             f"`{what}` must be {'an integer' if whole else 'seconds'} above 0. "
             f"Received: {what}={value!r}. Write `{what}=10`."

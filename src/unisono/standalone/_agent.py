@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._lease import ActiveClock
 from unisono.rpc._calls import ClientId, error_answer
@@ -167,7 +168,7 @@ class Agent:
     def _ports(self, frame: Frame, job: ServerJob) -> Frame:
         count = whole_of(frame.meta, "count", 1, 1000)
         avoid = frame.meta.get("avoid", [])
-        if not isinstance(avoid, list) or not all(isinstance(each, int) for each in avoid):
+        if not isinstance(avoid, list) or whole_numbers(avoid, 0) is None:
             raise InvalidArgumentError("`avoid` must be a list of ports.")
         return frame.answer(Op.OK, {"ports": self._machine.ports(count, avoid)})
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono.launcher._run_files import read_error
 from unisono.standalone._protocol import BATCH_SECONDS, POLL_SECONDS
@@ -51,7 +52,7 @@ def read_seen(meta: Mapping[str, Any]) -> dict[str, ClientProgress]:
     found = {}
     for key, value in meta.items():
         is_pair = isinstance(value, list) and len(value) == 2
-        if not is_pair or not isinstance(value[0], int) or not isinstance(value[1], str) or value[0] < 0:
+        if not is_pair or whole_number(value[0], 0) is None or not isinstance(value[1], str):
             raise InvalidArgumentError("`seen` must have an offset and a version for each key.")
         found[key] = ClientProgress(value[0], value[1])
     return found

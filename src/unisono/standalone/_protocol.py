@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from unisono._checks import is_number
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
@@ -91,7 +92,7 @@ def number_of(meta: Mapping[str, Any], name: str, least: float, most: float) -> 
     3
     """
     value = meta.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    if not is_number(value) or not least <= value <= most:
         raise InvalidArgumentError(f"`{name}` must be a number from {least:g} to {most:g}.")
     return value
 

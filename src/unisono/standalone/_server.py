@@ -16,7 +16,7 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import UserValue
 from unisono.cluster_resolver._base import process_environ
-from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
+from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, with_port
 from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
@@ -208,11 +208,9 @@ def address_of_tf_config(text: str) -> str:
     if layer not in ("", "grpc", "zmq"):
         # A program's own choice, such as `grpc+verbs`, would not take effect.
         raise _wrong('"rpc_layer" of TF_CONFIG must be "grpc", which stands for any protocol here', text)
-    index = task.get("index", 0)
-    if isinstance(index, str) and index.isdigit():
-        index = int(index)
-    if not isinstance(index, int):
-        raise _wrong('The "index" of the task must be a number', text)
+    index = read_index(task.get("index", 0))
+    if index is None:
+        raise _wrong('The "index" of the task must be a number from 0', text)
     own = Task(str(task["type"]), index)
     return spec.task_address(own.type, own.index)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import keras
 
-from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._checks import checked_whole
+from unisono._errors import ContextError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
@@ -277,12 +278,6 @@ def _check(resolver: object, partitioner: object, max_staleness: object) -> None
             "`variable_partitioner` must be a function of `shape` and `dtype`. "
             f"Received: {partitioner!r}. Write `unisono.partitioners.FixedShardsPartitioner(2)`."
         )
-    is_count = isinstance(max_staleness, int) and not isinstance(max_staleness, bool)
-    if max_staleness is not None and not is_count:
-        raise InvalidTypeError(
-            f"`max_staleness` must be a whole number. Received: {max_staleness!r}. Leave it out for no bound."
-        )
-    if isinstance(max_staleness, int) and max_staleness < 0:
-        raise InvalidArgumentError(
-            f"`max_staleness` must be 0 or more. Received: {max_staleness}. With 0 steps run one by one."
-        )
+    if max_staleness is not None:
+        hint = "Leave it out for no bound; with 0 steps run one by one."
+        checked_whole(max_staleness, "max_staleness", 0, hint)

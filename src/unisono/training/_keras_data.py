@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import jax
 import keras
 import numpy as np
 
+from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
 from unisono._reads import DataSet
 from unisono._types import UserValue
@@ -238,14 +238,4 @@ def data_needed(name: str, model: keras.Model, data: UserValue) -> Iterator[None
 def _check_size(size: UserValue) -> None:
     if size is None:
         return
-    try:
-        number = operator.index(size)
-    except TypeError as error:
-        raise InvalidTypeError(
-            f"`batch_size` must be a whole number. Received: batch_size={size!r}. Write `batch_size=64`."
-        ) from error
-    if number < 1:
-        raise InvalidArgumentError(
-            f"`batch_size` must be 1 or more. Received: batch_size={number}. Write `batch_size=64`, or leave "
-            "it out for 32."
-        )
+    checked_whole(size, "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")

@@ -5,7 +5,6 @@ Tests: tests/unit/data/test_dataset_transforms.py.
 
 from __future__ import annotations
 
-import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._checks import checked_whole
+from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
 from unisono.data._pipeline._structure import Element, as_element, map_leaves
 
@@ -112,28 +112,6 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", repr(fn))
 
 
-def whole(value: UserValue, name: str, least: int, hint: str) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        InvalidTypeError: The value is not a whole number.
-        InvalidArgumentError: The value is too small.
-
-    >>> whole(np.int64(3), "count", 0, "")
-    3
-    """
-    try:
-        # `index` accepts NumPy's integers, and rejects floats, which `int` would truncate without an error.
-        number = operator.index(value)
-    except TypeError as error:
-        raise InvalidTypeError(
-            f"{name} must be a whole number. Received: {name}={value!r}. {hint}"
-        ) from error
-    if number < least:
-        raise InvalidArgumentError(f"{name} must be at least {least}. Received: {name}={number}. {hint}")
-    return number
-
-
 def seed_or_drawn(seed: int | None) -> int:
     """Return the user's seed, or one drawn from Python's random state.
 
@@ -142,4 +120,4 @@ def seed_or_drawn(seed: int | None) -> int:
     if seed is None:
         return random.getrandbits(63)
     # NumPy's `SeedSequence` rejects negative numbers, which are valid seeds in tf.data.
-    return whole(seed, "seed", -(2**63), "Write seed=42.") % 2**64
+    return checked_whole(seed, "seed", -(2**63), "Write seed=42.") % 2**64

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator.canned._class_metrics import checked_thresholds, sigmoid_losses, threshold_metrics
@@ -71,8 +72,9 @@ class MultiLabelHead(ClassHead):
 
     def _class_number(self, chosen: int | str) -> int:
         names = self._vocabulary or ()
-        number = names.index(chosen) if isinstance(chosen, str) and chosen in names else chosen
-        if not isinstance(number, int) or not 0 <= number < self._classes:
+        found = names.index(chosen) if isinstance(chosen, str) and chosen in names else chosen
+        number = whole_number(found, 0)
+        if number is None or number >= self._classes:
             raise InvalidArgumentError(
                 f"classes_for_class_based_metrics must be among the {self._classes} classes. "
                 f"Received: {chosen!r}."

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import Json
 
@@ -212,11 +213,12 @@ def whole(meta: dict[str, Json], name: str, default: int | None = None) -> int:
     3
     """
     value = meta.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    number = whole_number(value, 0)
+    if number is None:
         raise InvalidArgumentError(
             f"A request's `{name}` must be a whole number, not negative. Received: {value!r}."
         )
-    return value
+    return number
 
 
 def text(meta: dict[str, Json], name: str) -> str:

@@ -13,6 +13,7 @@ import jax
 import ml_dtypes  # noqa: F401 (NumPy then knows the names of bfloat16 and the float8 types)
 import numpy as np
 
+from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
 from unisono._types import Json
 from unisono.ps._programs import to_device
@@ -65,7 +66,7 @@ class StoredSpec:
             raise InvalidArgumentError(f"Each of `variables` must be an object. Received: {meta!r}.")
         name, shape = text(meta, "name"), tuple(listed(meta, "shape"))
         kind, role = meta.get("kind", DENSE), meta.get("role", VALUE)
-        if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 16:
+        if whole_numbers(shape, 0) is None or len(shape) > 16:
             raise InvalidArgumentError(f"A shape must be a list of sizes. Received: {shape} for {name!r}.")
         if kind not in (DENSE, TABLE) or role not in (VALUE, SLOT) or (kind == TABLE and not shape):
             raise InvalidArgumentError(
