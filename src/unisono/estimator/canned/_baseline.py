@@ -18,20 +18,17 @@ from unisono.estimator.canned._classification import binary_or_multi_class_head
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import BaselineLogits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
+from unisono.estimator.canned._texts import OPTIMIZER, TEXTS
 from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.3
 
+_TEXTS = TEXTS.with_texts(optimizer=f"{OPTIMIZER}{_LEARNING_RATE}.")
 
+
+@_TEXTS
 class BaselineEstimator(CannedEstimator):
-    """A model that reads no features: it learns the mean of the labels.
-
-    Args:
-        head: such as `MultiLabelHead(n_classes)`.
-        model_dir: of checkpoints and event files.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.3.
-        config: a `RunConfig`.
-    """
+    """A model that reads no features: it learns the mean of the labels."""
 
     def __init__(
         self,
@@ -54,18 +51,9 @@ class BaselineEstimator(CannedEstimator):
         super().__init__(head, (), model, model_dir, config)
 
 
+@_TEXTS
 class BaselineClassifier(BaselineEstimator):
-    """A model that predicts how frequent classes are.
-
-    Args:
-        model_dir: of checkpoints and event files.
-        n_classes: how many classes there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes, where labels are strings.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.3.
-        config: a `RunConfig`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-    """
+    """A model that predicts how frequent classes are."""
 
     def __init__(
         self,
@@ -81,17 +69,9 @@ class BaselineClassifier(BaselineEstimator):
         super().__init__(head, model_dir, optimizer, config)
 
 
+@_TEXTS
 class BaselineRegressor(BaselineEstimator):
-    """A model that predicts the mean of the labels.
-
-    Args:
-        model_dir: of checkpoints and event files.
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.3.
-        config: a `RunConfig`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-    """
+    """A model that predicts the mean of the labels."""
 
     def __init__(
         self,

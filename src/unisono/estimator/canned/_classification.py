@@ -31,6 +31,7 @@ from unisono.estimator.canned._head import (
     check_label_range,
     labels_on_host,
 )
+from unisono.estimator.canned._texts import TEXTS
 from unisono.feature_column._numeric import NumericColumn
 
 
@@ -40,11 +41,11 @@ class ClassHead(Head):
     Args:
         classes: how many there are.
         label_vocabulary: their names, or None.
-        **kwargs: those of `Head`.
+        head_arguments: those of `Head`.
     """
 
-    def __init__(self, classes: int, label_vocabulary: Sequence[str] | None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, classes: int, label_vocabulary: Sequence[str] | None, *head_arguments: Any) -> None:
+        super().__init__(*head_arguments)
         if label_vocabulary is not None and len(label_vocabulary) != classes:
             raise InvalidArgumentError(
                 f"label_vocabulary must have a name for each of the {classes} classes. "
@@ -144,19 +145,11 @@ class SingleClassHead(ClassHead, abc.ABC):
         }
 
 
+@TEXTS.with_texts(
+    raises={"InvalidArgumentError": "a threshold is not between 0 and 1."},
+)
 class BinaryClassHead(SingleClassHead):
     """The head of two classes: one logit, the sigmoid, and its cross entropy.
-
-    Args:
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        thresholds: for which accuracy, precision and recall are measured, too.
-        label_vocabulary: the names of both classes, where labels are strings.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: another loss.
-        name: added to the names of metrics.
-
-    Raises:
-        InvalidArgumentError: a threshold is not between 0 and 1.
 
     >>> BinaryClassHead().logits_dimension
     1
@@ -171,14 +164,7 @@ class BinaryClassHead(SingleClassHead):
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            2,
-            label_vocabulary,
-            weight_column=weight_column,
-            loss_reduction=loss_reduction,
-            loss_fn=loss_fn,
-            name=name,
-        )
+        super().__init__(2, label_vocabulary, weight_column, loss_reduction, loss_fn, name)
         self._thresholds = checked_thresholds(thresholds)
 
     @property
@@ -204,12 +190,9 @@ class BinaryClassHead(SingleClassHead):
         own = {"logits": lambda: logits, "logistic": lambda: jax.nn.sigmoid(logits)}
         return chosen_predictions({**own, **self._class_predictions(logits)}, keys)
 
+    @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name."""
         made = {
             "accuracy": keras.metrics.Mean(name="accuracy"),
             "precision": keras.metrics.Precision(name="precision"),
@@ -244,19 +227,11 @@ class BinaryClassHead(SingleClassHead):
             metrics[self.key(name)].update_state(*values, broadcast(weights, values[0]))
 
 
+@TEXTS.with_texts(
+    raises={"InvalidArgumentError": "there are fewer than three classes."},
+)
 class MultiClassHead(SingleClassHead):
     """The head of three or more classes: a logit for each, the softmax, and its cross entropy.
-
-    Args:
-        n_classes: how many there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes, where labels are strings.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: another loss.
-        name: added to the names of metrics.
-
-    Raises:
-        InvalidArgumentError: there are fewer than three classes.
 
     >>> MultiClassHead(3).logits_dimension
     3
@@ -275,14 +250,7 @@ class MultiClassHead(SingleClassHead):
             raise InvalidArgumentError(
                 f"MultiClassHead's n_classes must be > 2. Received: {n_classes}. Use BinaryClassHead."
             )
-        super().__init__(
-            n_classes,
-            label_vocabulary,
-            weight_column=weight_column,
-            loss_reduction=loss_reduction,
-            loss_fn=loss_fn,
-            name=name,
-        )
+        super().__init__(n_classes, label_vocabulary, weight_column, loss_reduction, loss_fn, name)
 
     @property
     def logits_dimension(self) -> int:
@@ -307,12 +275,9 @@ class MultiClassHead(SingleClassHead):
         logits = self._checked_logits(logits)
         return chosen_predictions({"logits": lambda: logits, **self._class_predictions(logits)}, keys)
 
+    @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name."""
         accuracy = {self.key("accuracy"): keras.metrics.Mean(name="accuracy")}
         return {**self.common_metrics(regularization_losses), **accuracy}
 

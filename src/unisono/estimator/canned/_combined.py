@@ -24,6 +24,7 @@ from unisono.estimator.canned._dnn import Activation, checked_units
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import Logits, dnn_logits, linear_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
+from unisono.estimator.canned._texts import TEXTS
 from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns, make_dense
 from unisono.feature_column._numeric import NumericColumn
@@ -84,27 +85,9 @@ class WideAndDeep:
         return sum(logits for (logits, _), _ in parts), train_op
 
 
+@TEXTS.with_texts(raises={"InvalidArgumentError": "there is no column, or a network without hidden layers."})
 class DNNLinearCombinedEstimator(CannedEstimator):
-    """A linear model and a network with a head.
-
-    Args:
-        head: such as `MultiLabelHead(n_classes)`.
-        model_dir: of checkpoints and event files.
-        linear_feature_columns: of the linear model.
-        linear_optimizer: that trains it; by name its learning rate is `min(0.005, 1 / sqrt(columns))`.
-        dnn_feature_columns: of the network: dense columns.
-        dnn_optimizer: that trains it; by name its learning rate is 0.001.
-        dnn_hidden_units: the size of each hidden layer.
-        dnn_activation_fn: of the hidden layers.
-        dnn_dropout: the rate after each hidden layer, or None.
-        config: a `RunConfig`.
-        batch_norm: whether each hidden layer is normalized.
-        linear_sparse_combiner: how the weights of a row's categories are combined.
-        warm_start_from: as of `Estimator`.
-
-    Raises:
-        InvalidArgumentError: there is no column, or a network without hidden layers.
-    """
+    """A linear model and a network with a head."""
 
     def __init__(
         self,
@@ -147,27 +130,9 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         super().__init__(head, [*linear, *dnn], model, model_dir, config, warm_start_from)
 
 
+@TEXTS
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """A linear model and a network that tell classes apart ("wide and deep").
-
-    Args:
-        model_dir: of checkpoints and event files.
-        linear_feature_columns: of the linear model.
-        linear_optimizer: that trains it; by name its learning rate is `min(0.005, 1 / sqrt(columns))`.
-        dnn_feature_columns: of the network: dense columns.
-        dnn_optimizer: that trains it; by name its learning rate is 0.001.
-        dnn_hidden_units: the size of each hidden layer.
-        dnn_activation_fn: of the hidden layers.
-        dnn_dropout: the rate after each hidden layer, or None.
-        n_classes: how many classes there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes, where labels are strings.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether each hidden layer is normalized.
-        linear_sparse_combiner: how the weights of a row's categories are combined.
-    """
+    """A linear model and a network that tell classes apart ("wide and deep")."""
 
     def __init__(
         self,
@@ -196,26 +161,9 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         )  # fmt: skip
 
 
+@TEXTS
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """A linear model and a network that predict numbers.
-
-    Args:
-        model_dir: of checkpoints and event files.
-        linear_feature_columns: of the linear model.
-        linear_optimizer: that trains it; by name its learning rate is `min(0.005, 1 / sqrt(columns))`.
-        dnn_feature_columns: of the network: dense columns.
-        dnn_optimizer: that trains it; by name its learning rate is 0.001.
-        dnn_hidden_units: the size of each hidden layer.
-        dnn_activation_fn: of the hidden layers.
-        dnn_dropout: the rate after each hidden layer, or None.
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether each hidden layer is normalized.
-        linear_sparse_combiner: how the weights of a row's categories are combined.
-    """
+    """A linear model and a network that predict numbers."""
 
     def __init__(
         self,

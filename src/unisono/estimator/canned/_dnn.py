@@ -20,11 +20,14 @@ from unisono.estimator.canned._classification import binary_or_multi_class_head
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import dnn_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
+from unisono.estimator.canned._texts import OPTIMIZER, TEXTS
 from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns, make_dense
 from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.05
+
+_TEXTS = TEXTS.with_texts(optimizer=f"{OPTIMIZER}{_LEARNING_RATE}.")
 
 #: What a layer computes of its sums.
 Activation = Callable[[Any], Any] | str | None
@@ -51,21 +54,9 @@ def checked_units(hidden_units: Sequence[int], argument: str) -> list[int]:
     return units
 
 
+@_TEXTS
 class DNNEstimator(CannedEstimator):
-    """A network with a head.
-
-    Args:
-        head: such as `MultiLabelHead(n_classes)`.
-        hidden_units: the size of each hidden layer.
-        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
-        model_dir: of checkpoints and event files.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
-        activation_fn: of the hidden layers.
-        dropout: the rate after each hidden layer, or None.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        batch_norm: whether each hidden layer is normalized.
-    """
+    """A network with a head."""
 
     def __init__(
         self,
@@ -100,23 +91,9 @@ class DNNEstimator(CannedEstimator):
         super().__init__(head, columns, model, model_dir, config, warm_start_from)
 
 
+@_TEXTS
 class DNNClassifier(DNNEstimator):
     """A network that tells classes apart.
-
-    Args:
-        hidden_units: the size of each hidden layer.
-        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
-        model_dir: of checkpoints and event files.
-        n_classes: how many classes there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes, where labels are strings.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
-        activation_fn: of the hidden layers.
-        dropout: the rate after each hidden layer, or None.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether each hidden layer is normalized.
 
     >>> from unisono import feature_column
     >>> classifier = DNNClassifier([4], [feature_column.numeric_column("age")], n_classes=3)
@@ -148,23 +125,9 @@ class DNNClassifier(DNNEstimator):
         )  # fmt: skip
 
 
+@_TEXTS
 class DNNRegressor(DNNEstimator):
-    """A network that predicts numbers.
-
-    Args:
-        hidden_units: the size of each hidden layer.
-        feature_columns: dense columns: numeric, bucketized, indicator and embedding columns.
-        model_dir: of checkpoints and event files.
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.05.
-        activation_fn: of the hidden layers.
-        dropout: the rate after each hidden layer, or None.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether each hidden layer is normalized.
-    """
+    """A network that predicts numbers."""
 
     def __init__(
         self,

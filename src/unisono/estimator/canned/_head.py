@@ -21,6 +21,7 @@ from unisono._types import UserValue
 from unisono.estimator import _train_op
 from unisono.estimator._serving import PredictOutput
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
+from unisono.estimator.canned._texts import TEXTS
 from unisono.feature_column._numeric import NumericColumn
 from unisono.preprocessing._fingerprints import on_host
 
@@ -33,15 +34,9 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
+@TEXTS
 class Head(abc.ABC):
-    """What makes of logits a loss, predictions and metrics.
-
-    Args:
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: a function of `labels` and `logits`, perhaps `features`, that returns a loss for each row.
-        name: added to the names of metrics after a slash.
-    """
+    """What makes of logits a loss, predictions and metrics."""
 
     def __init__(
         self,
@@ -97,22 +92,15 @@ class Head(abc.ABC):
     def losses(self, labels: Any, logits: Any) -> Any:
         """Return the loss of each example, of shape `(batch, 1)`, or of each label."""
 
+    @TEXTS
     @abc.abstractmethod
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return predictions by key.
+        """Return predictions by key."""
 
-        Args:
-            logits: of shape `(batch, logits_dimension)`.
-            keys: those that are wanted; all by default.
-        """
-
+    @TEXTS
     @abc.abstractmethod
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name."""
 
     @abc.abstractmethod
     def _update(
@@ -120,12 +108,9 @@ class Head(abc.ABC):
     ) -> None:
         """Update the metrics with a batch."""
 
+    @TEXTS
     def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        """Return predictions with those that are strings, which only the host can hold.
-
-        Args:
-            predictions: NumPy arrays by key.
-        """
+        """Return predictions with those that are strings, which only the host can hold."""
         return predictions
 
     def host_labels(self, labels: UserValue) -> UserValue:
@@ -213,6 +198,7 @@ class Head(abc.ABC):
         """How many labels an example has."""
         return 1
 
+    @TEXTS.with_texts(labels="array of shape `(batch, ...)`.")
     def update_metrics(
         self,
         eval_metrics: Mapping[str, Any],
@@ -221,15 +207,7 @@ class Head(abc.ABC):
         labels: Any,
         regularization_losses: Sequence[Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Update metrics with a batch, and return them.
-
-        Args:
-            eval_metrics: what `metrics` returned.
-            features: by key; the weights are among them.
-            logits: of shape `(batch, logits_dimension)`.
-            labels: of shape `(batch, ...)`.
-            regularization_losses: those of the model, or None.
-        """
+        """Update metrics with a batch, and return them."""
         losses, weights = self._losses_and_weights(labels, logits, features)
         logits = self._checked_logits(logits)
         eval_metrics[self.key("average_loss")].update_state(losses, broadcast(weights, losses))
@@ -238,12 +216,9 @@ class Head(abc.ABC):
         self._update(eval_metrics, self.label_array(labels, logits), logits, losses, weights)
         return eval_metrics
 
+    @TEXTS
     def common_metrics(self, regularization_losses: Sequence[Any] | None) -> dict[str, keras.metrics.Metric]:
-        """Return the metrics that every head has.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return the metrics that every head has."""
         metrics = {self.key("average_loss"): keras.metrics.Mean(name="average_loss")}
         if regularization_losses:
             metrics[self.key("regularization_loss")] = keras.metrics.Mean(name="regularization_loss")

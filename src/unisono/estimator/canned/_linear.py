@@ -19,11 +19,17 @@ from unisono.estimator.canned._classification import binary_or_multi_class_head
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import linear_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
+from unisono.estimator.canned._texts import LINEAR, OPTIMIZER, TEXTS
 from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns
 from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.2
+
+_TEXTS = TEXTS.with_texts(
+    LINEAR,
+    optimizer=f"{OPTIMIZER}{_LEARNING_RATE}; None for Ftrl with `min({_LEARNING_RATE}, 1 / sqrt(columns))`.",
+)
 
 
 def _model(columns: Sequence[FeatureColumn], units: int, optimizer: UserValue, combiner: str) -> Model:
@@ -43,18 +49,9 @@ def _model(columns: Sequence[FeatureColumn], units: int, optimizer: UserValue, c
     return model
 
 
+@_TEXTS
 class LinearEstimator(CannedEstimator):
-    """A linear model with a head.
-
-    Args:
-        head: such as `MultiLabelHead(n_classes)`.
-        feature_columns: numeric, bucketized, categorical and indicator columns.
-        model_dir: of checkpoints and event files.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.2.
-        config: a `RunConfig`.
-        sparse_combiner: how the weights of a row's categories are combined.
-        warm_start_from: as of `Estimator`.
-    """
+    """A linear model with a head."""
 
     def __init__(
         self,
@@ -71,21 +68,9 @@ class LinearEstimator(CannedEstimator):
         super().__init__(head, columns, model, model_dir, config, warm_start_from)
 
 
+@_TEXTS
 class LinearClassifier(LinearEstimator):
     """A linear model that tells classes apart.
-
-    Args:
-        feature_columns: numeric, bucketized, categorical and indicator columns.
-        model_dir: of checkpoints and event files.
-        n_classes: how many classes there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes, where labels are strings.
-        optimizer: a name, an optimizer, or a function that returns one; by name its learning rate is 0.2,
-            and None is Ftrl with `min(0.2, 1 / sqrt(columns))`.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: how the weights of a row's categories are combined.
 
     >>> from unisono import feature_column
     >>> classifier = LinearClassifier([feature_column.numeric_column("age")])
@@ -113,20 +98,9 @@ class LinearClassifier(LinearEstimator):
         )
 
 
+@_TEXTS
 class LinearRegressor(LinearEstimator):
-    """A linear model that predicts numbers.
-
-    Args:
-        feature_columns: numeric, bucketized, categorical and indicator columns.
-        model_dir: of checkpoints and event files.
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        optimizer: a name, an optimizer, or a function that returns one; see `LinearClassifier`.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: how the weights of a row's categories are combined.
-    """
+    """A linear model that predicts numbers."""
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from unisono._types import UserValue
 from unisono.estimator._serving import PredictOutput
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head
+from unisono.estimator.canned._texts import TEXTS
 
 
 class MultiHead(Head):
@@ -151,12 +152,9 @@ class MultiHead(Head):
             for key, value in head.predictions(parts[name], keys).items()
         }
 
+    @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name: those of all heads, and their losses.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name: those of all heads, and their losses."""
         made: dict[str, keras.metrics.Metric] = {}
         if regularization_losses:
             made[self.key("regularization_loss")] = keras.metrics.Mean(name="regularization_loss")
@@ -165,6 +163,10 @@ class MultiHead(Head):
             made.update(head.metrics())
         return made
 
+    @TEXTS.with_texts(
+        logits="dict of arrays by the names of heads, or an array of all.",
+        labels="dict of arrays by the names of heads.",
+    )
     def update_metrics(
         self,
         eval_metrics: Mapping[str, Any],
@@ -173,15 +175,7 @@ class MultiHead(Head):
         labels: Any,
         regularization_losses: Sequence[Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Update metrics with a batch, and return them.
-
-        Args:
-            eval_metrics: what `metrics` returned.
-            features: by key.
-            logits: by the names of heads, or an array of all.
-            labels: by the names of heads.
-            regularization_losses: those of the model, or None.
-        """
+        """Update metrics with a batch, and return them."""
         if regularization_losses:
             eval_metrics[self.key("regularization_loss")].update_state(sum(regularization_losses))
         losses = self._head_losses(labels, logits, features)

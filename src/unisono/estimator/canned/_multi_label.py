@@ -21,26 +21,18 @@ from unisono._types import UserValue
 from unisono.estimator.canned._class_metrics import checked_thresholds, sigmoid_losses, threshold_metrics
 from unisono.estimator.canned._classification import ClassHead, chosen_predictions
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, broadcast, check_label_range, labels_on_host
+from unisono.estimator.canned._texts import TEXTS
 from unisono.feature_column._numeric import NumericColumn
 
 
+@TEXTS.with_texts(
+    classes_for_class_based_metrics="sequence of classes or of their names, which have own metrics.",
+    raises={"InvalidArgumentError": "there are fewer than two classes, or a class does not exist."},
+)
 class MultiLabelHead(ClassHead):
     """The head of classes of which an example has any number: a sigmoid for each.
 
     Labels have a one for each class of an example: shape `(batch, n_classes)`.
-
-    Args:
-        n_classes: how many there are.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        thresholds: for which accuracy, precision and recall are measured, too.
-        label_vocabulary: the names of the classes.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: another loss.
-        classes_for_class_based_metrics: classes, or their names, with metrics of their own.
-        name: added to the names of metrics.
-
-    Raises:
-        InvalidArgumentError: there are fewer than two classes, or a class does not exist.
 
     >>> MultiLabelHead(3).logits_dimension
     3
@@ -59,14 +51,7 @@ class MultiLabelHead(ClassHead):
     ) -> None:
         if n_classes < 2:
             raise InvalidArgumentError(f"MultiLabelHead's n_classes must be > 1. Received: {n_classes}.")
-        super().__init__(
-            n_classes,
-            label_vocabulary,
-            weight_column=weight_column,
-            loss_reduction=loss_reduction,
-            loss_fn=loss_fn,
-            name=name,
-        )
+        super().__init__(n_classes, label_vocabulary, weight_column, loss_reduction, loss_fn, name)
         self._thresholds = checked_thresholds(thresholds)
         self._measured = tuple(self._class_number(c) for c in classes_for_class_based_metrics or ())
 
@@ -91,15 +76,9 @@ class MultiLabelHead(ClassHead):
         """One for each class."""
         return self._classes
 
+    @TEXTS.with_texts(raises={"InvalidArgumentError": "a label is another number, or a string."})
     def host_labels(self, labels: UserValue) -> UserValue:
-        """Return labels on the host, if they are zeros and ones.
-
-        Args:
-            labels: of a batch.
-
-        Raises:
-            InvalidArgumentError: a label is another number, or a string.
-        """
+        """Return labels on the host, if they are zeros and ones."""
         array = labels_on_host(labels)
         if array is not None and array.dtype.kind == "O":
             raise InvalidArgumentError(
@@ -123,12 +102,9 @@ class MultiLabelHead(ClassHead):
             {"logits": lambda: logits, "probabilities": lambda: jax.nn.sigmoid(logits)}, keys
         )
 
+    @TEXTS
     def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        """Return predictions with "classes": the names of all.
-
-        Args:
-            predictions: NumPy arrays by key.
-        """
+        """Return predictions with "classes": the names of all."""
         shape = np.shape(next(iter(predictions.values())))
         return {**predictions, "classes": np.broadcast_to(self.class_names(), shape)}
 
@@ -141,12 +117,9 @@ class MultiLabelHead(ClassHead):
             made[f"auc_precision_recall/{suffix}"] = keras.metrics.AUC(curve="PR", name=f"auc_pr_{number}")
         return made
 
+    @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name."""
         made = {
             "auc": keras.metrics.AUC(name="auc"),
             "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),

@@ -19,22 +19,17 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, broadcast, labels_on_host
+from unisono.estimator.canned._texts import TEXTS
 from unisono.feature_column._numeric import NumericColumn
 
 
+@TEXTS.with_texts(
+    loss_reduction='`"sum_over_batch_size"` (over all numbers) or `"sum"`.',
+    inverse_link_fn="function that makes predictions of logits; None for the logits themselves.",
+    raises={"InvalidArgumentError": "an example has no number."},
+)
 class RegressionHead(Head):
     """The head of numbers: the squared error of each.
-
-    Args:
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        loss_reduction: "sum_over_batch_size" (over all numbers) or "sum".
-        loss_fn: another loss.
-        inverse_link_fn: what makes predictions of logits.
-        name: added to the names of metrics.
-
-    Raises:
-        InvalidArgumentError: an example has no number.
 
     >>> RegressionHead(2).logits_dimension
     2
@@ -69,15 +64,9 @@ class RegressionHead(Head):
         """Return the squared error of each number."""
         return jnp.square(logits - labels.astype(logits.dtype))
 
+    @TEXTS.with_texts(raises={"InvalidArgumentError": "they are strings."})
     def host_labels(self, labels: UserValue) -> UserValue:
-        """Return labels on the host, if they are numbers.
-
-        Args:
-            labels: of a batch.
-
-        Raises:
-            InvalidArgumentError: they are strings.
-        """
+        """Return labels on the host, if they are numbers."""
         array = labels_on_host(labels)
         if array is not None and array.dtype.kind == "O":
             raise InvalidArgumentError(
@@ -101,12 +90,9 @@ class RegressionHead(Head):
             found = {"predictions": jnp.asarray(self._inverse_link(logits)), "logits": logits}
         return {key: value for key, value in found.items() if not keys or key in keys}
 
+    @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name.
-
-        Args:
-            regularization_losses: those of the model, or None.
-        """
+        """Return new metrics by name."""
         return {
             **self.common_metrics(regularization_losses),
             self.key("prediction/mean"): keras.metrics.Mean(name="prediction_mean"),
@@ -121,13 +107,9 @@ class RegressionHead(Head):
         metrics[self.key("label/mean")].update_state(labels, broadcast(weights, labels))
 
 
+@TEXTS
 class LogisticRegressionHead(RegressionHead):
     """The head of probabilities: the sigmoid, and the cross entropy with labels from 0 to 1.
-
-    Args:
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        name: added to the names of metrics.
 
     >>> LogisticRegressionHead().predictions(jnp.zeros((1, 1)))["predictions"].tolist()
     [[0.5]]
@@ -154,15 +136,9 @@ class LogisticRegressionHead(RegressionHead):
         return labels
 
 
+@TEXTS.with_texts(compute_full_loss="whether the loss has the constant term, by Stirling's approximation.")
 class PoissonRegressionHead(RegressionHead):
     """The head of counts: the exponential, and Poisson's loss.
-
-    Args:
-        label_dimension: how many numbers an example has.
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        loss_reduction: "sum_over_batch_size" or "sum".
-        compute_full_loss: whether the loss has the constant term, by Stirling's approximation.
-        name: added to the names of metrics.
 
     >>> PoissonRegressionHead().predictions(jnp.zeros((1, 1)))["predictions"].tolist()
     [[1.0]]
