@@ -35,11 +35,7 @@ class RecordedSummary:
     """One summary of a model_fn, as `SummarySaverHook` takes it.
 
     Args:
-        kind: `"scalar"`, `"histogram"`, `"image"` or `"text"`.
-        tag: its name in TensorBoard.
         key: the name of its data among what the run exposed; "" for text, which is part of the program.
-        text: the data of a text.
-        options: `max_outputs` of an image.
     """
 
     kind: str
@@ -65,7 +61,6 @@ class Collections:
         """Return a name that no earlier call in this run has returned, such as `x`, `x_1`.
 
         Args:
-            name: what to begin with.
             kind: of what is named: a metric and a summary may have the same name.
         """
         count = self._taken.get((kind, name), 0)
@@ -106,11 +101,7 @@ def _of(call: ModelCall) -> Collections:
 
 
 def summaries_of(call: ModelCall) -> list[RecordedSummary]:
-    """Return the summaries that a run of a model_fn has recorded.
-
-    Args:
-        call: the run.
-    """
+    """Return the summaries that a run of a model_fn has recorded."""
     return list(_of(call).members.get(SUMMARIES, []))
 
 
@@ -124,12 +115,7 @@ def unique_name(name: str) -> str:
 
 
 def key_of(exposed: Mapping[str, Any], thing: Any) -> str | None:
-    """Return the name under which an object was exposed; None for another object.
-
-    Args:
-        exposed: what a run exposed, by name.
-        thing: any object.
-    """
+    """Return the name under which an object was exposed; None for another object."""
     return next((key for key, value in exposed.items() if value is thing), None)
 
 
@@ -140,7 +126,6 @@ def fetch_in_all_runs(thing: Any, prefix: str) -> Any:
 
     Args:
         thing: an array, or a name, a variable or a summary, which are returned.
-        prefix: of the name that an array without one gets.
     """
     call = current_call()
     if call is None or not isinstance(thing, (jax.Array, np.ndarray, np.generic)):

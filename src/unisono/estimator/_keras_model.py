@@ -76,7 +76,6 @@ class _DescribedModel:
 
     Args:
         source: whose configuration and weights.
-        names: new names of metrics.
     """
 
     def __init__(self, source: keras.Model, names: dict[str, str]) -> None:

@@ -145,13 +145,7 @@ def _shape(x: UserValue) -> tuple[int | None, ...]:
 
 
 class _Served(keras.Model):
-    """The predictions of a model_fn as a Keras model of its receiver tensors.
-
-    Args:
-        model_fn: with its fixed arguments.
-        variables: of the model_fn, restored.
-        receiver: what the model takes.
-    """
+    """The predictions of a model_fn as a Keras model of its receiver tensors."""
 
     def __init__(
         self, model_fn: ModelFunction, variables: ModelVariables, receiver: ServingInputReceiver
@@ -216,8 +210,6 @@ def export_model(
 
     Args:
         task: which model_fn and checkpoint.
-        base: the directory of exports.
-        receiver_fn: gives what the model takes.
 
     Returns:
         The path of the artefact: `base` and the time in seconds.

@@ -187,11 +187,7 @@ def _checked_metrics(metrics: Mapping[str, UserValue] | None) -> Mapping[str, An
 
 
 def metric_of(value: UserValue) -> keras.metrics.Metric | None:
-    """Return the Keras metric of a value of `eval_metric_ops`; None for another object.
-
-    Args:
-        value: a metric, or a pair with an attribute `metric`.
-    """
+    """Return the Keras metric of a value of `eval_metric_ops`; None for another object."""
     found = getattr(value, "metric", value)
     return found if isinstance(found, keras.metrics.Metric) else None
 
@@ -201,10 +197,6 @@ def checked_hooks(hooks: Sequence[UserValue] | None, name: str) -> tuple[Any, ..
 
     Args:
         hooks: a list, a tuple or None.
-        name: of the argument.
-
-    Raises:
-        InvalidTypeError: when one is no hook.
     """
     if hooks is None:
         return ()
@@ -226,9 +218,6 @@ def checked_listeners(listeners: Sequence[UserValue] | None) -> tuple[Any, ...]:
 
     Args:
         listeners: a list, a tuple or None.
-
-    Raises:
-        InvalidTypeError: when one is no listener.
     """
     for listener in listeners or ():
         if isinstance(listener, type) or not all(
@@ -242,15 +231,7 @@ def checked_listeners(listeners: Sequence[UserValue] | None) -> tuple[Any, ...]:
 
 
 def checked_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that a user gave.
-
-    Args:
-        function: any callable.
-        name: of the argument.
-
-    Raises:
-        InvalidTypeError: when it cannot be called.
-    """
+    """Return a function that a user gave."""
     if not callable(function):
         raise InvalidTypeError(
             f"`{name}` must be callable. Received: {type(function).__name__} {function!r}. Pass the function "

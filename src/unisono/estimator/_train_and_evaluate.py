@@ -138,13 +138,7 @@ def _train_in_cluster(estimator: Estimator, spec: TrainSpec) -> None:
 
 
 class _Evaluations:
-    """The evaluations of one Estimator, and what is exported.
-
-    Args:
-        estimator: trained by this process or others.
-        train_spec: says when training is over.
-        eval_spec: what to do.
-    """
+    """The evaluations of one Estimator, and what is exported."""
 
     def __init__(self, estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
         self._estimator, self._train, self._eval = estimator, train_spec, eval_spec
@@ -205,7 +199,6 @@ class _EvaluatingListener(CheckpointSaverListener):
     """Evaluates each checkpoint of a training in this process.
 
     Args:
-        evaluations: what to do.
         throttle_secs: seconds between two evaluations, at least.
     """
 

@@ -34,11 +34,8 @@ class TrainOp:
     """An update that `EstimatorSpec.train_op` asks for; made when model_fn has returned.
 
     Args:
-        optimizer: a Keras optimizer.
-        gradients_and_variables: pairs, as `apply_gradients` takes them.
         global_step: raised by one with the update, or None.
         are_shares: whether gradients are summed over the replicas, and not averaged.
-        after: updates that are made before.
     """
 
     optimizer: keras.Optimizer
@@ -50,13 +47,7 @@ class TrainOp:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OtherUpdate:
-    """An update that `EstimatorSpec.train_op` asks for, and that no optimizer makes.
-
-    Args:
-        make: changes variables.
-        is_alike: whether it does so alike on all replicas.
-        after: updates that are made before.
-    """
+    """An update that `EstimatorSpec.train_op` asks for, and that no optimizer makes."""
 
     make: Callable[[], None]
     is_alike: bool = True
@@ -69,7 +60,6 @@ class TrainOpGroup:
 
     Args:
         ops: train ops, groups, variables and arrays; those that are no update ask for nothing.
-        after: updates that are made before.
     """
 
     ops: tuple[Any, ...]
@@ -81,14 +71,12 @@ class ModelCall:
     """One run of a `model_fn`, and what it leaves for the loop around it.
 
     Args:
-        mode: one of `ModeKeys`.
         tape: a persistent tape that is entered; None where nothing can be differentiated.
         store: the variables, by path: `global_step`, `variables`, `trainable_variables`.
         exposed: arrays by name, which hooks may ask for: what `expose` was given.
         extras: what other modules keep for this run, by their own names.
         initializers: called once with the variables, when they have their first values; not after a restart.
         before: the updates that the running block of `control_dependencies` names.
-        waiting: arrays that were made in such a block, with these updates.
     """
 
     mode: str
@@ -106,11 +94,7 @@ _CALL: ContextVar[ModelCall | None] = ContextVar("unisono_model_call", default=N
 
 @contextlib.contextmanager
 def entered_call(call: ModelCall) -> Iterator[ModelCall]:
-    """Make a call current for a block.
-
-    Args:
-        call: of a model_fn.
-    """
+    """Make a call current for a block."""
     token = _CALL.set(call)
     try:
         yield call
@@ -125,9 +109,6 @@ def current_call() -> ModelCall | None:
 
 def require_call(what: str) -> ModelCall:
     """Return the run of a model_fn that the running code is part of.
-
-    Args:
-        what: the function that needs it, for the message.
 
     Raises:
         ContextError: outside of every model_fn that an Estimator runs.
@@ -180,16 +161,12 @@ def ambient_gradients(
     """Return the gradients of a loss, as arrays, inside a model_fn.
 
     Args:
-        loss: array computed by this model_fn; its sum is differentiated.
         variables: by which; all trainable ones that model_fn has made so far by default.
         aggregated: whether to return the mean over the replicas, which every replica gets alike: what one
             device computes of the union of their batches. Otherwise those of this replica.
 
     Returns:
         Arrays of the variables' shapes; None for a variable on which the loss does not depend.
-
-    Raises:
-        ContextError: where no Estimator runs the model_fn.
     """
     call = require_call("compute_gradients")
     if call.tape is None:
@@ -220,7 +197,6 @@ def compute_gradients(
 
     Args:
         optimizer: that applies them; of a `LossScaleOptimizer`, gradients are those of the scaled loss.
-        loss: scalar of this model_fn.
         var_list: variables; all trainable ones by default.
     """
     wanted = trainable_variables() if var_list is None else list(var_list)
@@ -244,12 +220,7 @@ def apply_gradients(
     """Return the update by gradients; it is made where `EstimatorSpec.train_op` reaches it.
 
     Args:
-        optimizer: a Keras optimizer.
-        grads_and_vars: as `compute_gradients` returns them.
         global_step: what `get_global_step` returns, to be raised by one; None leaves it to the loop.
-
-    Raises:
-        InvalidArgumentError: when no variable has a gradient.
     """
     pairs = tuple(grads_and_vars)
     if all(gradient is None for gradient, _ in pairs):
@@ -269,8 +240,6 @@ def minimize(
     """Return the update that makes a loss smaller; it is made where `EstimatorSpec.train_op` reaches it.
 
     Args:
-        optimizer: a Keras optimizer.
-        loss: scalar of this model_fn.
         global_step: what `get_global_step` returns, to be raised by one; None leaves it to the loop.
         var_list: variables; all trainable ones by default.
     """
@@ -304,22 +273,12 @@ def no_op(name: str | None = None) -> TrainOpGroup:
 
 
 def other_update(make: Callable[[], None], is_alike: bool = True) -> OtherUpdate:
-    """Return an update that no optimizer makes; it is made where `EstimatorSpec.train_op` reaches it.
-
-    Args:
-        make: changes variables.
-        is_alike: whether it does so alike on all replicas.
-    """
+    """Return an update that no optimizer makes; it is made where `EstimatorSpec.train_op` reaches it."""
     return OtherUpdate(make, is_alike, _before())
 
 
 def train_ops_of(train_op: UserValue, call: ModelCall) -> list[TrainOp | OtherUpdate]:
-    """Return the updates that an object reaches, in order, each once.
-
-    Args:
-        train_op: of an EstimatorSpec.
-        call: the run of the model_fn that made it.
-    """
+    """Return the updates that an object reaches, in order, each once."""
     found: dict[int, TrainOp | OtherUpdate] = {}
     waiting = {id(array): before for array, before in call.waiting}
 
@@ -370,11 +329,7 @@ def _before() -> tuple[Any, ...]:
 
 
 def made_in_order(value: ArrayLike) -> ArrayLike:
-    """Return a new array of model_fn, which stands for the updates of a block of `control_dependencies`.
-
-    Args:
-        value: an array that no other name has.
-    """
+    """Return a new array of model_fn, which stands for the updates of a block of `control_dependencies`."""
     call = _CALL.get()
     if call is not None and call.before:
         call.waiting.append((value, call.before))
@@ -385,9 +340,6 @@ def is_train_op(value: UserValue) -> bool:
     """Return whether an object can be `EstimatorSpec.train_op`.
 
     Arrays and variables are what Keras' own optimizers return, whose update is made at once.
-
-    Args:
-        value: any object.
     """
     if isinstance(value, (list, tuple)):
         return bool(value) and all(is_train_op(part) for part in value)

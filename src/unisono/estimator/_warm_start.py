@@ -55,9 +55,6 @@ def initializer_of(warm_start: UserValue) -> Initializer | None:
 
     Args:
         warm_start: path of a checkpoint, `WarmStartSettings`, a function, or None.
-
-    Raises:
-        InvalidTypeError: for another type.
     """
     if warm_start is None:
         return None

@@ -59,9 +59,6 @@ class VocabularyColumn(CategoricalColumn):
     def values(self, features: Features) -> Values:
         """Return the categories of a batch, computed on the host.
 
-        Args:
-            features: raw features by key.
-
         Raises:
             InvalidTypeError: the feature holds numbers where the vocabulary has strings, or the reverse.
         """
@@ -121,11 +118,7 @@ class IdentityColumn(CategoricalColumn):
     def values(self, features: Features) -> Values:
         """Return the categories of a batch, computed on the host.
 
-        Args:
-            features: raw features by key.
-
         Raises:
-            InvalidTypeError: the feature holds no integers.
             InvalidArgumentError: an integer is out of range, and there is no default.
         """
         raw = raw_values(features, self.key)
@@ -173,14 +166,7 @@ class HashedColumn(CategoricalColumn):
         return (self.key,)
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Args:
-            features: raw features by key.
-
-        Raises:
-            InvalidTypeError: the feature holds floats.
-        """
+        """Return the categories of a batch, computed on the host."""
         raw = raw_values(features, self.key)
         if raw.dtype.kind == "f":
             raise InvalidTypeError(

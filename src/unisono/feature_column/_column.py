@@ -27,7 +27,6 @@ class Values:
 
     Args:
         ids: integers of shape `(batch, length)`.
-        present: where there is a value; False where a row is shorter.
         weights: floats of that shape, or None.
     """
 
@@ -83,23 +82,11 @@ class CategoricalColumn(FeatureColumn):
 
     @abc.abstractmethod
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Args:
-            features: raw features by key.
-        """
+        """Return the categories of a batch, computed on the host."""
 
 
 def raw_feature(features: Features, key: str) -> UserValue:
-    """Return a feature.
-
-    Args:
-        features: by key.
-        key: of the feature.
-
-    Raises:
-        InvalidArgumentError: there is none.
-    """
+    """Return a feature."""
     if key not in features:
         raise InvalidArgumentError(
             f"Feature {key!r} must be in the features: a feature column reads it. "
@@ -110,10 +97,6 @@ def raw_feature(features: Features, key: str) -> UserValue:
 
 def raw_values(features: Features, key: str) -> np.ndarray:
     """Return a feature as an array of shape `(batch, length)` on the host.
-
-    Args:
-        features: by key.
-        key: of the feature.
 
     Raises:
         InvalidTypeError: the feature belongs to a step that is being compiled.
@@ -142,11 +125,7 @@ def is_traced(value: UserValue) -> bool:
 
 
 def checked_key(key: UserValue) -> str:
-    """Return a key.
-
-    Raises:
-        InvalidArgumentError: it is no string.
-    """
+    """Return a key."""
     if not isinstance(key, str):
         raise InvalidArgumentError(f"A feature column's key must be a string. Received: {key!r}.")
     return key

@@ -65,11 +65,7 @@ class CrossedColumn(CategoricalColumn):
         )
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Args:
-            features: raw features by key.
-        """
+        """Return the categories of a batch, computed on the host."""
         # TensorFlow's operation takes columns, which are sparse, before keys.
         leaves = sorted(self.leaves(), key=lambda leaf: isinstance(leaf, str))
         arrays, masks = zip(*(_leaf_values(leaf, features) for leaf in leaves), strict=True)
@@ -135,14 +131,7 @@ class WeightedColumn(CategoricalColumn):
         return (*self.categorical_column.feature_keys(), self.weight_feature_key)
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch and their weights, computed on the host.
-
-        Args:
-            features: raw features by key.
-
-        Raises:
-            InvalidArgumentError: both features have different shapes.
-        """
+        """Return the categories of a batch and their weights, computed on the host."""
         values = self.categorical_column.values(features)
         weights = raw_values(features, self.weight_feature_key).astype(np.float32)
         if weights.shape != values.ids.shape:

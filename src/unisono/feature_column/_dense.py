@@ -48,11 +48,7 @@ class EmbeddingSettings:
 
     Args:
         name: of the table; None for that of its column.
-        dimension: of a row.
-        combiner: how the rows of a table become one.
-        initializer: of the table.
         max_norm: the largest norm of a row that is used, or None.
-        trainable: whether training changes the table.
     """
 
     name: str | None

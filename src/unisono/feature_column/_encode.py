@@ -22,12 +22,7 @@ def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: st
     """Return columns as a list.
 
     Args:
-        columns: one, or several.
         caller: whose argument it is.
-
-    Raises:
-        InvalidArgumentError: there is none, or two have one name.
-        InvalidTypeError: one is no feature column.
     """
     if isinstance(columns, dict):
         raise InvalidTypeError(f"{caller} takes a list of feature columns. Received: a dict.")
@@ -48,11 +43,7 @@ def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: st
 
 
 def categories_of(column: FeatureColumn) -> CategoricalColumn | None:
-    """Return the categorical column that must be encoded for a column, or None.
-
-    Args:
-        column: any.
-    """
+    """Return the categorical column that must be encoded for a column, or None."""
     if isinstance(column, (IndicatorColumn, EmbeddingColumn)):
         return categories_of(column.categorical_column)
     if isinstance(column, CategoricalColumn) and not isinstance(column, BucketizedColumn):
@@ -62,10 +53,6 @@ def categories_of(column: FeatureColumn) -> CategoricalColumn | None:
 
 def host_values(column: CategoricalColumn, features: Features) -> dict[str, np.ndarray]:
     """Return the entries of one column in encoded features.
-
-    Args:
-        column: with categories.
-        features: raw features by key.
 
     Returns:
         int32 categories, -1 where there is none, and float32 weights where the column has them.
@@ -78,15 +65,7 @@ def host_values(column: CategoricalColumn, features: Features) -> dict[str, np.n
 
 
 class FeatureEncoder:
-    """Makes of a batch's raw features those that a step can take; for `dataset.map`, after `batch`.
-
-    Args:
-        columns: feature columns.
-        kept: keys of further features that the step needs.
-
-    Raises:
-        InvalidArgumentError: two columns cannot be told apart.
-    """
+    """Makes of a batch's raw features those that a step can take; for `dataset.map`, after `batch`."""
 
     def __init__(self, columns: Sequence[FeatureColumn], kept: Iterable[str] = ()) -> None:
         self._categories: dict[str, CategoricalColumn] = {}
@@ -103,12 +82,7 @@ class FeatureEncoder:
         self._dense, self._kept = dense, set(kept)
 
     def __call__(self, features: Features, *rest: UserValue) -> Any:
-        """Return encoded features, and what else an element has as it is.
-
-        Args:
-            features: raw features by key.
-            *rest: labels and weights.
-        """
+        """Return encoded features, and what else an element has as it is."""
         if not hasattr(features, "keys"):
             raise InvalidTypeError(
                 f"Features must be a dict of arrays by key. Received: {type(features).__name__}. "
@@ -156,14 +130,10 @@ def categories_in_step(column: CategoricalColumn, features: Features) -> tuple[A
     """Return the categories and weights of a batch in a step.
 
     Args:
-        column: with categories.
         features: encoded ones; or raw ones, where they are known on the host.
 
     Returns:
         Integers of shape `(batch, length)`, -1 where there is none, and floats of that shape or None.
-
-    Raises:
-        InvalidTypeError: raw features in a step that is being compiled.
     """
     if isinstance(column, BucketizedColumn):
         return column.ids(features), None
@@ -186,11 +156,7 @@ def make_dense(columns: Iterable[FeatureColumn], caller: str) -> list[DenseColum
     """Return columns that are all dense, sorted by name as TensorFlow sorts them.
 
     Args:
-        columns: any.
         caller: whose argument it is.
-
-    Raises:
-        InvalidTypeError: one is categorical.
     """
     found: list[DenseColumn] = []
     for column in columns:

@@ -31,10 +31,8 @@ def combined(table: Any, ids: Any, weights: Any, combiner: str, max_norm: float 
     """Return one row for each row of categories, as `tf.nn.safe_embedding_lookup_sparse`.
 
     Args:
-        table: a row for each category.
         ids: categories of shape `(batch, length)`, negative where there is none.
         weights: floats of that shape, or None for ones.
-        combiner: "mean", "sqrtn" or "sum".
         max_norm: the largest norm of a row of the table, or None.
 
     Returns:
@@ -61,25 +59,14 @@ def combined(table: Any, ids: Any, weights: Any, combiner: str, max_norm: float 
 
 
 def counts(column: CategoricalColumn, features: Features) -> Any:
-    """Return how often each category occurs in a row, or the sum of its weights.
-
-    Args:
-        column: with categories.
-        features: of a batch.
-    """
+    """Return how often each category occurs in a row, or the sum of its weights."""
     ids, weights = categories_in_step(column, features)
     hot = (ids[..., None] == jnp.arange(column.num_buckets)).astype(keras.config.floatx())
     return jnp.sum(hot if weights is None else hot * weights[..., None], axis=1)
 
 
 class EmbeddingTable(keras.layers.Layer):
-    """The table of one embedding column, or of several that share it.
-
-    Args:
-        buckets: how many rows it has.
-        settings: of the column.
-        **kwargs: those of any layer.
-    """
+    """The table of one embedding column, or of several that share it."""
 
     def __init__(self, buckets: int, settings: EmbeddingSettings, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -116,12 +103,7 @@ def layer_name(column_name: str) -> str:
 
 
 class FeatureColumnsLayer(keras.layers.Layer):
-    """A layer whose input is a dict of features.
-
-    Args:
-        columns: all that it reads.
-        **kwargs: those of any layer.
-    """
+    """A layer whose input is a dict of features."""
 
     #: Read where a model is trained: `training/_host_layers`.
     encodes_on_host = True
@@ -218,14 +200,7 @@ def _numbers(column: DenseColumn, features: Features) -> Any:
 
 
 class ColumnWeights(keras.layers.Layer):
-    """The weights of one column in a linear model.
-
-    Args:
-        column: the column.
-        units: how many outputs there are.
-        combiner: how a row's categories are combined.
-        **kwargs: those of any layer.
-    """
+    """The weights of one column in a linear model."""
 
     def __init__(self, column: FeatureColumn, units: int, combiner: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

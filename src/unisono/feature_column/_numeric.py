@@ -55,15 +55,7 @@ class NumericColumn(DenseColumn):
         return (self.key,)
 
     def dense(self, features: Features) -> Any:
-        """Return floats of shape `(batch, width)`, in the step.
-
-        Args:
-            features: by key.
-
-        Raises:
-            InvalidArgumentError: the feature has another shape.
-            InvalidTypeError: the feature holds strings.
-        """
+        """Return floats of shape `(batch, width)`, in the step."""
         value = raw_feature(features, self.key)
         if not is_traced(value) and np.asarray(value).dtype.kind in "USO":
             raise InvalidTypeError(
@@ -114,39 +106,23 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
         return self.source_column.feature_keys()
 
     def buckets(self, features: Features) -> Any:
-        """Return the bucket of each number, shape `(batch, numbers)`, in the step.
-
-        Args:
-            features: by key.
-        """
+        """Return the bucket of each number, shape `(batch, numbers)`, in the step."""
         numbers = self.source_column.dense(features)
         return jnp.digitize(numbers, jnp.asarray(self.boundaries, numbers.dtype))
 
     def ids(self, features: Features) -> Any:
-        """Return categories, shape `(batch, numbers)`, in the step: each number has buckets of its own.
-
-        Args:
-            features: by key.
-        """
+        """Return categories, shape `(batch, numbers)`, in the step: each number has buckets of its own."""
         buckets = self.buckets(features)
         return buckets + jnp.arange(buckets.shape[1]) * (len(self.boundaries) + 1)
 
     def dense(self, features: Features) -> Any:
-        """Return a one for each number's bucket, shape `(batch, width)`, in the step.
-
-        Args:
-            features: by key.
-        """
+        """Return a one for each number's bucket, shape `(batch, width)`, in the step."""
         size = len(self.boundaries) + 1
         hot = self.buckets(features)[..., None] == jnp.arange(size)
         return jnp.reshape(hot, (-1, self.width)).astype(keras.config.floatx())
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Args:
-            features: raw features by key.
-        """
+        """Return the categories of a batch, computed on the host."""
         raw_values(features, self.source_column.key)
         ids = np.asarray(self.ids(features), np.int64)
         return Values(ids, np.ones(ids.shape, bool))

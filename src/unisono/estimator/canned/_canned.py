@@ -37,14 +37,6 @@ class CannedEstimator(Estimator):
     """An Estimator whose model_fn is a head on the logits of a model.
 
     Data that an input_fn returns are encoded on the host: strings, hashes and crosses become integers.
-
-    Args:
-        head: makes of logits a loss, predictions and metrics.
-        columns: all feature columns of the model.
-        model: from features to logits and a train op.
-        model_dir: of checkpoints and event files.
-        config: a `RunConfig`.
-        warm_start_from: as of `Estimator`.
     """
 
     def __init__(
@@ -171,11 +163,7 @@ def _computed(key: str | tuple[str, str]) -> str | tuple[str, str]:
 
 
 class RowsEncoder:
-    """Encodes features for a model that reads none.
-
-    Args:
-        kept: keys of the features that its head needs.
-    """
+    """Keeps the features that a head needs, and the number of rows, for a model that reads none."""
 
     def __init__(self, kept: Sequence[str]) -> None:
         self._kept = tuple(kept)

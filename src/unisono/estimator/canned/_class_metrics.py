@@ -42,12 +42,7 @@ def sigmoid_losses(labels: Any, logits: Any) -> Any:
 
 
 class PositiveThresholdAccuracy(keras.metrics.Mean):
-    """How often a probability and a label are on the same side of a threshold.
-
-    Args:
-        threshold: between 0 and 1.
-        **kwargs: those of any metric.
-    """
+    """How often a probability and a label are on the same side of a threshold."""
 
     def __init__(self, threshold: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,9 +56,6 @@ class PositiveThresholdAccuracy(keras.metrics.Mean):
 
 def threshold_metrics(thresholds: Sequence[float]) -> dict[str, keras.metrics.Metric]:
     """Return new metrics of thresholds by name.
-
-    Args:
-        thresholds: between 0 and 1.
 
     >>> list(threshold_metrics([0.5]))[0]
     'accuracy/positive_threshold_0.5'
@@ -82,9 +74,6 @@ def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
     Args:
         thresholds: numbers, or None.
-
-    Raises:
-        InvalidArgumentError: one is not between 0 and 1.
 
     >>> checked_thresholds([0.5])
     (0.5,)

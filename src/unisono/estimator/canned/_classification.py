@@ -39,9 +39,7 @@ class ClassHead(Head):
     """What heads of classes share: vocabularies of labels, and predictions that are strings.
 
     Args:
-        classes: how many there are.
         label_vocabulary: their names, or None.
-        head_arguments: those of `Head`.
     """
 
     def __init__(self, classes: int, label_vocabulary: Sequence[str] | None, *head_arguments: Any) -> None:
@@ -55,14 +53,7 @@ class ClassHead(Head):
         self._vocabulary = None if label_vocabulary is None else tuple(map(str, label_vocabulary))
 
     def host_labels(self, labels: UserValue) -> UserValue:
-        """Return labels as integers on the host.
-
-        Args:
-            labels: of a batch; names where there is a vocabulary.
-
-        Raises:
-            InvalidArgumentError: a label is no class.
-        """
+        """Return labels as integers on the host."""
         array = labels_on_host(labels)
         if array is None:
             return None
@@ -95,11 +86,7 @@ class ClassHead(Head):
         return result
 
     def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        """Return predictions with "classes" and "all_classes", as bytes.
-
-        Args:
-            predictions: NumPy arrays by key.
-        """
+        """Return predictions with "classes" and "all_classes", as bytes."""
         names, found = self.class_names(), dict(predictions)
         if "class_ids" in found:
             found["classes"] = names[np.asarray(found["class_ids"])]
@@ -114,11 +101,7 @@ def chosen_predictions(
     """Return predictions by key.
 
     Args:
-        predictions: functions that compute them.
         keys: those that are wanted; None for all.
-
-    Raises:
-        InvalidArgumentError: there is no prediction of a key.
     """
     unknown = sorted(set(keys or ()) - {*predictions, "classes", "all_classes"})
     if unknown:
@@ -297,10 +280,7 @@ def binary_or_multi_class_head(
     """Return the head of a classifier.
 
     Args:
-        n_classes: how many there are.
         weight_column: the key of a feature with weights of examples, a numeric column, or None.
-        label_vocabulary: the names of the classes.
-        loss_reduction: "sum_over_batch_size" or "sum".
 
     >>> type(binary_or_multi_class_head(2, None, None, "sum")).__name__
     'BinaryClassHead'

@@ -38,14 +38,7 @@ class WideAndDeep:
 
     Args:
         linear_columns: of the linear model; none for no such model.
-        linear_optimizer: returns what trains it.
-        sparse_combiner: of its categories.
         dnn_columns: of the network; none for no such model.
-        dnn_optimizer: returns what trains it.
-        hidden_units: of the network.
-        activation_fn: of its hidden layers.
-        dropout: after each of them.
-        batch_norm: whether they are normalized.
     """
 
     linear_columns: Sequence[FeatureColumn]
@@ -59,13 +52,7 @@ class WideAndDeep:
     batch_norm: bool
 
     def logits(self, features: Mapping[str, Any], mode: str, units: int) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the sum of both logits, and the function that returns the train op of a loss.
-
-        Args:
-            features: encoded ones.
-            mode: of `ModeKeys`.
-            units: how many logits there are.
-        """
+        """Return the sum of both logits, and the function that returns the train op of a loss."""
         parts: list[tuple[Logits, Callable[[], Any]]] = []
         if self.dnn_columns:
             logits = dnn_logits(

@@ -36,13 +36,6 @@ Activation = Callable[[Any], Any] | str | None
 def checked_units(hidden_units: Sequence[int], argument: str) -> list[int]:
     """Return the sizes of hidden layers.
 
-    Args:
-        hidden_units: positive integers.
-        argument: the name of the argument.
-
-    Raises:
-        InvalidArgumentError: one is no positive integer.
-
     >>> checked_units([8, 4], "hidden_units")
     [8, 4]
     """

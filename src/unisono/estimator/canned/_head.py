@@ -293,8 +293,6 @@ def minimized(optimizer: Any, loss: Any, variables: Sequence[keras.Variable] | N
     """Return the train op of an optimizer: Keras', or one with TensorFlow 1's `minimize`.
 
     Args:
-        optimizer: that changes the variables.
-        loss: a scalar of the running model_fn.
         variables: which are changed; None for all.
     """
     if isinstance(optimizer, keras.Optimizer):
@@ -318,20 +316,12 @@ def broadcast(weights: Any, values: Any) -> Any:
 
     Args:
         weights: of shape `(batch, 1)`, or None.
-        values: an array.
     """
     return None if weights is None else jnp.broadcast_to(weights, jnp.shape(values))
 
 
 def check_label_range(labels: np.ndarray, classes: int) -> np.ndarray:
     """Return labels on the host, if they are classes.
-
-    Args:
-        labels: numbers.
-        classes: how many there are.
-
-    Raises:
-        InvalidArgumentError: one is not between 0 and `classes` - 1.
 
     >>> check_label_range(np.array([0, 1]), 2).tolist()
     [0, 1]
@@ -346,9 +336,5 @@ def check_label_range(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def labels_on_host(labels: UserValue) -> np.ndarray | None:
-    """Return labels as an array on the host; None for none.
-
-    Args:
-        labels: of a batch.
-    """
+    """Return labels as an array on the host; None for none."""
     return None if labels is None else on_host(labels, "A head's labels")

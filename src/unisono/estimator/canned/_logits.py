@@ -35,14 +35,7 @@ _OPTIMIZERS = {
 def linear_logits(
     features: Mapping[str, Any], columns: Sequence[FeatureColumn], units: int, sparse_combiner: str
 ) -> Logits:
-    """Return the logits of a linear model.
-
-    Args:
-        features: encoded ones.
-        columns: that it reads.
-        units: how many logits there are.
-        sparse_combiner: how the weights of a row's categories are combined.
-    """
+    """Return the logits of a linear model."""
     with keras.name_scope("linear"):
         model = LinearModel(columns, units, sparse_combiner, name="linear_model")
         return model(features), list(model.trainable_variables)
@@ -61,14 +54,7 @@ def dnn_logits(
     """Return the logits of a network.
 
     Args:
-        features: encoded ones.
-        columns: that it reads.
-        hidden_units: the size of each hidden layer.
-        units: how many logits there are.
-        activation_fn: of the hidden layers.
         dropout: the rate after each hidden layer, or None.
-        batch_norm: whether each hidden layer is normalized.
-        training: whether dropout and normalization are those of training.
     """
     layers: list[keras.layers.Layer] = []
 
@@ -94,12 +80,7 @@ def dnn_logits(
 
 
 class BaselineLogits(keras.layers.Layer):
-    """Logits that are the same for all examples.
-
-    Args:
-        units: how many there are.
-        **kwargs: those of any layer.
-    """
+    """Logits that are the same for all examples."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -122,16 +103,8 @@ def optimizer_maker(given: UserValue, learning_rate: float) -> Callable[[], Any]
     run needs an optimizer that has none yet. What an optimizer is made of is read at once, because a trace
     does not know the value of its learning rate.
 
-    Args:
-        given: a name, an optimizer, or a function that returns one.
-        learning_rate: of an optimizer that is given by name.
-
     Returns:
         A function that returns a Keras optimizer, or one of `unisono.estimator.train`.
-
-    Raises:
-        InvalidArgumentError: there is no optimizer of this name.
-        InvalidTypeError: it is no optimizer.
 
     >>> type(optimizer_maker("Adagrad", 0.05)()).__name__
     'Adagrad'

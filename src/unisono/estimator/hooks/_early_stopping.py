@@ -44,13 +44,10 @@ class StopOnPredicateHook(SessionRunHook):
     """End the loop when a function returns True.
 
     Args:
-        should_stop_fn: takes no arguments.
         run_every_secs: the number of seconds between two calls.
-        run_every_steps: the number of steps between two calls.
 
     Raises:
         InvalidArgumentError: both or none of seconds and steps are given.
-        InvalidTypeError: the function cannot be called.
     """
 
     def __init__(

@@ -32,14 +32,7 @@ _LOG = logging.getLogger("unisono")
 def write_summaries(
     writer: SummaryWriter, summaries: Sequence[RecordedSummary], values: Mapping[str, Any], step: int
 ) -> None:
-    """Write the summaries of a step.
-
-    Args:
-        writer: where.
-        summaries: those of a run of the model_fn.
-        values: what the step returned, by name.
-        step: its number.
-    """
+    """Write the summaries of a step."""
     for summary in summaries:
         data = np.asarray(values[summary.key]) if summary.key else summary.text
         writer.write(summary.kind, summary.tag, step, data, **summary.options)

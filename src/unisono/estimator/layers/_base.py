@@ -114,11 +114,7 @@ class GraphLayer(keras.Layer):
 
 
 def own_arguments(local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__`, which hands all of them on by their names.
-
-    Args:
-        local: what `locals()` returns in its first line.
-    """
+    """Return the arguments of an `__init__`, which hands all of them on by their names."""
     return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
@@ -126,7 +122,6 @@ def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., j
     """Return the function of a layer's arguments that makes the layer and calls it.
 
     Args:
-        cls: the class.
         kind: the function's name, with which automatic names of layers begin.
         shape: the shape of inputs, for the docstring.
     """

@@ -158,11 +158,9 @@ def found_or_made(
     """Return a layer or variable of an earlier call, or make it, by the rule of this module.
 
     Args:
-        kind: string; what automatic names begin with.
         cls: the class that an earlier layer or variable must have.
         name: string; the user's name, or None for an automatic one.
         reuse: the user's argument; None for that of the scope.
-        make: makes the layer or variable with a name.
 
     Raises:
         ContextError: `reuse` is True or `AUTO_REUSE` outside of a model_fn.

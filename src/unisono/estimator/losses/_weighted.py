@@ -117,10 +117,6 @@ def check_weights(weights: jax.Array, values: jax.Array) -> None:
 
     Args:
         weights: a number, or an array of the axes of the values, each of the same size or 1.
-        values: the elements of a loss or of a metric.
-
-    Raises:
-        InvalidArgumentError: they do not.
     """
     pairs = zip(weights.shape, values.shape, strict=False)
     fits = weights.ndim == values.ndim and all(w in (1, v) for w, v in pairs)

@@ -61,12 +61,7 @@ def counts_at(
 
 
 def chosen(found: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
-    """Return some of the four counts, by their long names.
-
-    Args:
-        found: what `counts` or `counts_at` returned.
-        keys: of `tp`, `fp`, `tn` and `fn`, divided by spaces.
-    """
+    """Return some of the four counts, by their long names."""
     names = {"tp": "true_positives", "fp": "false_positives", "tn": "true_negatives", "fn": "false_negatives"}
     return {names[key]: found[key] for key in keys.split()}
 

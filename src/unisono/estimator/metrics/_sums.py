@@ -59,8 +59,6 @@ class SumsMetric(keras.metrics.Metric):
 
     Args:
         shapes: the shape of each sum, by name.
-        compute: returns the result for the sums.
-        name: of the metric.
     """
 
     def __init__(
@@ -74,11 +72,7 @@ class SumsMetric(keras.metrics.Metric):
         }
 
     def update_state(self, **parts: jax.Array) -> None:
-        """Add arrays to the sums.
-
-        Args:
-            parts: array for each sum, by the name of the sum.
-        """
+        """Add arrays to the sums."""
         replica = running_step().replica
         # The arrays of a replica without data are stand-ins.
         if replica is not None and replica.engine.is_empty:
@@ -147,8 +141,6 @@ def pair_of_sums(
 
     Args:
         name: of the metric; a second one of the same name gets a number.
-        parts: what this batch adds to each sum.
-        compute: returns the result for the sums.
     """
     arrays = {key: jnp.asarray(part) for key, part in parts.items()}
     metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, unique_name(name))
@@ -175,12 +167,7 @@ def aligned(
     A last axis of size 1 that one of the first two lacks is dropped; weights get or lose one.
 
     Args:
-        predictions: array.
-        labels: array.
         weights: a number or an array; None for ones.
-
-    Raises:
-        InvalidArgumentError: the shapes do not fit.
     """
     given, wanted = keras.ops.convert_to_tensor(predictions), keras.ops.convert_to_tensor(labels)
     if given.ndim == wanted.ndim + 1 and given.shape[-1] == 1:
@@ -200,7 +187,6 @@ def broadcast_weights(weights: ArrayLike, values: jax.Array) -> jax.Array:
 
     Args:
         weights: a number or an array; None for ones.
-        values: array.
 
     Raises:
         InvalidArgumentError: the weights do not fit.

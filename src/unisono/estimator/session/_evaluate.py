@@ -37,12 +37,9 @@ class EvaluationTask:
     """What an evaluation or a prediction needs.
 
     Args:
-        model_fn: with its fixed arguments.
         strategy: on whose replicas.
         checkpoint: path of the checkpoint; None for initial values.
-        hooks: the user's.
         initialize: gives variables their values where there is no checkpoint; None for their own.
-        executables: programs of earlier trainings and evaluations.
     """
 
     model_fn: ModelFunction
@@ -54,13 +51,7 @@ class EvaluationTask:
 
 
 class DataPass:
-    """One pass of a model_fn over data.
-
-    Args:
-        task: what it needs.
-        mode: one of `ModeKeys`.
-        source: makes pairs of features and labels.
-    """
+    """One pass of a model_fn over data."""
 
     def __init__(self, task: EvaluationTask, mode: str, source: ElementSource) -> None:
         self.task = task
@@ -74,11 +65,7 @@ class DataPass:
             return self.runner.create_variables()
 
     def begin(self, hooks: Sequence[SessionRunHook]) -> HookRunner:
-        """Restore the variables, and begin with the hooks.
-
-        Args:
-            hooks: all of them.
-        """
+        """Restore the variables, and begin with the hooks."""
         task = self.task
         session = HookSession(
             exposed=self.step.exposed,
@@ -182,10 +169,8 @@ def predictions(
     """Yield the predictions of a checkpoint.
 
     Args:
-        task: what the prediction needs.
         data: makes pairs of features and labels, which are left out.
         keys: which predictions; None for all.
-        single: whether to yield those of each example, and not of each batch.
 
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.

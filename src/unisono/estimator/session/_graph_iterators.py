@@ -69,11 +69,7 @@ class GraphIterator:
 
 
 class InputRun:
-    """The runs of an input_fn that makes iterators of TensorFlow 1.
-
-    Args:
-        input_fn: without arguments.
-    """
+    """The runs of an input_fn that makes iterators of TensorFlow 1."""
 
     def __init__(self, input_fn: Callable[[], Any]) -> None:
         self._input_fn = input_fn
@@ -84,23 +80,14 @@ class InputRun:
         self._taken: list[tuple[GraphIterator, PyTree]] = []
 
     def iterator(self, dataset: Dataset) -> GraphIterator:
-        """Return the iterator that a run asks for: a later one finds those of the first.
-
-        Args:
-            dataset: what a first run reads.
-        """
+        """Return the iterator that a run asks for: a later one finds those of the first."""
         if self._asked == len(self._iterators):
             self._iterators.append(GraphIterator(dataset))
         self._asked += 1
         return self._iterators[self._asked - 1]
 
     def note(self, iterator: GraphIterator, element: PyTree) -> None:
-        """Remember what `get_next` has returned.
-
-        Args:
-            iterator: that it was called of.
-            element: the result.
-        """
+        """Remember what `get_next` has returned."""
         self._taken.append((iterator, element))
 
     def first(self) -> tuple[Any, Iterator[PyTree] | None]:

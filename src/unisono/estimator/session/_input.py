@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class InputFunction:
-    """An input_fn with those of some arguments that it has; pickled, it goes to workers that make their data.
-
-    Args:
-        function: the user's.
-        given: arguments by name.
-    """
+    """An input_fn with those of some arguments that it has; it is pickled where workers make their data."""
 
     def __init__(self, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
         known = argument_names(function)

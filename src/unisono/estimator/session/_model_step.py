@@ -67,9 +67,7 @@ class ModelFunction:
     """A model_fn with the arguments that do not change.
 
     Args:
-        function: the user's.
         params: for its argument `params`; None where it has none.
-        config: for its argument `config`.
     """
 
     function: Callable[..., Any]
@@ -80,9 +78,7 @@ class ModelFunction:
         """Call the user's function.
 
         Args:
-            features: of a batch.
             labels: of the same batch; None for data without.
-            mode: one of `ModeKeys`.
 
         Raises:
             InvalidArgumentError: it has no argument for the labels, or returns something else than a spec.
@@ -113,23 +109,13 @@ class ModelFunction:
 
 
 def argument_names(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of a function's arguments; of a `functools.partial`, those that are left.
-
-    Args:
-        function: any callable.
-    """
+    """Return the names of a function's arguments; of a `functools.partial`, those that are left."""
     given = function.keywords if isinstance(function, functools.partial) else {}
     return frozenset(inspect.signature(function).parameters) - frozenset(given)
 
 
 class ModelStep:
-    """One mode of a model_fn as the step of one replica.
-
-    Args:
-        model_fn: with its fixed arguments.
-        mode: one of `ModeKeys`.
-        variables: of the model.
-    """
+    """One mode of a model_fn as the step of one replica."""
 
     def __init__(self, model_fn: ModelFunction, mode: str, variables: ModelVariables) -> None:
         self._model_fn, self._mode, self.variables = model_fn, mode, variables
@@ -156,11 +142,7 @@ class ModelStep:
         return self._first[1]
 
     def returning(self, names: Iterable[str]) -> Callable[[PyTree], Mirrored[Any]]:
-        """Return the step, which returns named values.
-
-        Args:
-            names: those of `exposed`.
-        """
+        """Return the step, which returns named values."""
         wanted = sorted(names)
         return lambda element: Mirrored(self._run(element, wanted))
 

@@ -24,11 +24,7 @@ class OccasionalLines(logging.StreamHandler):  # type: ignore[type-arg]
         self._printed: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message, unless there was one from there a moment ago.
-
-        Args:
-            record: the message.
-        """
+        """Print a message, unless there was one from there a moment ago."""
         place, now = (record.pathname, record.lineno), time.monotonic()
         last = self._printed.get(place)
         if record.levelno >= logging.WARNING or last is None or now - last >= PAUSE:

@@ -31,11 +31,7 @@ _HYPERPARAMETERS = ("learning_rate",)
 
 
 def saved_variables(variables: ModelVariables) -> dict[str, keras.Variable]:
-    """Return what a checkpoint holds, by path: all but hyperparameters and the state of metrics.
-
-    Args:
-        variables: of a model_fn.
-    """
+    """Return what a checkpoint holds, by path: all but hyperparameters and the state of metrics."""
     return {
         path: variable
         for path, variable in variables.variables.items()
@@ -56,8 +52,6 @@ def restore(variables: ModelVariables, path: str, names: Mapping[str, str] | Non
     """Restore the variables of a checkpoint.
 
     Args:
-        variables: of a model_fn; what else the checkpoint holds is left out.
-        path: of the checkpoint.
         names: in the checkpoint, by the variables' paths, where they have others.
 
     Raises:
@@ -88,13 +82,6 @@ def newest_checkpoint(directory: str, group: ProcessGroup) -> str | None:
     """Return the path of the newest checkpoint that the first worker sees, or None.
 
     The others may look when it is not there yet, or when there is a newer one.
-
-    Args:
-        directory: the Estimator's `model_dir`.
-        group: the processes that restore it.
-
-    Raises:
-        CheckpointError: on all of them, where one does not see it.
     """
     path = group.from_chief(lambda: os.fspath(latest_checkpoint(directory) or "").encode()).decode()
     if not path:
@@ -113,11 +100,7 @@ def newest_checkpoint(directory: str, group: ProcessGroup) -> str | None:
 
 
 def global_step_in(path: str | os.PathLike[str]) -> int:
-    """Return the number of steps that a checkpoint was saved after.
-
-    Args:
-        path: of the checkpoint.
-    """
+    """Return the number of steps that a checkpoint was saved after."""
     return int(load_checkpoint(path).get_tensor(GLOBAL_STEP))
 
 
@@ -125,10 +108,7 @@ class TrainingSaver:
     """Writes the checkpoints of a training.
 
     Args:
-        variables: of the model_fn.
-        directory: the Estimator's `model_dir`.
         max_to_keep: how many are kept; None or 0 for all.
-        every_n_hours: of the others, one in so many hours is kept, too.
     """
 
     def __init__(
@@ -145,11 +125,7 @@ class TrainingSaver:
         self._last = ""
 
     def save(self, wait: bool = False) -> str:
-        """Write a checkpoint of the present step, unless there is one; return its path.
-
-        Args:
-            wait: whether to return when it is written, and not while it is.
-        """
+        """Write a checkpoint of the present step, unless there is one; return its path."""
         step = int(self._variables.global_step.value)
         path = os.path.join(self._manager.directory, f"{SERIES}-{step}")
         if path != self._last and not Path(path).exists():
@@ -167,7 +143,6 @@ def initialize(step: ModelStep, given: Initializer | None) -> None:
     """Give variables their first values, where no checkpoint is restored.
 
     Args:
-        step: has run.
         given: comes first; None for nothing.
     """
     for initializer in (given, *step.call.initializers):

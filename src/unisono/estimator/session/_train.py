@@ -37,15 +37,9 @@ class TrainTask:
     """What a training needs.
 
     Args:
-        model_fn: with its fixed arguments.
-        config: the Estimator's.
         strategy: on whose replicas.
-        model_dir: of the checkpoints and event files.
-        hooks: the user's, and those that stop it.
-        listeners: of the checkpoints.
         checkpoint: path of the checkpoint to go on from; None for initial values.
         initialize: gives variables their values where there is no checkpoint; None for their own.
-        executables: programs of earlier trainings and evaluations.
     """
 
     model_fn: ModelFunction
@@ -63,7 +57,6 @@ class Training:
     """One call of `Estimator.train`.
 
     Args:
-        task: what it needs.
         data: makes pairs of features and labels, here or on the workers of a cluster with parameter servers.
     """
 
@@ -196,11 +189,7 @@ class Training:
 
 
 def can_write_summaries(config: RunConfig) -> bool:
-    """Return whether the packages for event files are there; a log line says if not.
-
-    Args:
-        config: the Estimator's.
-    """
+    """Return whether the packages for event files are there; a log line says if not."""
     try:
         require_packages("TensorBoard's files", "tensorboard", "tensorboard")
     except MissingPackageError as error:

@@ -14,14 +14,7 @@ import keras
 
 
 class SlotOptimizer(keras.Optimizer):
-    """A Keras optimizer with slots of given first values.
-
-    Args:
-        learning_rate: function that returns the learning rate, or what Keras takes.
-        name: string; the name of the optimizer.
-        slots: the first value of each slot, by the name of the slot.
-        options: the numbers of the rule, by name.
-    """
+    """A Keras optimizer with slots of given first values."""
 
     def __init__(
         self, learning_rate: Any, name: str, slots: dict[str, float], options: dict[str, Any]
@@ -32,11 +25,7 @@ class SlotOptimizer(keras.Optimizer):
         self.options = dict(options)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the slots.
-
-        Args:
-            variables: to be optimized.
-        """
+        """Make the slots."""
         if self.built:
             return
         super().build(variables)
@@ -46,22 +35,11 @@ class SlotOptimizer(keras.Optimizer):
             )
 
     def slot(self, variable: keras.Variable, name: str) -> keras.Variable:
-        """Return a slot of a variable.
-
-        Args:
-            variable: Keras variable.
-            name: string; the name of the slot.
-        """
+        """Return a slot of a variable."""
         return self._slots[name][self._get_variable_index(variable)]
 
     def update_step(self, gradient: jax.Array, variable: keras.Variable, learning_rate: jax.Array) -> None:
-        """Update a variable and its slots.
-
-        Args:
-            gradient: its gradient.
-            variable: the variable.
-            learning_rate: the rate of this step.
-        """
+        """Update a variable and its slots."""
         rate = jnp.asarray(learning_rate).astype(variable.dtype)
         before = {name: self.slot(variable, name).value for name in self._first_values}
         value, after = self.rule(jnp.asarray(gradient).astype(variable.dtype), variable.value, rate, before)
@@ -72,14 +50,7 @@ class SlotOptimizer(keras.Optimizer):
     def rule(
         self, gradient: jax.Array, value: jax.Array, rate: jax.Array, slots: dict[str, jax.Array]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return the new value of a variable and of its slots.
-
-        Args:
-            gradient: array.
-            value: the variable's value.
-            rate: the learning rate.
-            slots: the slots' values.
-        """
+        """Return the new value of a variable and of its slots."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:

@@ -201,15 +201,7 @@ def _assigned(
 
 
 def assign_from(path: str | os.PathLike[str], chosen: Mapping[str, Sequence[keras.Variable]]) -> None:
-    """Assign the values of a checkpoint to variables.
-
-    Args:
-        path: path of the checkpoint.
-        chosen: variables by their names in the checkpoint.
-
-    Raises:
-        CheckpointMismatchError: a name is missing there, or a shape is another.
-    """
+    """Assign the values of a checkpoint to variables."""
     reader = load_checkpoint(path)
     for name, variables in chosen.items():
         if not reader.has_tensor(name):
