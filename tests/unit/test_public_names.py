@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jedi
 import pytest
+from tests import reference
 
 import unisono
 
@@ -25,6 +26,10 @@ def test_each_name_of_a_stub_is_loaded(name):
     assert dir(module) == module.__all__ == sorted(set(module.__all__))
     for public in module.__all__:
         assert getattr(module, public) is not None, public
+
+
+def test_the_reference_is_that_of_the_code():
+    assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.reference`"
 
 
 def undescribed(function):
