@@ -172,18 +172,13 @@ class FitBackup:
     def _newest(self) -> tuple[Path, Snapshot] | None:
         """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
-        if strategy is None or strategy.process_group.size == 1:
+        if strategy is None:
             return self._backups.newest()
-        found: list[tuple[Path, Snapshot] | None] = []
-
-        def read() -> bytes:
-            found.append(self._backups.newest())
-            return b"" if found[0] is None else found[0][1].to_bytes()
-
-        data = strategy.process_group.from_chief(read)
-        if found:
-            return found[0]
-        return (self._backups.directory, Snapshot.from_bytes(data)) if data else None
+        return strategy.process_group.value_of_chief(
+            self._backups.newest,
+            lambda found: b"" if found is None else found[1].to_bytes(),
+            lambda data: (self._backups.directory, Snapshot.from_bytes(data)) if data else None,
+        )
 
     def _facts_to_compare(self, progress: Progress) -> dict[str, Any]:
         """Return what must be as it was: another number of steps may fit the position."""

@@ -29,6 +29,7 @@ NamedState = Callable[[], tuple[Sequence[str], Sequence[jax.Array]]]
 _NOTHING = contextlib.nullcontext()
 
 Tree = TypeVar("Tree", bound=PyTree)
+Share = TypeVar("Share")
 
 
 class ProcessGroup(abc.ABC):
@@ -59,6 +60,20 @@ class ProcessGroup(abc.ABC):
     def is_chief(self) -> bool:
         """Whether this process writes and prints for all."""
         return self._index == 0
+
+    @property
+    def own_name(self) -> str:
+        """This process, for messages to people."""
+        return "this process" if self._size == 1 else f"worker {self._index}"
+
+    def share_of(self, whole: Share, divide: Callable[[Share, int, int], Share]) -> Share:
+        """Return this process' share of what all have; the whole in a lone process.
+
+        Args:
+            whole: what is divided.
+            divide: gets it, the number of processes and the number of this one.
+        """
+        return whole if self._size == 1 else divide(whole, self._size, self._index)
 
     # --- collectives -----------------------------------------------------------------------
 
@@ -154,6 +169,30 @@ class ProcessGroup(abc.ABC):
         Raises:
             ClusterError: on the others, when it raised on the first.
         """
+
+    def value_of_chief(
+        self, make: Callable[[], Share], encode: Callable[[Share], bytes], decode: Callable[[bytes], Share]
+    ) -> Share:
+        """Return on every process the value that `make` returns on the first; raise its error on all.
+
+        Args:
+            make: called on the first process alone.
+            encode: makes bytes of the value, where there are others.
+            decode: makes the value of them, on the others.
+
+        Raises:
+            ClusterError: on the others, when `make` raised on the first.
+        """
+        if self._size == 1:
+            return make()
+        own: list[Share] = []
+
+        def encoded() -> bytes:
+            own.append(make())
+            return encode(own[0])
+
+        data = self.from_chief(encoded)
+        return own[0] if own else decode(data)
 
     # --- steps -----------------------------------------------------------------------------
 

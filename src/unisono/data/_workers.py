@@ -48,6 +48,9 @@ class WorkerGroup(Protocol):
     def size(self) -> int:
         """How many processes there are."""
 
+    def share_of(self, whole: Dataset, divide: Callable[[Dataset, int, int], Dataset]) -> Dataset:
+        """Return what `divide` returns for this process; the whole in a lone process."""
+
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of every process."""
 
@@ -153,12 +156,13 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         and HINT one that joins the batches which all workers read from their own files or shards; for OFF
         likewise of the data as each has them.
     """
-    if group.size == 1:
-        return dataset
+    return group.share_of(dataset, lambda _, count, i: _global_batches(dataset, count, i, group))
+
+
+def _global_batches(dataset: Dataset, count: int, index: int, group: WorkerGroup) -> Dataset:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         return _shuffled_alike(dataset, group)
-    index, count = group.index, group.size
     if policy is AutoShardPolicy.OFF:
         own = with_batches_divided(dataset, count, index, at_least_one=True)
     else:
@@ -176,13 +180,15 @@ def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
         workers; for FILE the elements of this worker's files; for HINT of its shard; for OFF all of them.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    if group.size == 1 or policy is AutoShardPolicy.OFF:
+    if policy is AutoShardPolicy.OFF:
         return dataset
     if policy is AutoShardPolicy.FILE:
-        return file_sharded(dataset, group.size, group.index)
+        return group.share_of(dataset, file_sharded)
     if policy is AutoShardPolicy.HINT:
-        return hint_sharded(dataset, group.size, group.index)
-    return _shuffled_alike(dataset, group).shard(group.size, group.index)
+        return group.share_of(dataset, hint_sharded)
+    return group.share_of(
+        dataset, lambda _, count, index: _shuffled_alike(dataset, group).shard(count, index)
+    )
 
 
 def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:

@@ -67,3 +67,27 @@ def test_both_groups_take_the_same_arguments(name):
     ours, theirs = getattr(SingleProcessGroup, name), getattr(JaxProcessGroup, name)
     if not isinstance(ours, property):
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+
+
+class _Second(SingleProcessGroup):
+    """The second of two processes, whose chief has made some bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self._index, self._size = 1, 2
+
+    def from_chief(self, make):
+        return b"made by the chief"
+
+
+def test_a_lone_process_has_all_and_the_second_of_two_its_share():
+    rows = [0, 1, 2, 3]
+    shares = [g.share_of(rows, lambda all_, n, i: all_[i::n]) for g in (SingleProcessGroup(), _Second())]
+    assert shares == [rows, [1, 3]]
+    assert [g.own_name for g in (SingleProcessGroup(), _Second())] == ["this process", "worker 1"]
+
+
+def test_a_value_of_the_chief_is_encoded_only_for_others():
+    alone = SingleProcessGroup().value_of_chief(lambda: "own", lambda _: 1 / 0, lambda _: 1 / 0)
+    assert alone == "own"
+    assert _Second().value_of_chief(lambda: "own", str.encode, bytes.decode) == "made by the chief"

@@ -42,8 +42,7 @@ class PreemptionWatcher:
         """What was received; None as long as nothing was."""
         if self._notice.at is None:
             return None
-        group = joined_group()
-        who = f"worker {group.index}" if group.size > 1 else "this process"
+        who = joined_group().own_name
         return f"{who} received SIGTERM {time.monotonic() - self._notice.at:.0f} s ago"
 
     def block_until_worker_exit(self) -> None:
