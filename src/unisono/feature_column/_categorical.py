@@ -20,6 +20,7 @@ from unisono._types import UserValue
 from unisono.feature_column._column import (
     CategoricalColumn,
     Features,
+    KeyColumn,
     Values,
     checked_key,
     is_missing,
@@ -29,18 +30,12 @@ from unisono.preprocessing._fingerprints import hash_buckets, on_host
 
 
 @dataclasses.dataclass(frozen=True)
-class VocabularyColumn(CategoricalColumn):
+class VocabularyColumn(KeyColumn, CategoricalColumn):
     """The index of a value in a vocabulary; made by the functions with "vocabulary" in their names."""
 
-    key: str
     vocabulary: tuple[bytes | int, ...]
     default_value: int = -1
     num_oov_buckets: int = 0
-
-    @property
-    def name(self) -> str:
-        """The key."""
-        return self.key
 
     @property
     def kind(self) -> str:
@@ -51,10 +46,6 @@ class VocabularyColumn(CategoricalColumn):
     def num_buckets(self) -> int:
         """How many categories there are, those of unknown values included."""
         return len(self.vocabulary) + self.num_oov_buckets
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the key of the feature."""
-        return (self.key,)
 
     def values(self, features: Features) -> Values:
         """Return the categories of a batch, computed on the host.
@@ -89,17 +80,11 @@ def _kind(array: np.ndarray) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class IdentityColumn(CategoricalColumn):
+class IdentityColumn(KeyColumn, CategoricalColumn):
     """Integers that are categories already; made by `categorical_column_with_identity`."""
 
-    key: str
     buckets: int
     default_value: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The key."""
-        return self.key
 
     @property
     def kind(self) -> str:
@@ -110,10 +95,6 @@ class IdentityColumn(CategoricalColumn):
     def num_buckets(self) -> int:
         """How many categories there are."""
         return self.buckets
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the key of the feature."""
-        return (self.key,)
 
     def values(self, features: Features) -> Values:
         """Return the categories of a batch, computed on the host.
@@ -140,16 +121,10 @@ class IdentityColumn(CategoricalColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class HashedColumn(CategoricalColumn):
+class HashedColumn(KeyColumn, CategoricalColumn):
     """The hash of a value; made by `categorical_column_with_hash_bucket`."""
 
-    key: str
     hash_bucket_size: int
-
-    @property
-    def name(self) -> str:
-        """The key."""
-        return self.key
 
     @property
     def kind(self) -> str:
@@ -160,10 +135,6 @@ class HashedColumn(CategoricalColumn):
     def num_buckets(self) -> int:
         """How many categories there are."""
         return self.hash_bucket_size
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the key of the feature."""
-        return (self.key,)
 
     def values(self, features: Features) -> Values:
         """Return the categories of a batch, computed on the host."""

@@ -48,6 +48,22 @@ class FeatureColumn(abc.ABC):
         """Return the keys of the features that the column reads."""
 
 
+@dataclasses.dataclass(frozen=True)
+class KeyColumn(FeatureColumn):
+    """A column of one feature, whose name is the feature's key."""
+
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return self.key
+
+    def feature_keys(self) -> tuple[str, ...]:
+        """Return the key of the feature."""
+        return (self.key,)
+
+
 class DenseColumn(FeatureColumn):
     """A column that gives `width` numbers for each row."""
 

@@ -15,7 +15,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
 from unisono.feature_column._column import CategoricalColumn, DenseColumn, FeatureColumn, Features, is_traced
 from unisono.feature_column._dense import EmbeddingColumn, IndicatorColumn
-from unisono.feature_column._numeric import BucketizedColumn
+from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
 
 
 def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: str) -> list[FeatureColumn]:
@@ -150,6 +150,13 @@ def categories_in_step(column: CategoricalColumn, features: Features) -> tuple[A
     entries = host_values(column, features)
     weights = None if column.weights_key is None else jnp.asarray(entries[column.weights_key])
     return jnp.asarray(entries[column.encoded_key]), weights
+
+
+def weight_column_of(given: str | NumericColumn | None) -> NumericColumn | None:
+    """Return the numeric column of the weights of examples, which may be given by its key."""
+    if not isinstance(given, (str, NumericColumn, type(None))):
+        raise InvalidTypeError(f"weight_column must be a key or a numeric column. Received: {given!r}.")
+    return NumericColumn(given) if isinstance(given, str) else given
 
 
 def make_dense(columns: Iterable[FeatureColumn], caller: str) -> list[DenseColumn]:

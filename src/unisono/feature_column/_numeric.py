@@ -24,6 +24,7 @@ from unisono.feature_column._column import (
     CategoricalColumn,
     DenseColumn,
     Features,
+    KeyColumn,
     Values,
     checked_key,
     is_traced,
@@ -33,26 +34,16 @@ from unisono.feature_column._column import (
 
 
 @dataclasses.dataclass(frozen=True)
-class NumericColumn(DenseColumn):
+class NumericColumn(KeyColumn, DenseColumn):
     """Numbers as they are; made by `numeric_column`."""
 
-    key: str
     shape: tuple[int, ...] = (1,)
     normalizer_fn: Callable[[Any], Any] | None = None
-
-    @property
-    def name(self) -> str:
-        """The key."""
-        return self.key
 
     @property
     def width(self) -> int:
         """How many numbers a row has."""
         return math.prod(self.shape)
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the key of the feature."""
-        return (self.key,)
 
     def dense(self, features: Features) -> Any:
         """Return floats of shape `(batch, width)`, in the step."""

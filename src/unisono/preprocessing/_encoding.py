@@ -18,15 +18,10 @@ def checked_mode(mode: str, layer: str, modes: tuple[str, ...] = MODES) -> str:
     """Return an output mode.
 
     Args:
-        mode: what the user wrote.
         layer: whose argument it is.
-        modes: those that the layer has.
 
     Returns:
         One of `modes`.
-
-    Raises:
-        InvalidArgumentError: it is none of them.
 
     >>> checked_mode("binary", "StringLookup")
     'multi_hot'
@@ -44,9 +39,6 @@ def encoded(indices: np.ndarray, mode: str, depth: int, dropped: np.ndarray | No
     """Return indices in an output mode.
 
     Args:
-        indices: integers.
-        mode: one of `MODES`.
-        depth: the number of categories.
         dropped: where values do not count, or None.
 
     Returns:

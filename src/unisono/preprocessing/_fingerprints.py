@@ -113,8 +113,6 @@ def crossed_buckets(columns: Sequence[np.ndarray], buckets: int, key: int = CROS
 
     Args:
         columns: arrays whose shapes broadcast, of bytes or of integers, which count as their own hash.
-        buckets: how many there are.
-        key: the seed.
 
     Returns:
         int64 numbers from 0 to `buckets` - 1.

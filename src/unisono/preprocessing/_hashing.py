@@ -18,11 +18,7 @@ from unisono.preprocessing._encoding import checked_mode, encoded, encoded_shape
 
 
 def prepare_host_layer(layer: keras.layers.Layer) -> None:
-    """Let a layer take strings and arrays as they are, and keep it out of compiled steps.
-
-    Args:
-        layer: one that computes with NumPy.
-    """
+    """Let a layer take strings and arrays as they are, and keep it out of compiled steps."""
     layer._convert_input_args = False
     layer._allow_non_tensor_positional_args = True
     layer.supports_jit = False
@@ -34,11 +30,7 @@ def refuse_sparse(sparse: bool, layer: str) -> None:
     """Raise an error for `sparse=True`.
 
     Args:
-        sparse: what the user wrote.
         layer: whose argument it is.
-
-    Raises:
-        UnsupportedError: it is true.
     """
     if sparse:
         raise UnsupportedError(

@@ -41,12 +41,7 @@ class Vocabulary:
         self.indices: dict[Term, int] = {}
 
     def set(self, terms: Sequence[Term], first: int) -> None:
-        """Set the terms.
-
-        Args:
-            terms: all, in order.
-            first: the index of the first.
-        """
+        """Set the terms."""
         self.terms = tuple(terms)
         self.indices = {term: first + index for index, term in enumerate(terms)}
 
@@ -54,18 +49,7 @@ class Vocabulary:
 class IndexLookup(keras.layers.Layer):
     """What both lookups do: a vocabulary, given or adapted to data, and its indices.
 
-    Args:
-        max_tokens: the largest vocabulary, mask and out-of-vocabulary indices included; None for any.
-        num_oov_indices: how many indices values outside the vocabulary share by hash; 0 makes them errors.
-        mask_token: the value of index 0, or None.
-        oov_token: what `invert` returns for other indices.
-        vocabulary: a list, an array, a file with a term in each line, or None before `adapt`.
-        invert: whether indices become terms.
-        output_mode: "int", "one_hot", "multi_hot" or "count".
-        pad_to_max_tokens: whether encodings are `max_tokens` wide.
-        sparse: False.
-        salt: None.
-        **kwargs: those of any layer.
+    The arguments are those of `StringLookup`.
     """
 
     #: Whether the terms are strings.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
@@ -19,7 +19,9 @@ from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import BaselineLogits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
 from unisono.estimator.canned._texts import OPTIMIZER, TEXTS
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys, checked_call
 from unisono.estimator.canned._head import Head
-from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
+
+if TYPE_CHECKING:
+    from unisono.feature_column._column import FeatureColumn
 
 #: From features and a mode to logits, and a function that returns the train op of a loss.
 Model = Callable[[Mapping[str, Any], str], tuple[Any, Callable[[Any], Any]]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,9 @@ from unisono.estimator.canned._head import (
     labels_on_host,
 )
 from unisono.estimator.canned._texts import TEXTS
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._numeric import NumericColumn
 
 
 class ClassHead(Head):

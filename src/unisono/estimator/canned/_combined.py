@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
@@ -25,9 +25,11 @@ from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import Logits, dnn_logits, linear_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
 from unisono.estimator.canned._texts import TEXTS
-from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns, make_dense
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._column import FeatureColumn
+    from unisono.feature_column._numeric import NumericColumn
 
 _DNN_LEARNING_RATE, _LINEAR_LEARNING_RATE = 0.001, 0.005
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
@@ -21,9 +21,11 @@ from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import dnn_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
 from unisono.estimator.canned._texts import OPTIMIZER, TEXTS
-from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns, make_dense
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._column import FeatureColumn
+    from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.05
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -22,8 +22,11 @@ from unisono.estimator import _train_op
 from unisono.estimator._serving import PredictOutput
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator.canned._texts import TEXTS
-from unisono.feature_column._numeric import NumericColumn
+from unisono.feature_column._encode import weight_column_of
 from unisono.preprocessing._fingerprints import on_host
+
+if TYPE_CHECKING:
+    from unisono.feature_column._numeric import NumericColumn
 
 #: Reductions of a loss over a batch.
 SUM_OVER_BATCH_SIZE, SUM = "sum_over_batch_size", "sum"
@@ -49,11 +52,7 @@ class Head(abc.ABC):
             raise InvalidArgumentError(
                 f"loss_reduction must be {SUM_OVER_BATCH_SIZE!r} or {SUM!r}. Received: {loss_reduction!r}."
             )
-        if not isinstance(weight_column, (str, NumericColumn, type(None))):
-            raise InvalidTypeError(
-                f"weight_column must be a key or a numeric column. Received: {weight_column!r}."
-            )
-        self._weights = NumericColumn(weight_column) if isinstance(weight_column, str) else weight_column
+        self._weights = weight_column_of(weight_column)
         self._loss_reduction = _REDUCTIONS[loss_reduction]
         self._loss_fn = loss_fn
         self._name = name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
@@ -20,9 +20,11 @@ from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, minimized
 from unisono.estimator.canned._logits import linear_logits, optimizer_maker
 from unisono.estimator.canned._regression import RegressionHead
 from unisono.estimator.canned._texts import LINEAR, OPTIMIZER, TEXTS
-from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._encode import checked_columns
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._column import FeatureColumn
+    from unisono.feature_column._numeric import NumericColumn
 
 _LEARNING_RATE = 0.2
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
-from unisono.feature_column._column import FeatureColumn
 from unisono.feature_column._models import DenseFeatures, LinearModel
+
+if TYPE_CHECKING:
+    from unisono.feature_column._column import FeatureColumn
 
 #: Logits, and the variables that training changes.
 Logits = tuple[Any, list[keras.Variable]]

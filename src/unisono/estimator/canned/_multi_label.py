@@ -8,7 +8,7 @@ Tests: tests/unit/estimator/test_heads.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from unisono.estimator.canned._class_metrics import checked_thresholds, sigmoid_
 from unisono.estimator.canned._classification import ClassHead, chosen_predictions
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, broadcast, check_label_range, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
-from unisono.feature_column._numeric import NumericColumn
+
+if TYPE_CHECKING:
+    from unisono.feature_column._numeric import NumericColumn
 
 
 @TEXTS.with_texts(

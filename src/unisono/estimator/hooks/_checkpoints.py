@@ -11,14 +11,8 @@ from collections.abc import Sequence
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.estimator.hooks._hook import (
-    HookSession,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
-from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.estimator.hooks._hook import HookSession, SessionRunContext
+from unisono.estimator.hooks._timer import IntervalHook
 
 _LOG = logging.getLogger("unisono")
 
@@ -58,7 +52,7 @@ class CheckpointSaverListener:
         """
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(IntervalHook):
     """Write a checkpoint when the loop begins, every so many steps or seconds, and at the end.
 
     The checkpoints are those of the Estimator: they lie in its `model_dir`.
@@ -94,10 +88,9 @@ class CheckpointSaverHook(SessionRunHook):
             raise InvalidArgumentError(
                 f"The Estimator itself saves its variables. Received: saver={saver!r}. Leave it out."
             )
+        super().__init__(save_secs, save_steps)
         self.checkpoint_dir = os.fspath(checkpoint_dir)
-        self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._listeners = list(listeners or ())
-        self._step = 0
 
     def add_listener(self, listener: CheckpointSaverListener) -> None:
         """Call one more listener before and after each checkpoint.
@@ -114,22 +107,10 @@ class CheckpointSaverHook(SessionRunHook):
 
     def after_create_session(self, session: HookSession, coord: UserValue) -> None:
         """Write the first checkpoint."""
-        self._step = session.global_step
-        self._save(session, self._step)
+        self._save(session, session.global_step)
 
-    def steps_until_next(self, global_step: int) -> int:
-        """Return the steps until the next checkpoint."""
-        return self._timer.steps_until(global_step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Note the step."""
-        self._step = run_context.session.global_step
-        return None
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write a checkpoint if it is time."""
-        step = self._step + run_context.steps
-        if self._timer.should_trigger_for_step(step) and self._save(run_context.session, step):
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
+        if self._save(run_context.session, step):
             run_context.request_stop()
 
     def end(self, session: HookSession) -> None:

@@ -15,13 +15,8 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.estimator._docstrings import Texts
-from unisono.estimator.hooks._hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
-from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.estimator.hooks._hook import SessionRunContext, SessionRunHook
+from unisono.estimator.hooks._timer import IntervalHook
 
 _LOG = logging.getLogger("unisono")
 
@@ -40,7 +35,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, Mapping[str, float]]:
     return dict(read_scalars(eval_dir))
 
 
-class StopOnPredicateHook(SessionRunHook):
+class StopOnPredicateHook(IntervalHook):
     """End the loop when a function returns True.
 
     Args:
@@ -60,24 +55,10 @@ class StopOnPredicateHook(SessionRunHook):
             raise InvalidTypeError(
                 f"`should_stop_fn` must be a function without arguments. Received: {should_stop_fn!r}."
             )
+        super().__init__(run_every_secs, run_every_steps)
         self._should_stop = should_stop_fn
-        self._timer = SecondOrStepTimer(run_every_secs, run_every_steps)
-        self._step = 0
 
-    def steps_until_next(self, global_step: int) -> int:
-        """Return the steps until the next call."""
-        return self._timer.steps_until(global_step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Note the step."""
-        self._step = run_context.session.global_step
-        return None
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Call the function if it is time."""
-        step = self._step + run_context.steps
-        if not self._timer.should_trigger_for_step(step):
-            return
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
         self._timer.update_last_triggered_step(step)
         if self._should_stop():
             _LOG.info("Requesting early stopping at global step %d.", step)

@@ -10,17 +10,11 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.estimator.hooks._hook import (
-    HookSession,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
-from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.estimator.hooks._hook import HookSession, SessionRunContext, SessionRunHook
+from unisono.estimator.hooks._timer import IntervalHook
 
 
-class InMemoryEvaluatorHook(SessionRunHook):
+class InMemoryEvaluatorHook(IntervalHook):
     """Evaluate when training begins, every so many steps, and at its end.
 
     TensorFlow's hook shares the variables of the session. This one writes a checkpoint and evaluates that, so
@@ -49,29 +43,16 @@ class InMemoryEvaluatorHook(SessionRunHook):
     ) -> None:
         if every_n_iter is None or every_n_iter <= 0:
             raise InvalidArgumentError(f"`every_n_iter` must be positive. Received: {every_n_iter!r}.")
+        super().__init__(None, every_n_iter)
         self._estimator, self._input_fn, self._steps = estimator, input_fn, steps
         self._hooks, self._name = hooks, name
-        self._timer = SecondOrStepTimer(every_steps=every_n_iter)
-        self._step = 0
 
     def after_create_session(self, session: HookSession, coord: UserValue) -> None:
         """Evaluate before the first step."""
         self._evaluate(session, session.global_step)
 
-    def steps_until_next(self, global_step: int) -> int:
-        """Return the steps until the next evaluation."""
-        return self._timer.steps_until(global_step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Note the step."""
-        self._step = run_context.session.global_step
-        return None
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Evaluate if it is time."""
-        step = self._step + run_context.steps
-        if self._timer.should_trigger_for_step(step):
-            self._evaluate(run_context.session, step)
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
+        self._evaluate(run_context.session, step)
 
     def end(self, session: HookSession) -> None:
         """Evaluate the last step, if it is not done."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnisonoError
-from unisono._types import UserValue
 from unisono.estimator._collections import fetch_in_all_runs
 from unisono.estimator.hooks._hook import (
     GLOBAL_STEP,
@@ -22,7 +21,7 @@ from unisono.estimator.hooks._hook import (
     SessionRunHook,
     SessionRunValues,
 )
-from unisono.estimator.hooks._timer import NeverTriggerTimer, SecondOrStepTimer
+from unisono.estimator.hooks._timer import IntervalHook, NeverTriggerTimer, SecondOrStepTimer
 from unisono.summary import SummaryWriter, create_file_writer
 
 _LOG = logging.getLogger("unisono")
@@ -126,7 +125,7 @@ def _named(tensors: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     return {fetch if isinstance(fetch, str) else repr(fetch): fetch for fetch in fetches}
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(IntervalHook):
     """Log and record how many steps run in a second.
 
     Args:
@@ -148,33 +147,15 @@ class StepCounterHook(SessionRunHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
+        super().__init__(every_n_secs, every_n_steps)
         self._writer, self._output_dir = summary_writer, output_dir
-        self._step = 0
 
     def begin(self) -> None:
         """Open the event file."""
         if self._writer is None and self._output_dir:
             self._writer = create_file_writer(self._output_dir)
 
-    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
-        """Note the step at which the loop begins."""
-        self._step = session.global_step
-
-    def steps_until_next(self, global_step: int) -> int:
-        """Return the steps until the next record."""
-        return self._timer.steps_until(global_step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for nothing but the step."""
-        self._step = run_context.session.global_step
-        return SessionRunArgs(None)
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Record the pace."""
-        step = self._step + run_context.steps
-        if not self._timer.should_trigger_for_step(step):
-            return
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
         seconds, steps = self._timer.update_last_triggered_step(step)
         if seconds is None or steps is None:
             return

@@ -20,10 +20,9 @@ from unisono.estimator.hooks._hook import (
     HookSession,
     SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
 )
-from unisono.estimator.hooks._timer import SecondOrStepTimer
+from unisono.estimator.hooks._timer import IntervalHook
 from unisono.summary import SummaryWriter, create_file_writer
 
 _LOG = logging.getLogger("unisono")
@@ -38,7 +37,7 @@ def write_summaries(
         writer.write(summary.kind, summary.tag, step, data, **summary.options)
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(IntervalHook):
     """Write summaries of the model_fn at the first step, and every so many steps or seconds.
 
     Args:
@@ -74,32 +73,23 @@ class SummarySaverHook(SessionRunHook):
             )
         self._chosen: list[RecordedSummary] | None = chosen
         self._writer, self._output_dir = summary_writer, output_dir
-        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        super().__init__(save_secs, save_steps)
         self._is_due = False
-        self._step = 0
 
     def begin(self) -> None:
         """Open the event file."""
         if self._writer is None and self._output_dir:
             self._writer = create_file_writer(self._output_dir)
 
-    def steps_until_next(self, global_step: int) -> int:
-        """Return the steps until the next summaries."""
-        return self._timer.steps_until(global_step)
-
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Ask for the data, where the last step of the group is to be written."""
-        self._step = run_context.session.global_step
+        super().before_run(run_context)
         self._is_due = self._timer.should_trigger_for_step(self._step + run_context.steps)
         summaries = self._summaries(run_context.session)
         return SessionRunArgs([s.key for s in summaries if s.key]) if self._is_due else None
 
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write them."""
-        step = self._step + run_context.steps
-        # Data may end within a group.
-        is_due = self._is_due and self._timer.should_trigger_for_step(step)
-        if not is_due or self._writer is None:
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
+        if not self._is_due or self._writer is None:
             return
         self._timer.update_last_triggered_step(step)
         session = run_context.session
@@ -114,7 +104,7 @@ class SummarySaverHook(SessionRunHook):
         return session.summaries if self._chosen is None else self._chosen
 
 
-class ProfilerHook(SessionRunHook):
+class ProfilerHook(IntervalHook):
     """Write a profile of one step every so many steps or seconds, for TensorBoard's or Perfetto's viewer.
 
     Args:
@@ -138,19 +128,17 @@ class ProfilerHook(SessionRunHook):
         show_dataflow: bool = True,
         show_memory: bool = False,
     ) -> None:
-        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        super().__init__(save_secs, save_steps)
         self._output_dir = output_dir or os.curdir
-        self._step = 0
         self._is_running = False
 
     def steps_until_next(self, global_step: int) -> int:
         """Return the steps until the one of which a profile is made, or 1 for that one."""
-        left = self._timer.steps_until(global_step)
-        return max(1, left - 1)
+        return max(1, super().steps_until_next(global_step) - 1)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Start the profiler."""
-        self._step = run_context.session.global_step
+        super().before_run(run_context)
         if self._timer.last_triggered_step() is None:
             self._timer.update_last_triggered_step(self._step)
         elif run_context.steps == 1 and self._timer.should_trigger_for_step(self._step + 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from unisono._errors import InvalidArgumentError
+from unisono.estimator.hooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 #: The most steps that run between two looks at the clock.
 _MOST_STEPS = 100
@@ -95,6 +96,35 @@ class SecondOrStepTimer:
         passed = step - self._step
         pace = (now - self._time) / passed
         return max(1, min(_MOST_STEPS, passed, int(remaining / max(pace, 1e-9) / 2)))
+
+
+class IntervalHook(SessionRunHook):
+    """A hook that acts every so many steps or seconds, when the last of them has run."""
+
+    def __init__(self, every_secs: float | None, every_steps: int | None) -> None:
+        self._timer = SecondOrStepTimer(every_secs, every_steps)
+        #: The number of steps before the group that runs.
+        self._step = 0
+
+    def steps_until_next(self, global_step: int) -> int:
+        """Return the steps until it acts."""
+        return self._timer.steps_until(global_step)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Note the step."""
+        self._step = run_context.session.global_step
+        return None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Act if it is time."""
+        step = self._step + run_context.steps
+        # Asked again: data may end within a group.
+        if self._timer.should_trigger_for_step(step):
+            self._act(run_context, step)
+
+    def _act(self, run_context: SessionRunContext, step: int) -> None:
+        """Do what is due after a step, and tell the timer."""
+        raise NotImplementedError
 
 
 class NeverTriggerTimer:
