@@ -386,7 +386,7 @@ class ShardedLayout(StateLayout):
         parts = [w for layout, w in zip(layouts, weights, strict=True) if layout is not None]
         packing = self._packing([(p.shape, p.dtype) for p in parts])
         buckets = [lax.all_gather(b, AXIS) for b in pack(parts, packing)]
-        rows = iter(jax.vmap(lambda each: unpack(each, packing))(buckets))
+        rows = iter(unpack(buckets, packing))
         return [
             w if layout is None else layout.shaped(next(rows))
             for layout, w in zip(layouts, weights, strict=True)

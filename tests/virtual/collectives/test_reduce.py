@@ -258,3 +258,26 @@ def test_bad_options(make, message):
 def test_implementation_by_name():
     options = unisono.CommunicationOptions(implementation="nccl")
     assert options.implementation is unisono.CommunicationImplementation.NCCL
+
+
+def fusions(text):
+    """The distinct computations of a compiled program's fusions: XLA:CPU compiles each of them once."""
+    without = re.sub(r"metadata=\{[^}]*\}|[%\w.-]+(?= =)|%?param[\w.]*|%[\w.-]+", "", text)
+    return set(re.findall(r"^ \(.*?^\}", without, re.MULTILINE | re.DOTALL))
+
+
+def test_equal_updates_of_packed_arrays_are_compiled_once():
+    """A start in the bucket that the compiler knew made each array's update a kernel of its own."""
+
+    def kernels(count):
+        def update(values):
+            total = _reduce.all_reduce(values, ReduceOp.SUM, axis_name=AXIS, axis_size=2, num_packs=1)
+            return [jnp.tanh(x * 0.5) + v for x, v in zip(total, values, strict=True)]
+
+        values = [np.full((2, 3, 5), i, "f4") for i in range(count)]
+        program = on_replicas(update, 2).lower(values).compile()
+        for i, new in enumerate(program(values)):
+            np.testing.assert_allclose(new[0], np.tanh(i) + np.full((3, 5), i), rtol=1e-6)
+        return sum("tanh" in body for body in fusions(program.as_text()))
+
+    assert kernels(12) == kernels(4) == 1
