@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from unisono.cluster_resolver._spec import split_address
+
 _LOG = logging.getLogger("unisono")
 
 #: Seconds in which the service must accept a connection: process 0 starts it after the rendezvous, as this
@@ -29,8 +31,7 @@ class CoordinatorProxy:
     """A port of the loopback interface whose connections are forwarded to an address."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = host.strip("[]"), int(port)
+        self._target = split_address(address)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._is_closed = False

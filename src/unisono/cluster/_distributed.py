@@ -36,7 +36,7 @@ from unisono.cluster.liveness._status_server import Peers, StatusServer
 from unisono.cluster.liveness._watchdog import PeerWatchdog, end_process
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
-from unisono.cluster_resolver._spec import Timeouts, with_port
+from unisono.cluster_resolver._spec import Timeouts, split_address, with_port
 
 _LOG = logging.getLogger("unisono")
 
@@ -120,7 +120,7 @@ def _meet(
     count = len(addresses)
     # Resolvers that know only process 0's address repeat it for all.
     is_known = len(set(addresses)) == count
-    task = addresses[process].rpartition(":")[0].strip("[]") if is_known else ""
+    task = split_address(addresses[process])[0] if is_known else ""
     ip = own_address(interface, task, agreement.reached)
     status = WorkerStatus(is_connected=False)
     server = StatusServer(ip, status, agreement.secret)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster.liveness._status_server import own_ip
-from unisono.cluster.rendezvous._addresses import is_ip, is_loopback
-from unisono.cluster_resolver._spec import with_port
+from unisono.cluster.rendezvous._addresses import is_loopback
+from unisono.cluster_resolver._spec import as_ip, with_port
 
 #: Linux: the IPv4 address of an interface, of which the request holds the name.
 _SIOCGIFADDR = 0x8915
@@ -62,7 +62,7 @@ def choose(named: Sequence[str], route: str, own: Sequence[str]) -> str:
 
 def _wanted_address(wanted: str) -> str:
     with contextlib.suppress(OSError, ValueError):
-        if is_ip(wanted):
+        if as_ip(wanted):
             ip = wanted
         elif "/" in wanted:
             network = ipaddress.ip_network(wanted, strict=False)

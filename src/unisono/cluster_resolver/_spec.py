@@ -238,19 +238,29 @@ def _host_problem(host: str) -> str | None:
         return "it has no host"
     if ":" in host.strip("[]"):
         inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
-        return None if _is_ip(inner) else "an IPv6 address is written '[::1]:2222'"
+        return None if as_ip(inner) else "an IPv6 address is written '[::1]:2222'"
     # Names may consist of digits and dots: `10.0.0.256` would be looked up as a name.
-    if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host) and not _is_ip(host):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host) and not as_ip(host):
         return "its four numbers are not an IPv4 address"
     return None if _HOST_NAME.fullmatch(host) else "its host is not a name or IP address"
 
 
-def _is_ip(host: str) -> bool:
+def as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a host is, None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port, the host without brackets.
+
+    >>> split_address("node1:2222"), split_address("[::1]:80")
+    (('node1', 2222), ('::1', 80))
+    """
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def with_port(host: str, port: int) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from unisono._errors import ClusterError
 from unisono._system._files import replace_file
-from unisono.rpc._transport._local import is_loopback, socket_directory, socket_path, split_address
+from unisono.cluster_resolver._spec import split_address
+from unisono.rpc._transport._local import is_loopback, socket_directory, socket_path
 
 #: Seconds after which a marker that no task has read is removed.
 _KEPT = 3600.0

@@ -16,11 +16,11 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import UserValue
 from unisono.cluster_resolver._base import process_environ
-from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, with_port
+from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, split_address, with_port
 from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.rpc._transport._local import free_port, split_address
+from unisono.rpc._transport._local import free_port
 from unisono.rpc._transport._server import RpcServer, require_key
 from unisono.standalone._agent import Agent
 from unisono.standalone._protocol import LIMIT, SERVER, read_standalone_keys

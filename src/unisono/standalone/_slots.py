@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
+from unisono.cluster_resolver._spec import ClusterSpec, Task, split_address, with_port
 from unisono.launcher._options import LaunchOptions
 
 _EXAMPLE = '`cluster={"worker": ["host1:2222", "host2:2222"]}`'
@@ -131,5 +131,4 @@ def task_address(server: str, port: int) -> str:
     >>> task_address("node1:2222", 10001), task_address("[::1]:2222", 10001)
     ('node1:10001', '[::1]:10001')
     """
-    host = server.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return with_port(host, port)
+    return with_port(split_address(server)[0], port)

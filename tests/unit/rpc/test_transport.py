@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from unisono._errors import ClusterError, ContextError
-from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.cluster_resolver._spec import ClusterSpec, Task, split_address
 from unisono.rpc._calls import ClientId, PeerLostError, PeerRejectedError
 from unisono.rpc._frames import Frame, FrameError
 from unisono.rpc._ops import Op
@@ -480,7 +480,7 @@ def test_a_forked_process_has_no_peers(cluster):
 
 def test_without_keys_nothing_listens_on_the_network(cluster):
     rpc_server = cluster.rpc_server()
-    _, port = _local.split_address(rpc_server.address)
+    _, port = split_address(rpc_server.address)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), LONG)
 
@@ -651,7 +651,7 @@ def test_a_service_address_listens_on_all_interfaces(cluster, only_tcp):
 def test_a_port_has_one_endpoint_also_where_one_has_a_key_and_the_other_is_local(cluster, monkeypatch):
     monkeypatch.setattr("unisono.rpc._transport._server._BIND_SECONDS", 0.1)
     local = cluster.rpc_server()
-    everywhere = f"0.0.0.0:{_local.split_address(local.address)[1]}"
+    everywhere = f"0.0.0.0:{split_address(local.address)[1]}"
     with pytest.raises(ClusterError, match=f"{local.address}, where the process {os.getpid()} listens"):
         cluster.rpc_server(address=everywhere, keys=keys(PS))
     local.close()

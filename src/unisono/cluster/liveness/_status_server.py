@@ -25,6 +25,7 @@ from typing import Any
 from unisono._errors import ClusterError
 from unisono.cluster.liveness._status import WorkerStatus, answer_problem
 from unisono.cluster.rendezvous._protocol import Message, UnknownPeerError, frame, take_frame
+from unisono.cluster_resolver._spec import split_address
 
 _LOG = logging.getLogger("unisono")
 
@@ -245,8 +246,7 @@ class _PeerRequest:
     """
 
     def __init__(self, address: str, text: bytes, kind: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = host.strip("[]"), int(port)
+        self._target = split_address(address)
         self._text, self._kind = text, kind
         self.sock: socket.socket | None = None
         self.retry_at = 0.0
@@ -342,8 +342,7 @@ def own_ip(address: str) -> str:
     Args:
         address: `"host:port"` of the other; nothing is sent to it.
     """
-    host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
     with socket.socket(*found[:3]) as sock:
         # Connecting a datagram socket sends nothing: the kernel only chooses the route.
         sock.connect(found[4])

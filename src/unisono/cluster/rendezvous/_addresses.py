@@ -9,6 +9,8 @@ import collections
 import ipaddress
 from collections.abc import Collection, Sequence
 
+from unisono.cluster_resolver._spec import as_ip
+
 
 def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tuple[str, ...]:
     """Return the IP addresses to try for process 0: it listens on the first that its machine has.
@@ -25,7 +27,7 @@ def interfaces(host: str, resolved: Sequence[str], hosts: Collection[str]) -> tu
     >>> interfaces("node1", ["127.0.1.1"], ["node1", "node2"])
     ()
     """
-    if host == "localhost" or host.endswith(".localhost") or is_ip(host):
+    if host == "localhost" or host.endswith(".localhost") or as_ip(host):
         return tuple(resolved)
     if all(other == host for other in hosts):
         return tuple(resolved)
@@ -59,12 +61,3 @@ def reached_address(listening: str, arrivals: Sequence[str]) -> str:
 def is_loopback(ip: str) -> bool:
     """Return whether only this machine reaches an IP address."""
     return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
-
-
-def is_ip(host: str) -> bool:
-    """Return whether a host is an IP address and not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

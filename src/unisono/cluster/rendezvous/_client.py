@@ -32,7 +32,7 @@ from unisono.cluster.rendezvous._protocol import (
     UnknownPeerError,
 )
 from unisono.cluster.rendezvous._server import RendezvousServer, describe, enable_keepalive
-from unisono.cluster_resolver._spec import Timeouts, address_problem, with_port
+from unisono.cluster_resolver._spec import Timeouts, address_problem, as_ip, split_address, with_port
 
 _LOG = logging.getLogger("unisono")
 
@@ -137,11 +137,6 @@ def _host_name() -> str:
     return name if name and name.isprintable() else "unknown"
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _resolve(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -152,7 +147,7 @@ def _resolve(host: str, port: int) -> list[str]:
 
 def _serve(state: RendezvousState, host_service: bool) -> RendezvousResult:
     with contextlib.ExitStack() as stack:
-        host, port = _split(state.address_of[0])
+        host, port = split_address(state.address_of[0])
         # A lone process waits for no other, and needs no port to be free.
         listener = _listen(host, port if state.num_processes > 1 else 0, state)
         server = stack.enter_context(RendezvousServer(listener, state))
@@ -170,7 +165,7 @@ def _serve(state: RendezvousState, host_service: bool) -> RendezvousResult:
 
 def _listen(host: str, port: int, state: RendezvousState) -> socket.socket:
     """Return the socket on which process 0 listens."""
-    hosts = [_split(address)[0] for address in state.address_of]
+    hosts = [split_address(address)[0] for address in state.address_of]
     unknown = [""] * (state.num_processes - len(hosts))
     try:
         resolved, reason = _resolve(host, port), "does not name one interface of this machine"
@@ -181,7 +176,7 @@ def _listen(host: str, port: int, state: RendezvousState) -> socket.socket:
         listener = _bind(ip, port, deadline)
         if listener is not None:
             return listener
-    if _addresses.is_ip(host):
+    if as_ip(host):
         raise ClusterError(
             "Process 0 must run on the machine of its address. Received: "
             f"{state.address_of[0]}, but this machine ({_host_name()}) has no interface {host}. Start "
@@ -287,7 +282,7 @@ class RendezvousClient:
                     raise _RetryError(f"another program answers there: {problem}") from problem
 
     def _connect(self) -> socket.socket:
-        host, port = _split(self._address)
+        host, port = split_address(self._address)
         sock = None
         try:
             sock = socket.create_connection(
@@ -340,9 +335,9 @@ def _read_result(message: Message, peer: str) -> RendezvousResult:
     # Empty where JAX's service runs elsewhere.
     if coordinator and address_problem(coordinator):
         raise UnknownPeerError("its message has a coordinator without an address")
-    if not isinstance(reached, str) or not _addresses.is_ip(reached.partition("%")[0]):
+    if not isinstance(reached, str) or not as_ip(reached.partition("%")[0]):
         raise UnknownPeerError("its message does not say at which address it is reached")
     # On its own machine its name may be a loopback address, where JAX's service does not listen.
     if coordinator and _addresses.is_loopback(peer) and not _addresses.is_loopback(reached):
-        coordinator = with_port(reached, _split(coordinator)[1])
+        coordinator = with_port(reached, split_address(coordinator)[1])
     return RendezvousResult(coordinator, "", tuple(hosts), secret, tuple(warnings), reached)

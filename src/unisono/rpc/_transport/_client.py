@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, ContextError
-from unisono.cluster_resolver._spec import Task, with_port
+from unisono.cluster_resolver._spec import Task, as_ip, split_address, with_port
 from unisono.rpc._calls import BYTES_IN_FLIGHT, PeerRejectedError, PendingCalls
 from unisono.rpc._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
 from unisono.rpc._transport import _local as local
@@ -155,7 +155,7 @@ class _Way:
 
     @classmethod
     def of(cls, task: Task, address: str, keys: ClusterKeys | None, limit: int) -> _Way:
-        host, port = local.split_address(address)
+        host, port = split_address(address)
         path = None
         if local.is_loopback(host):
             try:
@@ -292,7 +292,7 @@ class _Link:
         self._was_there = way.path is not None and way.path.exists()
         if way.path is not None and not by_tcp and (self._was_there or way.keys is None):
             self._dial(f"ipc://{way.path}")
-        elif local.as_ip(way.host) is not None:
+        elif as_ip(way.host) is not None:
             self._dial(f"tcp://{way.address}")
         else:
             # A name server may take seconds, in which other links would wait.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import ipaddress
 import os
 import socket
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from unisono._errors import ClusterError
+from unisono.cluster_resolver._spec import as_ip, split_address
 
 #: Not `tempfile.gettempdir()`: TMPDIR may differ between the tasks of a job, and its path may be longer than
 #: the 107 bytes of a socket's name.
@@ -30,16 +30,6 @@ _TAKEN: set[Path] = set()
 _TAKEN_LOCK = threading.Lock()
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port, the host without brackets.
-
-    >>> split_address("node1:2222"), split_address("[::1]:80")
-    (('node1', 2222), ('::1', 80))
-    """
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine, by its text alone.
 
@@ -48,14 +38,6 @@ def is_loopback(host: str) -> bool:
     """
     ip = as_ip(host)
     return host.lower() == "localhost" if ip is None else ip.is_loopback
-
-
-def as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a host is, None for a name."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def resolve(host: str) -> str:

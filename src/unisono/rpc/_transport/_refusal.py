@@ -12,7 +12,7 @@ import logging
 import time
 
 from unisono._errors import ClusterError
-from unisono.cluster_resolver._spec import with_port
+from unisono.cluster_resolver._spec import split_address, with_port
 from unisono.rpc._transport import _local as local
 from unisono.rpc._transport import _sockets as sockets
 from unisono.rpc._transport._keys import ClusterKeys
@@ -73,7 +73,7 @@ def _refuse(address: str) -> None:
 
 
 def _bind(made: sockets.ZmqSocket, address: str) -> None:
-    host, port = local.split_address(address)
+    host, port = split_address(address)
     try:
         made.bind(f"tcp://{with_port(local.resolve(host), port)}")
     except (OSError, zmq.ZMQError):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unisono._errors import ClusterError
-from unisono.cluster_resolver._spec import with_port
+from unisono.cluster_resolver._spec import split_address, with_port
 from unisono.rpc._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, ClientId, Handler, error_answer
 from unisono.rpc._frames import DEFAULT_LIMIT, Frame, FrameError, Part, total_bytes
 from unisono.rpc._ops import Op
@@ -99,7 +99,7 @@ class RpcServer:
             ClusterError: when the address cannot be used.
         """
         self._context: zmq.Context[ZmqSocket] = zmq.Context()
-        host, port = local.split_address(self.address)
+        host, port = split_address(self.address)
         if not port:
             self.address = with_port(host, local.free_port())
         try:
@@ -171,7 +171,7 @@ class RpcServer:
         sockets.secure_server(made, keys)
         admit = sockets.authenticate(self._context, sockets.allowed_clients(keys))
         threading.Thread(target=admit, name=f"unisono-admits-{self.address}", daemon=True).start()
-        host, port = local.split_address(self.address)
+        host, port = split_address(self.address)
         try:
             ip = local.resolve(host)
         except OSError:
@@ -373,7 +373,7 @@ def require_key(address: str, keys: ClusterKeys | None) -> None:
     Raises:
         ClusterError: when it has none.
     """
-    host, _ = local.split_address(address)
+    host, _ = split_address(address)
     if keys is None and not local.is_loopback(host):
         raise ClusterError(
             "A task that other machines can reach must have the key of its cluster. "
