@@ -353,11 +353,6 @@ class Timeouts:
                 )
 
 
-def without(spec: ClusterSpec, *jobs: str) -> ClusterSpec:
-    """Return the cluster without some jobs; those that it does not have are ignored."""
-    return ClusterSpec({job: tasks for job, tasks in spec.as_dict().items() if job not in jobs})
-
-
 def worker_count(spec: ClusterSpec, task_type: str = "worker") -> int:
     """Return how many processes compute together with a task: chief and workers.
 

@@ -290,16 +290,16 @@ class ServerClient:
         Returns:
             The addresses of those that did not answer.
         """
-        sent: list[Future[Frame]] = []
+        sent: dict[str, Future[Frame]] = {}
         for client in self._clients:
             frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
             with contextlib.suppress(ClusterError):
-                sent.append(client.send(frame, timeout=_END_WITHIN))
+                sent[client.address] = client.send(frame, timeout=_END_WITHIN)
         # One that is away, or has ended already, does not answer.
-        done = concurrent.futures.wait(sent, _END_WITHIN).done
+        done = concurrent.futures.wait(sent.values(), _END_WITHIN).done
         self.close()
-        has = [each in done and each.exception() is None for each in sent]
-        return [client.address for client, answered in zip(self._clients, has, strict=False) if not answered]
+        answered = {a for a, each in sent.items() if each in done and each.exception() is None}
+        return [client.address for client in self._clients if client.address not in answered]
 
     def close(self) -> None:
         """End the connections; requests without an answer fail."""

@@ -42,18 +42,17 @@ from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
 from unisono._types import Json
 from unisono.ps._durable import DurableStore
 from unisono.ps._store import VariableStore
+from unisono.ps.scheduling._closures import COUNTER_BITS
 from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.state._create import decode_news
-from unisono.ps.state._push import Push, ints, listed, whole
+from unisono.ps.state._push import Push
 from unisono.ps.state._update import StateLostError
 from unisono.rpc._calls import ClientId, StaleValuesError, error_answer
+from unisono.rpc._fields import ints, listed, mapping, whole
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 
 _LOG = logging.getLogger("unisono")
-
-#: The bits of a closure's number below the generation of the chief that made it.
-COUNTER_BITS = 40
 
 _OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.DROP, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END})
 
@@ -265,9 +264,7 @@ class VariableServer:
                 )
             if meta.get("lineage", self.store.lineage) != self.store.lineage:
                 raise StaleValuesError("The server begins another job, or has lost changes: pull again.")
-            asked = meta.get("pull")
-            if asked is not None and not isinstance(asked, dict):
-                raise InvalidArgumentError(f"A push's `pull` must be an object. Received: {asked!r}.")
+            asked = mapping(meta, "pull") if "pull" in meta else None
             applied = self.store.push(push)
             answer = {"applied": applied, "count": self.store.applied_count}
             if asked is None:

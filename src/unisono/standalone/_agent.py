@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._lease import ActiveClock
+from unisono.rpc import _fields as fields
 from unisono.rpc._calls import ClientId, error_answer
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
@@ -29,13 +29,9 @@ from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
 from unisono.standalone._protocol import (
     LEASE_GRACE,
     ProcessShape,
-    dict_of,
     file_name,
-    number_of,
     printable,
     task_of,
-    text_of,
-    whole_of,
 )
 from unisono.standalone._server_job import ServerJob
 from unisono.standalone._server_machine import ServerMachine
@@ -117,7 +113,7 @@ class Agent:
     def _answer(self, client: ClientId, frame: Frame) -> Frame | None:
         if frame.op is Op.STATUS:
             return frame.answer(Op.OK, self.status())
-        job = text_of(frame.meta, "job", 100)
+        job = fields.text(frame.meta, "job", 100)
         if frame.op is Op.HELLO:
             return self._hello(frame, job)
         self._book.check(job)
@@ -125,7 +121,7 @@ class Agent:
         if running is None:
             raise InvalidArgumentError("The job must have begun with HELLO.")
         if frame.op is Op.POLL:
-            seen = read_seen(dict_of(frame.meta, "seen"))
+            seen = read_seen(fields.mapping(frame.meta, "seen"))
             self._wait_for_news(_Poll(client, frame, seen, self._now()), running)
             return None
         if frame.op in (Op.SWEEP, Op.END):
@@ -140,8 +136,8 @@ class Agent:
     def _hello(self, frame: Frame, job: str) -> Frame:
         if not job.isalnum():
             raise InvalidArgumentError("`job` must have letters and digits alone.")
-        client = printable(text_of(frame.meta, "client"))
-        lease = number_of(frame.meta, "lease", 1.0, 86_400.0)
+        client = printable(fields.text(frame.meta, "client"))
+        lease = fields.number(frame.meta, "lease", 1.0, 86_400.0)
         fresh = self._book.claim(job, client, float(lease))
         if fresh:
             self._taken += 1
@@ -166,34 +162,34 @@ class Agent:
         )
 
     def _ports(self, frame: Frame, job: ServerJob) -> Frame:
-        count = whole_of(frame.meta, "count", 1, 1000)
-        avoid = frame.meta.get("avoid", [])
-        if not isinstance(avoid, list) or whole_numbers(avoid, 0) is None:
-            raise InvalidArgumentError("`avoid` must be a list of ports.")
-        return frame.answer(Op.OK, {"ports": self._machine.ports(count, avoid)})
+        count = fields.whole(frame.meta, "count", least=1, most=1000)
+        return frame.answer(Op.OK, {"ports": self._machine.ports(count, fields.ints(frame.meta, "avoid"))})
 
     def _put(self, frame: Frame, job: ServerJob) -> Frame:
-        name = file_name(text_of(frame.meta, "name"))
-        size = whole_of(frame.meta, "size", 0, 1 << 50)
-        job.put(name, whole_of(frame.meta, "offset", 0, 1 << 50), size, _blob(frame))
+        name = file_name(fields.text(frame.meta, "name"))
+        size = fields.whole(frame.meta, "size", least=0, most=1 << 50)
+        job.put(name, fields.whole(frame.meta, "offset", least=0, most=1 << 50), size, _blob(frame))
         return frame.answer(Op.OK)
 
     def _get(self, frame: Frame, job: ServerJob) -> Frame:
-        name = file_name(text_of(frame.meta, "name"))
-        size, data = job.get(name, whole_of(frame.meta, "offset", 0, 1 << 50))
+        name = file_name(fields.text(frame.meta, "name"))
+        size, data = job.get(name, fields.whole(frame.meta, "offset", least=0, most=1 << 50))
         return frame.answer(Op.OK, {"size": size}, [blob(data)])
 
     def _start(self, frame: Frame, job: ServerJob) -> Frame:
         meta = frame.meta
-        key = file_name(text_of(meta, "key", 100))
-        task = task_of(text_of(meta, "task", 100))
-        generation = whole_of(meta, "generation", 0, 1 << 31)
-        shape = ProcessShape.parse(dict_of(meta, "shape"))
-        pid = job.start(key, task, generation, shape, dict_of(meta, "description"))
+        key = file_name(fields.text(meta, "key", 100))
+        task = task_of(fields.text(meta, "task", 100))
+        generation = fields.whole(meta, "generation", least=0, most=1 << 31)
+        shape = ProcessShape.parse(fields.mapping(meta, "shape"))
+        pid = job.start(key, task, generation, shape, fields.mapping(meta, "description"))
         return frame.answer(Op.OK, {"pid": pid})
 
     def _signal(self, frame: Frame, job: ServerJob) -> Frame:
-        job.send(text_of(frame.meta, "key", 100), whole_of(frame.meta, "number", _FIRST_SIGNAL, _LAST_SIGNAL))
+        job.send(
+            fields.text(frame.meta, "key", 100),
+            fields.whole(frame.meta, "number", least=_FIRST_SIGNAL, most=_LAST_SIGNAL),
+        )
         return frame.answer(Op.OK)
 
     def status(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
-from unisono.launcher._run_files import read_error
+from unisono.launcher._run_files import read_error, size_of
 from unisono.standalone._protocol import BATCH_SECONDS, POLL_SECONDS
 
 #: Bytes of the logs of all processes in one answer.
@@ -72,7 +72,7 @@ class OutputFiles:
 
     def size(self) -> int:
         """Return the bytes of the log."""
-        return _size(self.log)
+        return size_of(self.log)
 
     def read_log(self, offset: int, most: int) -> bytes:
         """Return a part of the log."""
@@ -98,18 +98,11 @@ class OutputFiles:
         """Return the last line of the progress file, empty without one."""
         try:
             with self.progress.open("rb") as file:
-                file.seek(max(0, _size(self.progress) - 200))
+                file.seek(max(0, size_of(self.progress) - 200))
                 lines = file.read().decode(errors="replace").split("\n")
         except OSError:
             return ""
         return next((line for line in reversed(lines) if line.strip()), "")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _mark(path: Path) -> str:

@@ -30,9 +30,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from unisono._checks import is_number
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono.rpc._fields import whole
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
 
 #: The names by which keys are derived: those of no task of a cluster.
@@ -65,60 +65,6 @@ def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys |
     """
     keys = read_keys(environ, own, ClusterSpec({}))
     return None if keys is None else dataclasses.replace(keys, tasks=(CLIENT,))
-
-
-def text_of(meta: Mapping[str, Any], name: str, longest: int = 4096) -> str:
-    """Return a text of a message.
-
-    Raises:
-        InvalidArgumentError: when it is missing, something else, or too long.
-
-    >>> text_of({"job": "a"}, "job")
-    'a'
-    """
-    value = meta.get(name)
-    if not isinstance(value, str) or not value or len(value) > longest:
-        raise InvalidArgumentError(f"`{name}` must be a text of at most {longest} characters.")
-    return value
-
-
-def number_of(meta: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    """Return a number of a message.
-
-    Raises:
-        InvalidArgumentError: when it is missing, something else, or out of range.
-
-    >>> number_of({"lease": 3}, "lease", 1, 10)
-    3
-    """
-    value = meta.get(name)
-    if not is_number(value) or not least <= value <= most:
-        raise InvalidArgumentError(f"`{name}` must be a number from {least:g} to {most:g}.")
-    return value
-
-
-def whole_of(meta: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """Return a whole number of a message.
-
-    Raises:
-        InvalidArgumentError: as `number_of`, and for a fraction.
-    """
-    value = number_of(meta, name, least, most)
-    if not isinstance(value, int):
-        raise InvalidArgumentError(f"`{name}` must be a whole number.")
-    return value
-
-
-def dict_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object of a message.
-
-    Raises:
-        InvalidArgumentError: when it is missing or something else.
-    """
-    value = meta.get(name)
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"`{name}` must be an object.")
-    return value
 
 
 def task_of(text: str) -> Task:
@@ -188,8 +134,8 @@ class ProcessShape:
         >>> ProcessShape.parse({"tasks": 2, "devices": None, "ps": False}).tasks
         2
         """
-        devices = None if meta.get("devices") is None else whole_of(meta, "devices", 1, 4096)
-        return cls(whole_of(meta, "tasks", 1, 4096), devices, meta.get("ps") is True)
+        devices = None if meta.get("devices") is None else whole(meta, "devices", least=1, most=4096)
+        return cls(whole(meta, "tasks", least=1, most=4096), devices, meta.get("ps") is True)
 
     @property
     def is_usual(self) -> bool:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
@@ -21,19 +21,10 @@ from unisono.launcher._processes import kill_all
 from unisono.rpc._frames import blob
 from unisono.standalone._outputs import LOG_BYTES, ClientProgress, OutputFiles
 from unisono.standalone._protocol import CHUNK, ProcessShape
+from unisono.standalone._server_machine import ServerMachine
 
 #: Processes of a job at most: each has a key, which a repeated START names.
 _MOST_PROCESSES = 10_000
-
-
-class ProcessMaker(Protocol):
-    """The part of a server that has processes."""
-
-    def take(self, shape: ProcessShape) -> TaskProcess | None:
-        """Return a spare process, None without one that fits."""
-
-    def start(self, shape: ProcessShape, log: Path) -> TaskProcess:
-        """Start a process."""
 
 
 class ServerJob:
@@ -43,9 +34,9 @@ class ServerJob:
         root: its directory, which may hold what an earlier server process has left.
     """
 
-    def __init__(self, root: Path, maker: ProcessMaker, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, machine: ServerMachine, clock: Callable[[], float] = time.time) -> None:
         self.root = root
-        self._maker, self._clock = maker, clock
+        self._machine, self._clock = machine, clock
         self._paths = RunPaths(root)
         self._processes: dict[str, TaskProcess] = {}
         self._files: dict[str, OutputFiles] = {}
@@ -105,11 +96,11 @@ class ServerJob:
         return self._processes[key].pid
 
     def _assigned(self, shape: ProcessShape, log: Path, job: Mapping[str, Any]) -> TaskProcess:
-        while (spare := self._maker.take(shape)) is not None:
+        while (spare := self._machine.take(shape)) is not None:
             if spare.assign(job):
                 return spare
             kill_all([spare])
-        process = self._maker.start(shape, log)
+        process = self._machine.start(shape, log)
         process.assign(job)
         return process
 

@@ -22,7 +22,6 @@ from unisono.cluster_resolver._spec import (
     shortened,
     validate_collective,
     with_port,
-    without,
     worker_count,
 )
 
@@ -313,11 +312,6 @@ def test_chief_address(spec, address):
 def test_no_chief_address():
     with pytest.raises(InvalidArgumentError, match=r"must have a chief or a worker. Received: ClusterSpec"):
         chief_address(ClusterSpec({"ps": ["a:1"]}))
-
-
-def test_without():
-    assert without(MIXED, "evaluator", "ps").jobs == ["worker", "chief"]
-    assert without(WORKERS, "evaluator") == WORKERS
 
 
 @pytest.mark.parametrize(

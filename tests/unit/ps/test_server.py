@@ -11,8 +11,9 @@ from tests import exported_updates as exported
 from unisono import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._durable import DurableStore
-from unisono.ps._server import COUNTER_BITS, VariableServer
+from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
+from unisono.ps.scheduling._closures import COUNTER_BITS
 from unisono.ps.state._push import ProgramCall, Push
 from unisono.ps.state._request_dedup import RequestDedup
 from unisono.rpc._calls import ClientId, PeerLostError

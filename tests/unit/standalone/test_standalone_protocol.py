@@ -3,18 +3,15 @@
 import pytest
 
 from unisono import InvalidArgumentError
+from unisono.rpc import _fields as fields
 from unisono.standalone._protocol import (
     CLIENT,
     SERVER,
     ProcessShape,
-    dict_of,
     file_name,
-    number_of,
     printable,
     read_standalone_keys,
     task_of,
-    text_of,
-    whole_of,
 )
 
 SECRET = {"UNISONO_CLUSTER_KEY": "5e" * 32}
@@ -45,13 +42,13 @@ def test_what_is_no_task(text):
 @pytest.mark.parametrize(
     ("read", "meta"),
     [
-        (lambda m: text_of(m, "x"), {"x": 3}),
-        (lambda m: text_of(m, "x"), {}),
-        (lambda m: text_of(m, "x", 2), {"x": "abc"}),
-        (lambda m: number_of(m, "x", 0, 5), {"x": True}),
-        (lambda m: number_of(m, "x", 0, 5), {"x": 6}),
-        (lambda m: whole_of(m, "x", 0, 5), {"x": 1.5}),
-        (lambda m: dict_of(m, "x"), {"x": []}),
+        (lambda m: fields.text(m, "x"), {"x": 3}),
+        (lambda m: fields.text(m, "x"), {}),
+        (lambda m: fields.text(m, "x", 2), {"x": "abc"}),
+        (lambda m: fields.number(m, "x", 0, 5), {"x": True}),
+        (lambda m: fields.number(m, "x", 0, 5), {"x": 6}),
+        (lambda m: fields.whole(m, "x", most=5), {"x": 1.5}),
+        (lambda m: fields.mapping(m, "x"), {"x": []}),
         (ProcessShape.parse, {"tasks": 0}),
         (ProcessShape.parse, {"tasks": 1, "devices": "2"}),
     ],

@@ -19,8 +19,8 @@ QUEUE_LIMIT = 262_144
 #: what was scheduled they go one by one, so that a slow worker does not keep the others waiting.
 _WAIT_FOR_EACH = 16
 
-#: The bits of a closure's number below the chief's generation.
-_COUNTER_BITS = 40
+#: The bits of a closure's number below the generation of the chief that has made it.
+COUNTER_BITS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Closures:
         Args:
             generation: how often the chief was started before: its numbers are larger than all earlier ones.
         """
-        first = generation << _COUNTER_BITS
+        first = generation << COUNTER_BITS
         return cls(first, first, workers=tuple(workers))
 
     @property

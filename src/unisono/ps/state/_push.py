@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import Json
+from unisono.rpc._fields import ints, listed, mapping, text, whole
 
 #: An array of any shape and dtype.
 Array = np.ndarray[Any, Any]
@@ -152,9 +152,7 @@ class Push:
 
 
 def _used(meta: dict[str, Json]) -> tuple[tuple[str, int], ...]:
-    used = meta.get("used", {})
-    if not isinstance(used, dict):
-        raise InvalidArgumentError(f"A push's `used` must be an object. Received: {used!r}.")
+    used = mapping(meta, "used") if "used" in meta else {}
     return tuple((name, whole(used, name)) for name in used)
 
 
@@ -201,48 +199,3 @@ def _taken(left: list[Array], count: int) -> list[Array]:
     own = left[:count]
     del left[:count]
     return own
-
-
-def whole(meta: dict[str, Json], name: str, default: int | None = None) -> int:
-    """Return a field that must be a whole number, not negative.
-
-    Args:
-        default: for a field that is absent; None requires it.
-
-    >>> whole({"closure": 3}, "closure")
-    3
-    """
-    value = meta.get(name, default)
-    number = whole_number(value, 0)
-    if number is None:
-        raise InvalidArgumentError(
-            f"A request's `{name}` must be a whole number, not negative. Received: {value!r}."
-        )
-    return number
-
-
-def text(meta: dict[str, Json], name: str) -> str:
-    """Return a field that must be a string."""
-    value = meta.get(name)
-    if not isinstance(value, str):
-        raise InvalidArgumentError(f"A request's `{name}` must be a string. Received: {value!r}.")
-    return value
-
-
-def listed(meta: dict[str, Json], name: str) -> Sequence[Json]:
-    """Return a field that must be a list; an empty one where it is absent."""
-    value = meta.get(name, ())
-    if not isinstance(value, (list, tuple)):
-        raise InvalidArgumentError(f"A request's `{name}` must be a list. Received: {value!r}.")
-    return value
-
-
-def ints(meta: dict[str, Json], name: str) -> tuple[int, ...]:
-    """Return a field that must be a list of whole numbers, which may be negative."""
-    values = tuple(listed(meta, name))
-    # Types, because `isinstance` takes a truth value for a number.
-    if not {*map(type, values)} <= {int}:
-        raise InvalidArgumentError(
-            f"A request's `{name}` must be a list of whole numbers. Received: {values!r}."
-        )
-    return values

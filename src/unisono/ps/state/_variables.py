@@ -18,7 +18,8 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import Json
 from unisono.ps._programs import to_device
 from unisono.ps.state._checksums import row_checksums
-from unisono.ps.state._push import Array, listed, text
+from unisono.ps.state._push import Array
+from unisono.rpc._fields import listed, text
 
 #: Kinds of variables.
 DENSE, TABLE = "dense", "table"
