@@ -10,13 +10,17 @@ import functools
 from collections.abc import Iterator
 
 import jax
+import keras
 
 from unisono._context import check_same_strategy, register_default_strategy
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._types import UserValue
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.data._sharding import InputOptions
+from unisono.strategies._base import hold
 from unisono.strategies._replicated import ReplicatedStrategy
+from unisono.training._binding import current_strategy, strategy_of
+from unisono.training.stateful._form import has_stateful_step
 
 
 class OneDeviceStrategy(ReplicatedStrategy):
@@ -69,6 +73,15 @@ class DefaultStrategy(OneDeviceStrategy):
 def default_strategy() -> DefaultStrategy:
     """Return the one default strategy, which is created where it is first asked for."""
     return DefaultStrategy()
+
+
+def hold_by_default(model: keras.Model) -> None:
+    """Let the default strategy run a compiled model with a step in TensorFlow's form that no other one holds.
+
+    Keras on JAX cannot run `train_step(self, data)`. In a strategy's scope, that strategy does.
+    """
+    if current_strategy() is None and strategy_of(model) is None and has_stateful_step(model):
+        hold(model, default_strategy())
 
 
 register_default_strategy(default_strategy)

@@ -24,12 +24,7 @@ _STATIC = ("executing_eagerly", "inside_function", "is_tensor", "distribute.", "
 
 
 def statements(tree: ast.AST, path_of: PathOf) -> Iterator[tuple[int, str, str, bool]]:
-    """Yield the line, name and text of each such statement, and whether it surely fails.
-
-    Args:
-        tree: the program.
-        path_of: returns the name below `tf` of an expression, or None.
-    """
+    """Yield the line, name and text of each such statement, and whether it surely fails."""
     given = _given_to_function(tree, path_of)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (

@@ -45,10 +45,6 @@ ADAPTERS = "unisono.tf.adapters."
 def own(path: str, note: str = "") -> At:
     """Return the entry of an object of `unisono.tf.adapters`.
 
-    Args:
-        path: where it is below that package.
-        note: what is different, for the page on migrating.
-
     >>> own("_random.normal").path
     'unisono.tf.adapters._random.normal'
     """
@@ -192,9 +188,6 @@ Entry = At | Operator | Value | Missing
 def device_dtype(dtype: Any) -> Any:
     """Return a dtype as JAX holds it: programs ask for `tf.int64` often, and each time JAX would warn.
 
-    Args:
-        dtype: any; what is no dtype of NumPy is returned as it is.
-
     >>> device_dtype(np.dtype("int64")), device_dtype(None)
     (dtype('int32'), None)
     """
@@ -223,11 +216,7 @@ def _as_array(value: Any) -> Any:
 
 
 def taking_variables(function: Any) -> Any:
-    """Return a function of `jax.numpy` that takes Keras' variables for arrays; all else as it is.
-
-    Args:
-        function: an object of `jax.numpy`.
-    """
+    """Return a function of `jax.numpy` that takes Keras' variables for arrays; all else as it is."""
     if not callable(function) or isinstance(function, type):
         return function
 
@@ -241,9 +230,6 @@ def taking_variables(function: Any) -> Any:
 
 def object_at(path: str) -> Any:
     """Return the object of a dotted path.
-
-    Args:
-        path: of a module, or of an object in one.
 
     >>> object_at("os.path.join").__name__
     'join'

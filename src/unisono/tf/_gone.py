@@ -28,11 +28,7 @@ OF_FUNCTIONS = ("pretty_printed_concrete_signatures",)
 
 
 class Gone:
-    """An attribute that raises an error which says what to write; one that a program sets comes first.
-
-    Args:
-        name: of the attribute.
-    """
+    """An attribute that raises an error which says what to write; one that a program sets comes first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,12 +38,7 @@ class Gone:
 
 
 def add_errors(kind: Any, names: tuple[str, ...]) -> None:
-    """Let a class raise errors for what it does not have.
-
-    Args:
-        kind: the class.
-        names: of its attributes.
-    """
+    """Let a class raise errors for what it does not have."""
     for name in names:
         if not hasattr(kind, name):
             setattr(kind, name, Gone(name))

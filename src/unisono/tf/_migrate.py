@@ -46,11 +46,6 @@ class Remark:
 def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> list[Remark]:
     """Return what a program needs, in the order of its lines.
 
-    Args:
-        source: the program's text.
-        file: its name, for errors.
-        table: of the names below `tf`.
-
     Raises:
         InvalidArgumentError: the text is no Python.
 
@@ -187,9 +182,6 @@ def _path_of(node: ast.expr, aliases: dict[str, str]) -> str | None:
 
 def report(paths: Sequence[Path]) -> tuple[str, bool]:
     """Return what `unisono migrate` prints of programs, and whether all of them can run.
-
-    Args:
-        paths: of programs, and of folders of programs.
 
     Raises:
         InvalidArgumentError: a program cannot be read, or is no Python; a folder holds none.

@@ -35,9 +35,6 @@ VERSIONS = ("compat.v1", "compat.v2")
 class NameTable:
     """The names below `tf`, and the modules that they lie in.
 
-    Args:
-        entries: by dotted name.
-
     >>> table = NameTable({"math.sqrt": Missing("is gone", "x ** 0.5")})
     >>> table.is_module("math"), table.names_in("math")
     (True, ['sqrt'])
@@ -62,27 +59,15 @@ class NameTable:
         return any(map(_is_module, self.falls_to(path)))
 
     def names_in(self, path: str) -> list[str]:
-        """Return what the table has in a module.
-
-        Args:
-            path: the module's name.
-        """
+        """Return what the table has in a module."""
         return sorted({*self._members.get(_once(path), ()), *self._members.get(plain(path), ())})
 
     def entry(self, path: str) -> Entry | None:
-        """Return what the table says of a name, or None.
-
-        Args:
-            path: the name.
-        """
+        """Return what the table says of a name, or None."""
         return self.entries.get(_once(path)) or self.entries.get(plain(path))
 
     def falls_to(self, path: str) -> list[str]:
-        """Return where names are looked up that the table does not have.
-
-        Args:
-            path: a name.
-        """
+        """Return where names are looked up that the table does not have."""
         path = plain(path)
         first = next((name for name in FALLS_TO if path == name or path.startswith(f"{name}.")), None)
         if first is None:
@@ -133,9 +118,6 @@ class NameTable:
 
 def plain(path: str) -> str:
     """Return a name without `compat.v1` or `compat.v2`, which have the names of `tf` itself.
-
-    Args:
-        path: a name.
 
     >>> plain("compat.v1.train.Saver"), plain("train.Saver"), plain("compat.v1.compat.v1")
     ('train.Saver', 'train.Saver', '')
@@ -227,24 +209,14 @@ class NameFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def as_names(module: types.ModuleType, table: NameTable, path: str) -> types.ModuleType:
-    """Let a module look its names up in a table; return it.
-
-    Args:
-        module: the module.
-        table: the table.
-        path: the module's name below the root.
-    """
+    """Let a module look its names up in a table; return it."""
     module.__class__ = NameModule
     module.__dict__.update(_table=table, _path=path)
     return module
 
 
 def add_finder(finder: NameFinder) -> None:
-    """Let `import` find the modules of a root.
-
-    Args:
-        finder: of that root.
-    """
+    """Let `import` find the modules of a root."""
     sys.meta_path.insert(0, finder)
 
 

@@ -42,12 +42,7 @@ _INDEX = "in an index of an array of JAX is an array. Write: `np.array(…)` aro
 
 
 def objects(tree: ast.AST, path_of: PathOf) -> Iterator[Found]:
-    """Yield each such line.
-
-    Args:
-        tree: the program.
-        path_of: returns the name below `tf` of an expression, or None.
-    """
+    """Yield each such line."""
     nested = _nested_checkpoints(tree, path_of)
     saves = any(isinstance(n, ast.Call) and _saves_an_estimator(n, path_of) for n in ast.walk(tree))
     is_numpy = any(_imports_numpy(node) for node in ast.walk(tree))

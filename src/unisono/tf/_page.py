@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import resources
 
-from unisono.tf._entries import ADAPTERS, Entry, Missing
+from unisono.tf._entries import Entry, Missing
 from unisono.tf._table import TABLE
 
 #: Where the table of names stands in the text of the page.
@@ -51,5 +51,5 @@ def _table(title: str, entries: dict[str, Entry]) -> str:
 def _here(entry: Entry) -> str:
     if isinstance(entry, Missing):
         return f"{entry.why}: write {entry.write}"
-    shown = "as in TensorFlow" if entry.path.startswith(ADAPTERS) else f"`{entry.path}`"
+    shown = "as in TensorFlow" if "._" in entry.path else f"`{entry.path}`"
     return f"{shown}; {entry.note}" if entry.note else shown

@@ -13,9 +13,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from unisono._types import PyTree
+from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
+from unisono.step.eager._recording import recording_here
+
+
+def cond(pred: PyTree, true_fn: Callable[[], PyTree], false_fn: Callable[[], PyTree]) -> PyTree:
+    """Return the result of one of two functions; in a step, keep what it assigns."""
+    if recording_here() is not None:
+        # In eager code the value is there, as in TensorFlow.
+        return true_fn() if bool(jnp.asarray(keras.ops.convert_to_tensor(pred))) else false_fn()
+    frame = current_frame()
+    if frame is None or not frame.scope.is_innermost:
+        return keras.ops.cond(pred, true_fn, false_fn)
+    return conditional(frame.scope, pred, true_fn, false_fn)
 
 
 def conditional(

@@ -15,18 +15,13 @@ from unisono.data._distribute import DistributedDataset
 from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._functions import Arguments
 from unisono.data._pipeline._plan import PipelineIterator
-from unisono.data._pipeline._structure import map_leaves
 from unisono.estimator.session._graph_iterators import IteratorInitializer, make_one_shot_iterator
 from unisono.tf.adapters._tensors import shape_of
 from unisono.tf.adapters.inputs._host_tensor import HostTensor, as_tensor
 
 
 class ElementIterator(PipelineIterator):
-    """The iterator of a `for` loop over a dataset.
-
-    Args:
-        node: Last node of the pipeline.
-    """
+    """The iterator of a `for` loop over a dataset."""
 
     def __next__(self) -> Any:
         return jax.tree.map(as_tensor, super().__next__())
@@ -42,17 +37,17 @@ def cardinality(dataset: Any) -> HostTensor:
 
 def get_output_shapes(dataset: Any) -> Any:
     """Return the shapes of a data set's elements, or an iterator's, in their structure."""
-    return map_leaves(lambda spec: shape_of(spec.shape), dataset.element_spec)
+    return jax.tree.map(lambda spec: shape_of(spec.shape), dataset.element_spec)
 
 
 def get_output_types(dataset: Any) -> Any:
     """Return the dtypes of a data set's elements, or an iterator's, in their structure."""
-    return map_leaves(lambda spec: spec.dtype, dataset.element_spec)
+    return jax.tree.map(lambda spec: spec.dtype, dataset.element_spec)
 
 
 def get_output_classes(dataset: Any) -> Any:
     """Return `tf.Tensor` for each component of a data set's elements, or an iterator's."""
-    return map_leaves(lambda _: jax.Array, dataset.element_spec)
+    return jax.tree.map(lambda _: jax.Array, dataset.element_spec)
 
 
 def add_methods() -> None:

@@ -21,9 +21,10 @@ from unisono.estimator import _train_op
 from unisono.estimator import summary as summary_v1
 from unisono.estimator._collections import LOSSES, REGULARIZATION_LOSSES, SUMMARIES, required_collections
 from unisono.estimator._collections import identity as named_identity
-from unisono.estimator.losses import _functions as losses
+from unisono.estimator.losses._functions import mean_squared_error as mean_squared_error_v1
 from unisono.estimator.losses._weighted import Reduction
-from unisono.estimator.metrics import _means as metrics
+from unisono.estimator.metrics._means import mean_absolute_error as absolute_error_metric
+from unisono.estimator.metrics._means import mean_squared_error as squared_error_metric
 from unisono.estimator.session._graph_iterators import current_input_run
 
 #: Arguments of Keras' functions.
@@ -49,9 +50,9 @@ def _of_either(v1: Callable[..., Any], v2: Callable[..., Any]) -> Callable[..., 
     return called
 
 
-mean_squared_error_loss = _of_either(losses.mean_squared_error, keras.losses.mean_squared_error)
-mean_squared_error = _of_either(metrics.mean_squared_error, keras.metrics.mean_squared_error)
-mean_absolute_error = _of_either(metrics.mean_absolute_error, keras.metrics.mean_absolute_error)
+mean_squared_error_loss = _of_either(mean_squared_error_v1, keras.losses.mean_squared_error)
+mean_squared_error = _of_either(squared_error_metric, keras.metrics.mean_squared_error)
+mean_absolute_error = _of_either(absolute_error_metric, keras.metrics.mean_absolute_error)
 
 
 class LossReduction(Reduction):

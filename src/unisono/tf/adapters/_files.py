@@ -9,7 +9,6 @@ import glob as _glob
 import io
 import os
 import shutil
-from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -18,13 +17,6 @@ from unisono._errors import MissingPackageError
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 Path = str | os.PathLike[str]
-
-exists = os.path.exists
-isdir = os.path.isdir
-mkdir = os.mkdir
-remove = os.remove
-rmtree = shutil.rmtree
-stat = os.stat
 
 
 def makedirs(path: Path) -> None:
@@ -61,11 +53,6 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
     """
     _check_free(dst, overwrite)
     os.replace(src, dst)
-
-
-def walk(top: Path, topdown: bool = True, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each directory below `top`, with the names of its directories and files."""
-    return os.walk(os.fspath(top), topdown, onerror)
 
 
 def GFile(name: Path, mode: str = "r") -> IO[Any]:  # noqa: N802 (TensorFlow's name)

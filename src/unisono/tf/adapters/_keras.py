@@ -19,8 +19,8 @@ from unisono._types import PyTree, UserValue
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator.train._optimizers import Optimizer
 from unisono.step._keras_internals import takes_training
-from unisono.strategies._base import Strategy, hold
-from unisono.strategies._one_device import default_strategy
+from unisono.strategies._base import Strategy
+from unisono.strategies._one_device import hold_by_default
 from unisono.tf._gone import OF_MODELS, add_errors
 from unisono.tf.adapters._saving import save_to_directory, weights_file
 from unisono.tf.adapters._spellings import (
@@ -42,9 +42,7 @@ from unisono.tf.adapters._spellings import (
 from unisono.tf.adapters.models import _loss_scale
 from unisono.tf.adapters.models._compiled import CompiledLoss, CompiledMetrics
 from unisono.training._bind import install
-from unisono.training._binding import current_strategy, strategy_of
 from unisono.training._host_layers import build_for, fitting, structures
-from unisono.training.stateful._form import has_stateful_step
 
 _log = logging.getLogger("unisono")
 
@@ -122,9 +120,7 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
                 self.compile(*map(_again, args), **{name: _again(value) for name, value in kwargs.items()})
             return
         compile_model(self, *args, **kwargs)
-        if current_strategy() is None and strategy_of(self) is None and has_stateful_step(self):
-            # Keras on JAX cannot run `train_step(self, data)`. In a strategy's scope, that strategy does.
-            hold(self, default_strategy())
+        hold_by_default(self)
 
     compiled.takes_distribute = True  # type: ignore[attr-defined]
     return compiled

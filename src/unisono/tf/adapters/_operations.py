@@ -18,9 +18,7 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
-from unisono.step._program import current_frame
 from unisono.step.eager._recording import recording_here
-from unisono.step.functions._conditional import conditional
 from unisono.tf._entries import device_dtype
 from unisono.tf.adapters._random import seed_of
 from unisono.tf.adapters.inputs._host_tensor import is_text, text
@@ -296,17 +294,6 @@ def matmul(a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = 
             "Of two matrices the first must have as many columns as the second has rows. Received: shapes "
             f"{first} and {second}. Transpose one of them."
         ) from error
-
-
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Return the result of one of two functions; in a step, keep what it assigns."""
-    if recording_here() is not None:
-        # In eager code the value is there, as in TensorFlow.
-        return true_fn() if bool(jnp.asarray(ops.convert_to_tensor(pred))) else false_fn()
-    frame = current_frame()
-    if frame is None or not frame.scope.is_innermost:
-        return ops.cond(pred, true_fn, false_fn)
-    return conditional(frame.scope, pred, true_fn, false_fn)
 
 
 def while_loop(

@@ -37,9 +37,6 @@ def layer_call(layer: keras.Layer) -> Iterator[None]:
     """Let a layer's call draw random numbers without a seed: of a generator that becomes part of the layer.
 
     Keras on JAX demands one, as a compiled step has no other state.
-
-    Args:
-        layer: the layer.
     """
     # Keras takes no further state for a layer that is built.
     if not layer.built and not hasattr(layer, _SEEDS) and _draws(layer):
@@ -158,11 +155,7 @@ def categorical(logits: Any, num_samples: int, dtype: DTypeLike = "int32", seed:
 
 
 def as_initializer(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of these, such as `tf.random.normal`, as an initializer of Keras; others as they are.
-
-    Args:
-        function: any initializer.
-    """
+    """Return `tf.random.normal` and its like as an initializer of Keras; other initializers as they are."""
     if inspect.unwrap(function) not in (normal, truncated_normal, uniform):
         return function
 

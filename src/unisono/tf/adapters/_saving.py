@@ -288,12 +288,7 @@ def _inputs(args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
 
 
 def save_to_directory(model: keras.Model, filepath: Any) -> bool:
-    """Write a model to a path without an ending, as TensorFlow 2 does; return whether it is such a path.
-
-    Args:
-        model: the model.
-        filepath: of `Model.save`.
-    """
+    """Write a model to a path without an ending, as TensorFlow 2 does; return whether it is such a path."""
     path = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
     if not path or "://" in path or path.endswith(_FILES):
         return False
@@ -308,9 +303,6 @@ def save_to_directory(model: keras.Model, filepath: Any) -> bool:
 
 def weights_file(filepath: Any) -> Any:
     """Return the path of a file of weights, with the ending that Keras 3 demands.
-
-    Args:
-        filepath: of `save_weights`, as TensorFlow 2 allows it.
 
     >>> weights_file("checkpoints/best")
     'checkpoints/best.weights.h5'

@@ -24,13 +24,7 @@ from unisono.tf.adapters._random import as_initializer, layer_call
 
 
 def replace(kind: type, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replace what a class has, in the class that defines it: others may have their own.
-
-    Args:
-        kind: the class.
-        name: of its method or property.
-        wrapper: returns what stands there afterwards.
-    """
+    """Replace what a class has, in the class that defines it: others may have their own."""
     owner: Any = next(base for base in kind.__mro__ if name in vars(base))
     setattr(owner, name, wrapper(vars(owner)[name]))
 
@@ -46,9 +40,6 @@ def taking_lists(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Layer.__call__` that takes lists of numbers; Keras 3 takes each number for a tensor.
 
     The call may draw random numbers without a seed.
-
-    Args:
-        call: that of Keras.
     """
 
     @functools.wraps(call)
@@ -79,11 +70,7 @@ _OF_WEIGHTS = ("name", "shape", "dtype", "initializer", "regularizer", "trainabl
 
 
 def taking_name(add_weight: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Layer.add_weight` as in TensorFlow 2: a name first, `synchronization` and `aggregation`.
-
-    Args:
-        add_weight: that of Keras.
-    """
+    """Return `Layer.add_weight` as in TensorFlow 2: a name first, `synchronization` and `aggregation`."""
 
     @functools.wraps(add_weight)
     def added(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,65 +104,51 @@ def _with_rule(
     return variable
 
 
+def _taking(method: Callable[..., Any], change: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """Return a method that takes what `change` of the object and the arguments makes arguments of Keras 3."""
+
+    @functools.wraps(method)
+    def taking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = change(self, args, kwargs)
+        return method(self, *args, **kwargs)
+
+    # Keras looks at the arguments of a layer's `__init__` to save it.
+    taking.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return taking
+
+
 def taking_self(init: Callable[..., None]) -> Callable[..., None]:
-    """Return `Layer.__init__` that takes `super().__init__(self)`, as TensorFlow 2 did.
-
-    Args:
-        init: that of Keras.
-    """
-
-    @functools.wraps(init)
-    def initialized(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *(args[1:] if args and args[0] is self else args), **kwargs)
-
-    return _like(init, initialized)
+    """Return `Layer.__init__` that takes `super().__init__(self)`, as TensorFlow 2 did."""
+    return _taking(init, lambda self, args, kwargs: (args[1:] if args and args[0] is self else args, kwargs))
 
 
 def taking_first(as_taken: Callable[[Any], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what makes an `__init__` of Keras 3 take the first argument that TensorFlow 2 took.
-
-    Args:
-        as_taken: returns what Keras 3 takes.
-    """
+    """Return what makes an `__init__` of Keras 3 take the first argument that TensorFlow 2 took."""
 
     def taking(init: Callable[..., None]) -> Callable[..., None]:
         name = list(inspect.signature(init).parameters)[1]
 
-        @functools.wraps(init)
-        def initialized(self: Any, *args: Any, **kwargs: Any) -> None:
-            if name in kwargs:
-                kwargs[name] = as_taken(kwargs[name])
-            init(self, *map(as_taken, args[:1]), *args[1:], **kwargs)
+        def change(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            named = {key: as_taken(value) if key == name else value for key, value in kwargs.items()}
+            return (*map(as_taken, args[:1]), *args[1:]), named
 
-        return _like(init, initialized)
+        return _taking(init, change)
 
     return taking
 
 
 def as_size(units: Any) -> Any:
-    """Return the units of `Dense`: an integer of NumPy as Python's, as `tf.size(x).numpy()` is.
-
-    Args:
-        units: as given.
-    """
+    """Return the units of `Dense`: an integer of NumPy as Python's, as `tf.size(x).numpy()` is."""
     return int(units) if isinstance(units, np.integer) else units
 
 
 def as_layers(layers: Any) -> Any:
-    """Return the layers of `Sequential`: one alone as a list.
-
-    Args:
-        layers: as given.
-    """
+    """Return the layers of `Sequential`: one alone as a list."""
     return [layers] if isinstance(layers, keras.Layer) else layers
 
 
 def taking_dtype(get_initial_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `get_initial_state` of a cell of an RNN that takes Keras 2's `inputs` and `dtype`.
-
-    Args:
-        get_initial_state: that of Keras.
-    """
+    """Return `get_initial_state` of a cell of an RNN that takes Keras 2's `inputs` and `dtype`."""
 
     @functools.wraps(get_initial_state)
     def taking(self: Any, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> Any:
@@ -187,19 +160,8 @@ def taking_dtype(get_initial_state: Callable[..., Any]) -> Callable[..., Any]:
     return taking
 
 
-def _like(init: Callable[..., None], initialized: Any) -> Callable[..., None]:
-    # Keras looks at the arguments of a layer's `__init__` to save it.
-    initialized.__signature__ = inspect.signature(init)
-    made: Callable[..., None] = initialized
-    return made
-
-
 def taking_lr(init: Callable[..., None]) -> Callable[..., None]:
-    """Return an optimizer's constructor with `lr`, and with `decay`, which Keras 3 ignores.
-
-    Args:
-        init: that of Keras.
-    """
+    """Return an optimizer's constructor with `lr`, and with `decay`, which Keras 3 ignores."""
 
     @functools.wraps(init)
     def initialized(
@@ -239,11 +201,7 @@ class DtypeName(str):
 
 
 def with_name(dtype: property) -> property:
-    """Return the property of a dtype whose value has a `name`.
-
-    Args:
-        dtype: that of Keras.
-    """
+    """Return the property of a dtype whose value has a `name`."""
     read: Any = dtype.fget
 
     @functools.wraps(read)
@@ -280,9 +238,6 @@ class Dimension(int):
 
 class Shape(tuple[Any, ...]):
     """A shape: a tuple, with what `tf.TensorShape` has.
-
-    Args:
-        dims: the sizes; None where any is allowed.
 
     >>> Shape([None, 3]).as_list(), Shape([2, 3]).num_elements()
     ([None, 3], 6)
@@ -353,11 +308,7 @@ def check_shape(tensor: Any, shape: Sequence[int | None] | None) -> None:
 
 
 class Reference:
-    """A key of dicts and sets for a variable or tensor, which cannot be one itself.
-
-    Args:
-        of: the variable or tensor.
-    """
+    """A key of dicts and sets for a variable or tensor, which cannot be one itself."""
 
     def __init__(self, of: Any) -> None:
         self._of = of

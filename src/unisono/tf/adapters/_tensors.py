@@ -10,7 +10,7 @@ import enum
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -137,16 +137,6 @@ def _check_fits(value: PyTree, dtype: np.dtype | None) -> None:
         )
 
 
-def to_double(x: PyTree, name: str | None = None) -> Any:
-    """Return an array as float64, or float32 where JAX has 32 bits."""
-    return ops.cast(x, device_dtype(np.dtype("float64")))
-
-
-def to_int64(x: PyTree, name: str | None = None) -> Any:
-    """Return an array as int64, or int32 where JAX has 32 bits."""
-    return ops.cast(x, device_dtype(np.dtype("int64")))
-
-
 def function(func: Callable[..., Any] | None = None, *args: UserValue, **kwargs: UserValue) -> Any:
     """Return `unisono.function` of a function, which runs as plain Python where it needs a tensor's value.
 
@@ -230,37 +220,31 @@ class Module(Holder):
         return tuple(found.values())
 
 
-def _collect_modules(value: UserValue, found: dict[int, Any]) -> None:
-    if isinstance(value, (Module, keras.Layer)):
-        if id(value) not in found:
-            found[id(value)] = value
-            below = vars(value) if isinstance(value, Module) else getattr(value, "layers", ())
-            _collect_modules(below, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect_modules(item, found)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_modules(item, found)
-
-
-def _collect(value: UserValue, found: dict[int, Any], seen: set[int]) -> None:
+def _collect(value: UserValue, found: dict[int, keras.Variable], seen: set[int]) -> None:
+    """Note the variables of what a module's attributes hold, each once."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if hasattr(value, "assign") and hasattr(value, "trainable"):
         found[id(value)] = value
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            _collect(value[key], found, seen)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (Module, dict, list, tuple)):
+        held = vars(value) if isinstance(value, Module) else value
+        for item in [held[key] for key in sorted(held, key=str)] if isinstance(held, dict) else held:
             _collect(item, found, seen)
-    elif isinstance(value, Module):
-        _collect(vars(value), found, seen)
     elif hasattr(value, "variables"):
-        for variable in value.variables:
-            found[id(variable)] = variable
+        found.update((id(variable), variable) for variable in value.variables)
+
+
+def _collect_modules(value: UserValue, found: dict[int, Module | keras.Layer]) -> None:
+    if isinstance(value, (Module, keras.Layer)):
+        if id(value) not in found:
+            found[id(value)] = value
+            _collect_modules(
+                vars(value) if isinstance(value, Module) else getattr(value, "layers", ()), found
+            )
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _collect_modules(item, found)
 
 
 def executing_eagerly() -> bool:
@@ -271,17 +255,6 @@ def executing_eagerly() -> bool:
 def inside_function() -> bool:
     """Return whether a function is being traced."""
     return not executing_eagerly()
-
-
-@contextlib.contextmanager
-def name_scope(name: str) -> Iterator[None]:
-    """Name the operations of a block, as profiles show them.
-
-    Args:
-        name: of the block.
-    """
-    with jax.named_scope(name):
-        yield
 
 
 def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
@@ -322,16 +295,6 @@ def same(value: UserValue = None) -> UserValue:
         value: any.
     """
     return value
-
-
-def group(*inputs: UserValue, name: str | None = None) -> tuple[UserValue, ...]:
-    """Return what is to be done together, which has been done.
-
-    Args:
-        *inputs: results.
-        name: is not used.
-    """
-    return inputs
 
 
 def print_values(*inputs: UserValue, sep: str = " ", end: str = "\n", **kwargs: UserValue) -> None:

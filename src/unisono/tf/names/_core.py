@@ -111,7 +111,7 @@ TENSORS: dict[str, Entry] = {
     "variable_creator_scope": Missing("has no counterpart", "a function that makes the variables"),
     "constant": own_operator("_tensors.constant"),
     "convert_to_tensor": own_operator("_tensors.constant"),
-    **same("", "_tensors.", "device executing_eagerly inside_function name_scope", own),
+    **same("", "_tensors.", "device executing_eagerly inside_function", own),
     "is_tensor": At("keras.ops.is_tensor"),
     "control_dependencies": At("unisono.estimator._train_op.control_dependencies"),
     "print": own("_tensors.print_values"),
@@ -127,6 +127,7 @@ TENSORS: dict[str, Entry] = {
     "newaxis": Value(None, "None"),
     "no_gradient": At("keras.ops.stop_gradient"),
     "stop_gradient": Operator("keras.ops.stop_gradient", {"input": "variable"}),
+    "name_scope": At("jax.named_scope"),
     "custom_gradient": own("_tensors.custom_gradient"),
     "__version__": Value("2.21.0+unisono", "the version of TensorFlow whose names these are"),
 }  # fmt: skip
@@ -195,10 +196,11 @@ ARRAYS: dict[str, Entry] = {
     **same(
         "",
         "_operations.",
-        "boolean_mask clip_by_global_norm clip_by_norm concat cond gather map_fn matmul meshgrid one_hot "
+        "boolean_mask clip_by_global_norm clip_by_norm concat gather map_fn matmul meshgrid one_hot "
         "shape split stack where while_loop",
         own_operator,
     ),
+    "cond": Operator("unisono.step.functions._conditional.cond", tensors=0),
     "zeros_like": Operator("keras.ops.zeros_like", {"input": "x"}),
     "ones_like": Operator("keras.ops.ones_like", {"input": "x"}),
     "cast": Operator("keras.ops.cast"),

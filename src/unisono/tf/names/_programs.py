@@ -98,8 +98,11 @@ SAVING: dict[str, Entry] = {
     **same("summary.experimental.", "unisono.summary.", "get_step set_step"),
     **same(
         "io.gfile.", "_files.",
-        "GFile copy exists glob isdir listdir makedirs mkdir remove rename rmtree stat walk", own,
+        "GFile copy glob listdir makedirs rename", own,
     ),
+    **same("io.gfile.", "os.", "mkdir remove stat walk"),
+    **same("io.gfile.", "os.path.", "exists isdir"),
+    "io.gfile.rmtree": At("shutil.rmtree"),
     "gfile.GFile": own("_files.GFile"),
     **same(
         "io.", "_files.",

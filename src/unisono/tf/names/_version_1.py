@@ -59,9 +59,12 @@ _GRAPHS: dict[str, Entry] = {
 }  # fmt: skip
 
 _GFILE = {
-    "Copy": "copy", "DeleteRecursively": "rmtree", "Exists": "exists", "FastGFile": "GFile",
-    "Glob": "glob", "IsDirectory": "isdir", "ListDirectory": "listdir", "MakeDirs": "makedirs",
-    "MkDir": "mkdir", "Open": "GFile", "Remove": "remove", "Rename": "rename", "Stat": "stat", "Walk": "walk",
+    "Copy": "copy", "FastGFile": "GFile", "Glob": "glob", "ListDirectory": "listdir", "MakeDirs": "makedirs",
+    "Open": "GFile", "Rename": "rename",
+}  # fmt: skip
+_OF_PYTHON = {
+    "DeleteRecursively": "shutil.rmtree", "Exists": "os.path.exists", "IsDirectory": "os.path.isdir",
+    "MkDir": "os.mkdir", "Remove": "os.remove", "Stat": "os.stat", "Walk": "os.walk",
 }  # fmt: skip
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
@@ -69,6 +72,7 @@ _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
 VERSION_1: dict[str, Entry] = {
     **_GRAPHS,
     **{f"gfile.{old}": own(f"_files.{name}") for old, name in _GFILE.items()},
+    **{f"gfile.{old}": At(path) for old, path in _OF_PYTHON.items()},
     **{f"logging.{level}": Value(number, str(number)) for level, number in _LEVELS.items()},
     **same("logging.", "_programs.", "debug error fatal info set_verbosity warn warning", own),
     "app.run": own("_programs.run"),

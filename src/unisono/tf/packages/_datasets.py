@@ -33,9 +33,6 @@ _FILES_IN_TURN = 16
 def adapt(package: Any) -> None:
     """Let `tensorflow_datasets` use `unisono.tf` in place of TensorFlow, and give Unisono's data sets.
 
-    Args:
-        package: the module `tensorflow_datasets`.
-
     Raises:
         UnsupportedError: the package's version lacks what is replaced here.
     """
@@ -195,11 +192,7 @@ def _signature(info: Any, path: tuple[str, ...] = ()) -> Any:
 
 
 def as_numpy(dataset: Any) -> Any:
-    """Return data sets, and tensors, as ones of plain NumPy arrays; what `tfds.as_numpy` is here.
-
-    Args:
-        dataset: one, or a structure of several.
-    """
+    """Return data sets, and tensors, as ones of plain NumPy arrays; what `tfds.as_numpy` is here."""
     return jax.tree.map(_plain, dataset)
 
 

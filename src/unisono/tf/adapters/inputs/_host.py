@@ -21,54 +21,39 @@ from unisono.tf._entries import device_dtype
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 
-def py_function(
-    func: Callable[..., Any] | None = None,
-    inp: Sequence[PyTree] | None = None,
-    Tout: PyTree = None,  # noqa: N803 (TensorFlow's name)
-    name: str | None = None,
-) -> Any:
-    """Call a function of plain Python with tensors, in `Dataset.map` or outside of functions.
+def _host_function(kind: Callable[[Any], Any], inputs: str) -> Callable[..., Any]:
+    """Return `tf.py_function` or its like, by what it makes of each argument."""
+
+    def host_function(
+        func: Callable[..., Any] | None = None,
+        inp: Sequence[PyTree] | None = None,
+        Tout: PyTree = None,  # noqa: N803 (TensorFlow's name)
+        stateful: bool = True,
+    ) -> Any:
+        if func is None:
+            return lambda function: host_function(function, None, Tout)
+        if inp is None:
+            return functools.wraps(func)(lambda *args: host_function(func, args, Tout))
+        return _call(func, inp, Tout, kind)
+
+    host_function.__doc__ = f"""Call a function with {inputs}, in `Dataset.map` or outside of functions.
 
     Args:
-        func: takes the tensors, each with `numpy()`; None for a decorator.
+        func: takes them; None for a decorator.
         inp: its arguments; None for a function of them.
         Tout: the dtypes of its results: a list, or one of them; `[]` or None for no result.
-        name: is not used.
-
-    Raises:
-        NeedsValueError: in a step, which is traced.
-    """
-    if func is None:
-        return lambda function: py_function(function, None, Tout)
-    if inp is None:
-        return functools.wraps(func)(lambda *args: py_function(func, args, Tout))
-    return _call(func, inp, Tout, lambda x: x if hasattr(x, "numpy") else np.asarray(x).view(HostTensor))
-
-
-def numpy_function(
-    func: Callable[..., Any] | None = None,
-    inp: Sequence[PyTree] | None = None,
-    Tout: PyTree = None,  # noqa: N803
-    stateful: bool = True,
-    name: str | None = None,
-) -> Any:
-    """Call a function of NumPy's arrays, in `Dataset.map` or outside of functions.
-
-    Args:
-        func: takes the arrays; None for a decorator.
-        inp: its arguments; None for a function of them.
-        Tout: as for `py_function`.
         stateful: is not used.
-        name: is not used.
 
     Raises:
         NeedsValueError: in a step, which is traced.
     """
-    if func is None:
-        return lambda function: numpy_function(function, None, Tout)
-    if inp is None:
-        return functools.wraps(func)(lambda *args: numpy_function(func, args, Tout))
-    return _call(func, inp, Tout, lambda x: np.asarray(x).view(np.ndarray)[()])
+    return host_function
+
+
+py_function = _host_function(
+    lambda x: x if hasattr(x, "numpy") else np.asarray(x).view(HostTensor), "tensors, each with `numpy()`"
+)
+numpy_function = _host_function(lambda x: np.asarray(x).view(np.ndarray)[()], "arrays of NumPy")
 
 
 def _call(func: Callable[..., Any], inp: Sequence[PyTree], dtypes: PyTree, kind: Callable[..., Any]) -> Any:

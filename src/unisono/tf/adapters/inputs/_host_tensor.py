@@ -84,11 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Return an array, number or string of the host as a tensor; other objects as they are.
-
-    Args:
-        leaf: any.
-    """
+    """Return an array, number or string of the host as a tensor; other objects as they are."""
     if isinstance(leaf, bytes):
         # As an object: NumPy's own strings end before a zero byte.
         return np.asarray(leaf, object).view(HostTensor)
@@ -106,11 +102,7 @@ def is_text(value: Any) -> bool:
 
 
 def is_text_dtype(dtype: Any) -> bool:
-    """Return whether a dtype is `tf.string`.
-
-    Args:
-        dtype: any.
-    """
+    """Return whether a dtype is `tf.string`."""
     return dtype == "string" if isinstance(dtype, str) else getattr(dtype, "kind", "") == "O"
 
 

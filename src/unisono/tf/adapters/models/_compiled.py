@@ -14,11 +14,7 @@ from unisono.step._keras_internals import replace_losses, replaced_losses
 
 
 class CompiledLoss:
-    """The losses that `compile` was given, as a `train_step` of Keras 2 calls them.
-
-    Args:
-        model: that was compiled.
-    """
+    """The losses that `compile` was given, as a `train_step` of Keras 2 calls them."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -57,11 +53,7 @@ class CompiledLoss:
 
 
 class CompiledMetrics:
-    """The metrics that `compile` was given, as a `train_step` of Keras 2 calls them.
-
-    Args:
-        model: that was compiled.
-    """
+    """The metrics that `compile` was given, as a `train_step` of Keras 2 calls them."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -25,9 +25,6 @@ from unisono.tf.adapters import _colors, _images, _random
 def key_of(seed: TensorLike) -> jax.Array:
     """Return the key of JAX for a seed of TensorFlow's stateless operations.
 
-    Args:
-        seed: two integers.
-
     Raises:
         InvalidArgumentError: it has another shape.
 

@@ -33,11 +33,7 @@ _TENSORS = (TensorSpec, jax.Array, np.ndarray)
 
 
 def parts_of(function: Function | BoundFunction) -> tuple[Function, tuple[Any, ...]]:
-    """Return a function, and the object whose method it is, as the arguments that come first.
-
-    Args:
-        function: of `tf.function`.
-    """
+    """Return a function, and the object whose method it is, as the arguments that come first."""
     if isinstance(function, BoundFunction):
         return function.function, function.args
     return function, ()
@@ -47,11 +43,6 @@ def by_position(
     function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments by position as far as that can be.
-
-    Args:
-        function: whose.
-        args: arguments by position, with the object of a method.
-        kwargs: arguments by name.
 
     Raises:
         InvalidTypeError: the function does not take them.
@@ -119,11 +110,7 @@ def _with_symbols(shapes: Sequence[Sequence[int | str]]) -> list[tuple[Any, ...]
 
 
 def with_common_rows(call: Call) -> list[Call]:
-    """Return a call whose tensors have one open number of rows in common; none where they have none.
-
-    Args:
-        call: with an open size of its own for each axis.
-    """
+    """Return a call whose tensors have one open number of rows in common; none where they have none."""
     shapes = _named_shapes(call)
     opened = [shape for shape in shapes if shape and isinstance(shape[0], str)]
     for shape in opened:
@@ -228,11 +215,7 @@ def _outputs(function: Function, call: Call) -> PyTree:
 
 
 def arrays_of(result: PyTree) -> PyTree:
-    """Return a function's result as arrays: variables as their values, numbers as tensors.
-
-    Args:
-        result: a structure of them.
-    """
+    """Return a function's result as arrays: variables as their values, numbers as tensors."""
     return jax.tree.map(lambda leaf: jnp.asarray(ops.convert_to_tensor(leaf)), result)
 
 

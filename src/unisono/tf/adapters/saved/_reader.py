@@ -40,10 +40,6 @@ class LoadedModule(Module):
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """Call the saved `__call__`.
 
-        Args:
-            *args: its arguments.
-            **kwargs: the same by name.
-
         Raises:
             InvalidTypeError: the module had none that is a `tf.function`.
         """
@@ -56,20 +52,13 @@ class LoadedModule(Module):
 
 
 def is_module(path: Path) -> bool:
-    """Return whether a directory is one of `write_module`.
-
-    Args:
-        path: the directory.
-    """
+    """Return whether a directory is one of `write_module`."""
     file = path / MANIFEST
     return file.is_file() and f'"{KIND}"' in file.read_text(encoding="utf-8")[:200]
 
 
 def read_module(path: Path) -> Any:
     """Return the object of a directory.
-
-    Args:
-        path: the directory.
 
     Raises:
         InvalidArgumentError: a file is missing or changed.
@@ -242,11 +231,7 @@ class Signature:
 
 
 def by_name(outputs: PyTree) -> dict[str, Any]:
-    """Return results as a signature does: a dict, also where the function has none.
-
-    Args:
-        outputs: of the function.
-    """
+    """Return results as a signature does: a dict, also where the function has none."""
     if isinstance(outputs, Mapping):
         return dict(outputs)
     every: Sequence[Any] = outputs if isinstance(outputs, (list, tuple)) else [outputs]

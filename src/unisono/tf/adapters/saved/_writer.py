@@ -94,11 +94,7 @@ def _write(contents: _Contents, path: Path, body: Record) -> None:
 
 
 def file_of(index: int) -> str:
-    """Return the name of a program's file.
-
-    Args:
-        index: its number.
-    """
+    """Return the name of a program's file."""
     return f"function{index}.stablehlo"
 
 
