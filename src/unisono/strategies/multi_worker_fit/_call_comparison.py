@@ -39,12 +39,7 @@ _DATA = ("x", "y", "sample_weight", "validation_data")
 
 
 def call_fingerprint(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str, str]:
-    """Return what must be equal on all workers, by name.
-
-    Args:
-        model: whose method is called.
-        arguments: of the call, by name.
-    """
+    """Return what must be equal on all workers, by name."""
     fingerprint = {name: described(arguments.get(name)) for name in _OPTIONS}
     fingerprint |= {name: size_of(arguments.get(name)) for name in _DATA}
     paths = canonical_paths(v.path for v in model.variables)

@@ -75,9 +75,6 @@ def _connections(model: keras.Model) -> list[str]:
 def optimizer_of(optimizer: keras.Optimizer | None) -> str:
     """Return the class of an optimizer and its arguments, without a learning rate that it may change.
 
-    Args:
-        optimizer: any, or None.
-
     >>> optimizer_of(keras.optimizers.SGD(0.1)) == optimizer_of(keras.optimizers.SGD(0.2))
     True
     """
@@ -99,7 +96,6 @@ def described(value: UserValue, names: Mapping[str, int] | None = None, depth: i
     """Return a text that is equal for values that have the same effect.
 
     Args:
-        value: any.
         names: of layers, which stand for numbers.
         depth: how many structures inside each other are looked into.
 

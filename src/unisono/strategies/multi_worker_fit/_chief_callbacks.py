@@ -32,9 +32,6 @@ _DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
 def is_chief_only(callback: keras.callbacks.Callback) -> bool:
     """Return whether a callback acts on the chief alone: Keras' that write, or one with `chief_only = True`.
 
-    Args:
-        callback: any.
-
     >>> is_chief_only(keras.callbacks.CSVLogger("log.csv"))
     True
     """
@@ -62,9 +59,6 @@ DECISION_HOOKS = ("on_train_begin", "on_epoch_begin")
 
 def decision_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> set[str]:
     """Return those of `DECISION_HOOKS` at which a callback may decide something.
-
-    Args:
-        callbacks: all that a worker was given.
 
     >>> decision_hooks([keras.callbacks.EarlyStopping()])
     set()

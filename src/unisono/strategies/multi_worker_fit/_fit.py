@@ -47,11 +47,7 @@ from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 class MultiWorkerFit:
-    """Make calls of Keras' methods alike on all workers of a strategy.
-
-    Args:
-        strategy: on several workers.
-    """
+    """Make calls of Keras' methods alike on all workers of a strategy."""
 
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         self._strategy, self._group = strategy, strategy.process_group
@@ -170,7 +166,6 @@ class _Message:
         flags: whether steps may run ahead, whether those of validation may, and for each of
             `DECISION_HOOKS` whether a callback has it.
         callbacks: digest of those callbacks that all workers should have.
-        random: digest of the random state.
     """
 
     flags: bytes

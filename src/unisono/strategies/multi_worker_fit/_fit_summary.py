@@ -23,12 +23,9 @@ def run_summary(
     """Return a block of lines about a call of `fit`.
 
     Args:
-        arguments: of `fit`, by name.
-        callbacks: all of them.
         data: what `x` and `validation_data` are, by name; without those that are not given.
         platform: of the devices, such as `"cpu"`.
         replicas: how many there are, on all workers.
-        workers: how many there are.
 
     >>> data = {"x": "ndarray (1797, 64)", "validation_data": "tuple (99, 64) (99,)"}
     >>> print(run_summary({"batch_size": 50, "epochs": 3}, [], data, "cpu", 3, 3))

@@ -46,8 +46,6 @@ def clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) 
     """Return a client for each task.
 
     Args:
-        tasks: who is asked.
-        roles: of the cluster.
         keys: likewise; None without.
     """
     return [_client(task, roles, keys) for task in tasks]

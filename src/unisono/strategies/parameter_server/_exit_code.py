@@ -21,9 +21,6 @@ class _FailureHook:
 
     `sys.last_value` does not tell: IPython sets it for each cell that fails, and the launcher, which runs the
     program itself, never.
-
-    Args:
-        before: the previous hook.
     """
 
     def __init__(self, before: Callable[[Any, Any, Any], Any]) -> None:

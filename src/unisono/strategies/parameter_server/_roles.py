@@ -30,8 +30,6 @@ class Roles:
             program beside the cluster, which has no address in it: as in TensorFlow's tutorial.
         workers: those that compute.
         servers: those that hold the variables.
-        addresses: of all of these.
-        spec: the cluster.
 
     >>> spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
     >>> roles = roles_of(spec, Task("worker", 0))
@@ -76,7 +74,6 @@ def roles_of(spec: ClusterSpec, task: Task | None, serves: bool = False) -> Role
     """Return who does what in a cluster.
 
     Args:
-        spec: the cluster.
         task: this process; None for a chief beside a cluster that has no job `chief`.
         serves: whether the program says that this task serves, also as worker 0.
 

@@ -70,7 +70,6 @@ def load_program(digest: str, data: bytes) -> ExportedProgram:
     """Return a compiled program of a worker.
 
     Args:
-        digest: of the program.
         data: as `jax.export` has serialized it.
     """
     return ExportedProgram(data)
@@ -80,7 +79,6 @@ def seconds_of(variable: str, default: float) -> float:
     """Return a number of seconds from the environment.
 
     Args:
-        variable: its name.
         default: where it is not set.
 
     Raises:
@@ -105,11 +103,7 @@ def is_supervised() -> bool:
 
 
 def durable_store(index: int) -> DurableStore | None:
-    """Return the store of a parameter server that outlives its process, None without a directory for it.
-
-    Args:
-        index: of the server.
-    """
+    """Return the store of a parameter server that outlives its process, None without a directory for it."""
     directory = process_environ().get(DIRECTORY_VARIABLE)
     if not directory:
         return None
@@ -256,11 +250,7 @@ class Service(abc.ABC):
 
 
 class _VariableService(Service):
-    """A parameter server and its `RpcServer`.
-
-    Args:
-        roles: of the cluster.
-    """
+    """A parameter server and its `RpcServer`."""
 
     def __init__(self, roles: Roles) -> None:
         super().__init__(roles)
@@ -302,8 +292,6 @@ class WorkerService(Service):
 
     Args:
         roles: of the cluster; this task computes.
-        servers: clients of the parameter servers.
-        make_rpc_server: from a handler.
     """
 
     def __init__(
@@ -350,13 +338,7 @@ class WorkerService(Service):
 
 
 class OwnWorker(WorkerService):
-    """The worker of a chief that computes, too: in threads of its process.
-
-    Args:
-        roles: of the cluster; the chief is a worker.
-        network: within this process.
-        servers: clients of the parameter servers.
-    """
+    """The worker of a chief that computes, too: in threads of its process."""
 
     def __init__(self, roles: Roles, network: LoopbackNetwork, servers: Sequence[RequestClient]) -> None:
         super().__init__(roles, servers, lambda handler: network.rpc_server(str(roles.task), handler))

@@ -54,9 +54,6 @@ def dataset_maker(dataset: UserValue, gives_context: bool = False) -> Callable[[
 def pickled(make: Callable[[InputContext], Any]) -> bytes:
     """Return a function as bytes, by `cloudpickle`.
 
-    Args:
-        make: what `dataset_maker` returned.
-
     Raises:
         InvalidTypeError: it cannot be pickled.
     """

@@ -26,9 +26,6 @@ _OTHERS = ("on_batch_end", "on_test_batch_end", "on_predict_batch_end")
 def epoch_callbacks(callbacks: UserValue) -> Iterator[None]:
     """Tell Keras, within a block, which callbacks need no batch's logs: they are `async_safe`.
 
-    Args:
-        callbacks: of `fit`.
-
     >>> save = keras.callbacks.ModelCheckpoint("{epoch}.keras")
     >>> with epoch_callbacks([save]):
     ...     save.async_safe

@@ -20,9 +20,6 @@ class EpochNumbers(keras.callbacks.Callback):
 
     It is the first of the callbacks of `fit`: all others but the history see what it adds. A metric of the
     same name stays.
-
-    Args:
-        tally: the steps of this call.
     """
 
     def __init__(self, tally: StepTally) -> None:

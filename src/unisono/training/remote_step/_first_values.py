@@ -27,7 +27,6 @@ class FirstValue:
 
     Args:
         value: an array; or what stands for one that was not made yet.
-        is_table: whether the variable is used by rows.
     """
 
     def __init__(self, value: Any, is_table: bool) -> None:
@@ -39,13 +38,7 @@ class FirstValue:
         self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)
 
     def on_server(self, name: str, part: VariablePart, client: ServerClient) -> NewVariable:
-        """Return what a server is told of its part; it has the program then that makes it.
-
-        Args:
-            name: of the part on the server.
-            part: which one.
-            client: of the servers.
-        """
+        """Return what a server is told of its part; it has the program then that makes it."""
         spec = StoredSpec(name, part.shape(self._size), self._type.name, self._kind)
         if self._fill is not None:
             return NewVariable(spec, fill=self._fill)
@@ -58,14 +51,7 @@ class FirstValue:
 def read_table(
     client: ServerClient, division: Division, numbers: Mapping[VariablePart, int], held: ValueHandle
 ) -> np.ndarray:
-    """Return all rows of a table, which travel in pieces: there is one copy of it here.
-
-    Args:
-        client: of the servers.
-        division: of the table.
-        numbers: of its parts on their servers.
-        held: has its shape and type.
-    """
+    """Return all rows of a table, which travel in pieces: there is one copy of it here."""
     whole = np.empty(held.shape, held.dtype)
     row = max(1, whole.nbytes // max(1, len(whole)))
     step = max(1, _PIECE // row)

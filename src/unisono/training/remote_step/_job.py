@@ -52,12 +52,7 @@ class Cluster:
 
 
 class Job:
-    """What the chief does with a cluster.
-
-    Args:
-        cluster: the connections.
-        rules: the limits of closures.
-    """
+    """What the chief does with a cluster."""
 
     def __init__(self, cluster: Cluster, rules: Rules) -> None:
         self._cluster = cluster
@@ -92,11 +87,7 @@ class Job:
     # --- programs ------------------------------------------------------------------------------
 
     def place(self, found: FunctionProgram) -> None:
-        """Bring the variables of a function to the servers, where they are not there yet.
-
-        Args:
-            found: the function's program.
-        """
+        """Bring the variables of a function to the servers, where they are not there yet."""
         pairs = [(variable, None) for variable in found.variables]
         self.variables.place(pairs, found.step.optimizers, found.step.tables)
 
@@ -104,7 +95,6 @@ class Job:
         """Bring a program to workers and servers, once; return the name of its plan.
 
         Args:
-            program: whose variables are placed.
             of_batches: the function, and the form of the batches, where workers take them.
         """
         function, form = (None, None) if of_batches is None else (of_batches[0].name, of_batches[1])
@@ -128,9 +118,7 @@ class Job:
         """Schedule a run of a program; return its result, later.
 
         Args:
-            program: whose variables are placed.
             arrays: of the call, of which the program may take some alone.
-            tally: counts what the run costs.
         """
         name = self.use(program)
         # The worker's number is the last one of the arrays.
@@ -149,7 +137,6 @@ class Job:
 
         Args:
             programs: made for one training.
-            variables: that they use.
         """
         gone = {id(program) for program in programs}
         optimizers = list({id(o): o for program in programs for o in program.optimizers}.values())
@@ -194,9 +181,6 @@ class Job:
         """Let all tasks of the cluster end.
 
         Where a launcher watches over a chief that fails they go on: it starts the chief again, or ends them.
-
-        Args:
-            code: their exit code.
         """
         if self._is_ended:
             return

@@ -64,23 +64,14 @@ class _Outputs:
 
 
 class PlanMaker:
-    """Makes plans for workers, and brings the servers their part.
-
-    Args:
-        placed: the variables on servers.
-        client: of the servers.
-    """
+    """Makes plans for workers, and brings the servers their part."""
 
     def __init__(self, placed: RemoteVariables, client: ServerClient) -> None:
         self._placed, self._client = placed, client
         self._updates: dict[tuple[int, int, tuple[bool, ...]], tuple[str, ServerUpdate]] = {}
 
     def forget(self, optimizers: Sequence[keras.Optimizer]) -> None:
-        """Forget the updates of optimizers, whose variables are no longer on servers.
-
-        Args:
-            optimizers: that steps have used.
-        """
+        """Forget the updates of optimizers, whose variables are no longer on servers."""
         gone = {id(optimizer) for optimizer in optimizers}
         self._updates = {key: update for key, update in self._updates.items() if key[1] not in gone}
 
@@ -236,7 +227,6 @@ def in_parts(program: WorkerProgram, placed: RemoteVariables) -> tuple[bytes, in
 
     Args:
         program: takes and gives whole variables.
-        placed: where they lie.
     """
     inner = jax.export.deserialize(bytearray(program.blob))
     reads = [placed[v].division for v in program.reads]

@@ -39,10 +39,6 @@ class RemoteArray(RowsHandle):
     """Stands for a variable's array that lies on servers.
 
     Each read asks the servers, each assignment goes to them: no copy here can be out of date.
-
-    Args:
-        variable: whose value.
-        servers: read and write it.
     """
 
     def __init__(self, variable: keras.Variable, servers: ServerValues) -> None:
@@ -83,23 +79,14 @@ class RemoteArray(RowsHandle):
 
 
 def keep_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
-    """Let a variable's value lie on servers; return the array that it has held here.
-
-    Args:
-        variable: with a value.
-        servers: read and write it.
-    """
+    """Let a variable's value lie on servers; return the array that it has held here."""
     value = stored_value(variable)
     store_value(variable, RemoteArray(variable, servers))
     return value
 
 
 def bring_home(variable: keras.Variable) -> None:
-    """Let a variable hold the array itself that the servers have of it, as at the end of a cluster.
-
-    Args:
-        variable: any.
-    """
+    """Let a variable hold the array itself that the servers have of it, as at the end of a cluster."""
     held = stored_value(variable)
     if isinstance(held, RemoteArray):
         store_value(variable, held.whole())

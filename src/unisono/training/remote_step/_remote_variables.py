@@ -46,7 +46,6 @@ class RemoteVariable:
         variable: the chief's object.
         division: which of its rows lie on which server.
         numbers: of each part, on its server.
-        held: what the variable holds.
         is_table: whether the servers change it by rows.
     """
 
@@ -75,7 +74,6 @@ class RemoteVariables:
     on the chief, which gives each run its own.
 
     Args:
-        client: of the servers.
         before_read: is called before the chief reads or writes a value.
     """
 
@@ -104,7 +102,6 @@ class RemoteVariables:
         no gradient, as with SGD.
 
         Args:
-            variable: of a step.
             optimizer: built, which the step gives a gradient of it; None for no gradient.
         """
         placed, nbytes = self._placed.get(id(variable)), _nbytes(variable)
@@ -120,7 +117,6 @@ class RemoteVariables:
 
         Args:
             optimizer: built.
-            variable: one that it trains.
         """
         key = id(optimizer), id(variable)
         if key not in self._row_updates:
@@ -141,11 +137,7 @@ class RemoteVariables:
         return updates
 
     def updates_of(self, optimizer: keras.Optimizer) -> tuple[OptimizerUpdates, list[Division]]:
-        """Return the updates of an optimizer, and where the variables lie that it trains.
-
-        Args:
-            optimizer: whose variables are placed.
-        """
+        """Return the updates of an optimizer, and where the variables lie that it trains."""
         return self._updates[id(optimizer)], [self[v].division for v in trained_variables(optimizer)]
 
     def place(
@@ -268,11 +260,7 @@ class RemoteVariables:
     # --- what the chief reads and writes ---------------------------------------------------------
 
     def read(self, variable: keras.Variable) -> np.ndarray:
-        """Return the value of a variable, when nothing runs any more; likewise below.
-
-        Args:
-            variable: placed.
-        """
+        """Return the value of a variable, when nothing runs any more; likewise below."""
         self._before_read()
         placed = self[variable]
         if placed.is_table:
@@ -283,8 +271,6 @@ class RemoteVariables:
         """Return rows that follow each other, from the servers that hold them.
 
         Args:
-            variable: placed.
-            begin: the first row.
             end: one past the last.
         """
         self._before_read()
@@ -300,7 +286,6 @@ class RemoteVariables:
         """Return the rows of these numbers, from the servers that hold them.
 
         Args:
-            variable: placed.
             indices: in any order.
         """
         self._before_read()
@@ -315,12 +300,7 @@ class RemoteVariables:
         return rows
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Replace the value of a variable on all its servers.
-
-        Args:
-            variable: placed.
-            value: an array of its shape and type.
-        """
+        """Replace the value of a variable on all its servers."""
         self._before_read()
         whole = np.asarray(value)
         for part, number in self[variable].numbers.items():
@@ -331,8 +311,6 @@ class RemoteVariables:
 
         Args:
             variable: placed, not as copies.
-            begin: the first row.
-            value: an array of the variable's type.
         """
         self._before_read()
         placed, rows = self[variable], np.asarray(value)

@@ -34,8 +34,6 @@ class ScheduledFunction:
     """A function whose calls take batches of the worker that runs them.
 
     Args:
-        job: the cluster.
-        kind: of function, for its name.
         make: gets shapes and types of a batch of each iterator, `()` for one that is not read; returns the
             program.
         count: how many iterators a call has.
@@ -60,18 +58,12 @@ class ScheduledFunction:
 
         Args:
             iterators: the workers' names of the call's iterators.
-            arrays: of the call.
-            tally: counts what the call costs.
         """
         request = RunRequest(None, list(arrays), self._function, tuple(iterators), tally=tally)
         return self._job.pool.queue.schedule(request)
 
     def rebuild(self, done: RunResult) -> PyTree:
-        """Return the function's result.
-
-        Args:
-            done: what a worker has computed.
-        """
+        """Return the function's result."""
         return self._results[done.plan].rebuild(done.arrays)
 
     def _trace(self, form: str) -> None:

@@ -70,7 +70,6 @@ class NoData:
     """What a worker without data answers.
 
     Args:
-        worker: its number.
         states: of random generators, which no step has used.
     """
 
@@ -80,12 +79,7 @@ class NoData:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerElements:
-    """The elements of one worker as host arrays, then `END` for ever.
-
-    Args:
-        source: makes them.
-        context: says which worker.
-    """
+    """The elements of one worker as host arrays, then `END` for ever."""
 
     source: ElementSource
     context: InputContext
@@ -117,8 +111,6 @@ class RemoteStepRunner:
     """Runs the named steps of a training on workers.
 
     Args:
-        strategy: with a cluster.
-        step: of one replica.
         source: makes each worker's elements.
     """
 
@@ -182,7 +174,6 @@ class RemoteStepRunner:
         """Run some steps, and wait for them; fewer at the end of all workers' data.
 
         Args:
-            most: how many.
             names: of the values that are needed of the last step, besides numbers.
             losses: gets 1 and the loss of each step.
 

@@ -26,7 +26,6 @@ class RandomStream:
     states are those that one device would have.
 
     Args:
-        variable: the generator's state.
         increment: what one run adds to it, modulo 2**32.
     """
 
@@ -71,22 +70,13 @@ class RandomStreams:
             self.rest()
 
     def follow(self, variable: keras.Variable, value: Any) -> None:
-        """Note the state that Keras' loop carries, while the variable is empty.
-
-        Args:
-            variable: of a generator.
-            value: its state.
-        """
+        """Note the state that Keras' loop carries, while the variable is empty."""
         with self._lock:
             if id(variable) not in self._next or self._next[id(variable)][2] is not value:
                 self._next[id(variable)] = variable, np.asarray(value), value
 
     def knows(self, variable: keras.Variable) -> bool:
-        """Return whether the state of a generator was noted.
-
-        Args:
-            variable: of the generator.
-        """
+        """Return whether the state of a generator was noted."""
         return id(variable) in self._next
 
     def rest(self) -> None:
@@ -105,11 +95,7 @@ class RandomStreams:
         return self._next[id(variable)][2]
 
     def take(self, streams: Sequence[RandomStream]) -> list[np.ndarray]:
-        """Return the states for one run, and advance the generators.
-
-        Args:
-            streams: of a program.
-        """
+        """Return the states for one run, and advance the generators."""
         with self._lock:
             return [self._advance(stream) for stream in streams]
 

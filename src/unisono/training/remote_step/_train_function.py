@@ -49,10 +49,7 @@ class RemoteTrainFunction:
     """Keras' `train_function`, `test_function` or `predict_function` on the workers.
 
     Args:
-        model: the bound model.
         strategy: its strategy, of one replica, with a `PushLayout`.
-        task: which function.
-        job: the cluster.
         calls: what the running call of `fit` has.
     """
 
@@ -171,15 +168,7 @@ class RemoteTrainFunction:
 
 
 class RemoteStatefulTrainFunction(RemoteTrainFunction):
-    """The same for a step in TensorFlow's form, whose variables are found as those of a scheduled function.
-
-    Args:
-        model: the bound model.
-        strategy: its strategy, of one replica, with a `PushLayout`.
-        task: which function.
-        job: the cluster.
-        calls: what the running call of `fit` has.
-    """
+    """The same for a step in TensorFlow's form, whose variables are those that its trace finds."""
 
     def __init__(
         self,
@@ -229,10 +218,6 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
 
 class LazyArray:
     """An array of a step's result, which is waited for where it is read.
-
-    Args:
-        wait: returns all arrays of the result.
-        index: which of them.
 
     >>> float(LazyArray(lambda: [np.float32(1), np.float32(2)], 1))
     2.0

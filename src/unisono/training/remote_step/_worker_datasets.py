@@ -52,7 +52,6 @@ class WorkerDatasets:
     """The workers' datasets of one argument of `fit` or `evaluate`.
 
     Args:
-        job: the cluster.
         function: makes one, given an `InputContext`.
     """
 
@@ -95,7 +94,6 @@ class WorkerDatasets:
 
         Args:
             make: gets shapes and types of a batch, and returns the step's program.
-            tally: counts what the step costs.
         """
         if self._function is None:
             self._function = ScheduledFunction(self._job, "step", lambda specs: make(specs[0]))
@@ -103,11 +101,7 @@ class WorkerDatasets:
 
 
 class RunningCalls:
-    """What the calls of `fit` and `evaluate` that run now have: data of workers, and counts of steps.
-
-    Args:
-        job: the cluster.
-    """
+    """What the calls of `fit` and `evaluate` that run now have: data of workers, and counts of steps."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -132,9 +126,6 @@ class RunningCalls:
     @contextlib.contextmanager
     def around_fit(self, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
         """Surround `fit`, inside of `around_method`.
-
-        Args:
-            arguments: by name.
 
         Yields:
             The arguments for Keras.
@@ -168,10 +159,6 @@ class RunningCalls:
     @contextlib.contextmanager
     def around_test(self, name: str, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
         """Surround `evaluate` or `predict`, inside of `around_method`.
-
-        Args:
-            name: of the method.
-            arguments: that were given, by name.
 
         Yields:
             The arguments for Keras.

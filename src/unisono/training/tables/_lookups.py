@@ -33,7 +33,6 @@ class TableGroup:
 
     Args:
         size: how many rows each of them has.
-        tables: the tables.
     """
 
     size: int
@@ -50,7 +49,6 @@ class TableLookups:
     Args:
         blob: the program that computes the numbers of rows, one array for each lookup; serialized.
         takes: which of the step's arguments it takes.
-        groups: the tables.
         sites: for each lookup the number of its group, and whether a number that is none of a row stands for
             the nearest one.
     """
@@ -65,7 +63,6 @@ class RowStep:
     """A step in which some tables are used by rows.
 
     Args:
-        program: the step.
         tables: by number of an argument, the tables and their groups.
     """
 
@@ -85,7 +82,6 @@ class RowStep:
         """Return the step with all tables that it uses by rows; None where there is none.
 
         Args:
-            closed: the step.
             candidates: by number of an argument: the tables that may be used by rows.
             gradients: by number of a result: the variables whose gradients they are.
         """
@@ -165,7 +161,6 @@ class RowStep:
         Args:
             place: by number of an argument that is no table: which argument of the worker's program it is.
             specs: shapes and types of the arguments of the worker's program.
-            platforms: on which it may run.
         """
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]

@@ -34,8 +34,6 @@ class NotMade(ValueHandle):
 
     Args:
         initializer: of Keras, which returns the same at each call.
-        shape: of the variable.
-        dtype: likewise.
     """
 
     def __init__(self, initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> None:
@@ -73,12 +71,7 @@ class NotMade(ValueHandle):
 
 
 class RowInitializer:
-    """Makes rows of a first value.
-
-    Args:
-        program: of the value.
-        value: likewise.
-    """
+    """Makes rows of a first value."""
 
     def __init__(self, program: RowProgram, value: NotMade) -> None:
         self._program, self._first = program, value
@@ -106,9 +99,7 @@ def initialize_later(
     """Let a large variable begin with `NotMade`, where the strategy says so; for Keras' private method.
 
     Args:
-        original: Keras' own method.
         self: the variable, of which shape and type are known.
-        initializer: of the variable.
     """
     context = current()
     layout = getattr(context.strategy, "state_layout", None) if context is not None else None

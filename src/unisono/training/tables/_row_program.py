@@ -49,7 +49,6 @@ class GatherSite:
     """One array of numbers of rows.
 
     Args:
-        group: of the tables.
         numbers: what has computed it.
         clamps: whether a number that is none of a row stands for the nearest one; else for no row.
     """
@@ -78,7 +77,6 @@ class RowProgram:
     """A program that uses tables by rows.
 
     Args:
-        closed: the program.
         tables: by number of an argument, which is a table or has a row for each row of one, its group.
         in_rows: the numbers of results that are wanted by rows, with their groups; all others must not have
             a row for each row of a table.
@@ -133,11 +131,7 @@ class RowProgram:
         return any(getattr(aval, "shape", ())[:1] and aval.shape[0] in self._sizes for aval in avals)
 
     def state(self, atom: Operand) -> RowKnowledge:
-        """Return what is known of a value.
-
-        Args:
-            atom: of the program.
-        """
+        """Return what is known of a value."""
         return self._known.get(atom) if isinstance(atom, jex.Var) else None
 
     def _learn(self, eqn: jex.JaxprEqn) -> list[RowKnowledge]:
@@ -296,11 +290,7 @@ class RowProgram:
         return found
 
     def group_of_result(self, number: int) -> RowGroup | None:
-        """Return the group of a result by rows; None for others.
-
-        Args:
-            number: of the result.
-        """
+        """Return the group of a result by rows; None for others."""
         return self._in_rows.get(number)
 
     def place_of(self, eqn: jex.JaxprEqn) -> int:
@@ -355,7 +345,6 @@ class _RowEvaluation:
     """One evaluation of a program with the rows at hand; traced.
 
     Args:
-        program: what is evaluated.
         hand: returns the rows at hand of a group.
         places: for each site, the places of its rows.
     """

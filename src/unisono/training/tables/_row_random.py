@@ -22,8 +22,6 @@ def random_rows(key: jax.Array, numbers: jax.Array, shape: Sequence[int], bit_wi
     """Return rows of random bits.
 
     Args:
-        key: of the generator.
-        numbers: of the rows.
         shape: of the whole array.
         bit_width: of an element.
 

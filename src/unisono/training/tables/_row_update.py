@@ -60,11 +60,7 @@ def row_update(
     Args:
         closed: the update of all variables: from variables, gradients and others to variables.
         specs: shapes and types of its arguments.
-        table: the number of the table.
-        slots: the numbers of its slots.
         gradient: the number of the argument that is its gradient.
-        variables: how many variables there are.
-        platforms: on which servers compute.
 
     Raises:
         NotByRowsError: the update of a row needs other rows.

@@ -58,7 +58,6 @@ class Rows:
     """A value with one row for each row of a table.
 
     Args:
-        group: whose rows.
         rest: what each element of the rows holds that are not computed; None where that is not known.
     """
 
@@ -160,12 +159,7 @@ NEUTRAL = {"reduce_sum": 0, "reduce_and": True, "reduce_or": False}
 
 
 def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
-    """Return what an operation on elements gives for the rows that are not computed; None if not known.
-
-    Args:
-        eqn: the operation.
-        states: of its operands.
-    """
+    """Return what an operation on elements gives for the rows that are not computed; None if not known."""
     rests = [_rest(atom, state) for atom, state in zip(eqn.invars, states, strict=True)]
     name = eqn.primitive.name
     dtype = aval_of(eqn.outvars[0]).dtype
@@ -190,11 +184,7 @@ def _rest(atom: Operand, state: RowKnowledge) -> Any:
 
 
 def literal_of(atom: Operand) -> Any:
-    """Return the number that a program has as an operand; None for anything else.
-
-    Args:
-        atom: of a program.
-    """
+    """Return the number that a program has as an operand; None for anything else."""
     if isinstance(atom, jex.Literal) and np.ndim(atom.val) == 0:
         return np.asarray(atom.val, aval_of(atom).dtype)
     return None
@@ -206,7 +196,6 @@ def inlined(
     """Return a program whose calls are replaced by what they call.
 
     Args:
-        closed: the program.
         calls: by name of an operation, the parameter with the program that it calls.
         is_wanted: whether the calls of a program with these shapes and types are replaced.
     """
@@ -263,20 +252,12 @@ def _choice(index: Any, branches: int) -> Any:
 
 
 def aval_of(atom: Operand) -> Any:
-    """Return shape and type of a value.
-
-    Args:
-        atom: of a program.
-    """
+    """Return shape and type of a value."""
     return atom.aval
 
 
 def avals_in(jaxpr: jex.Jaxpr) -> Any:
-    """Yield shapes and types of all values of a program, also of what it calls.
-
-    Args:
-        jaxpr: the program.
-    """
+    """Yield shapes and types of all values of a program, also of what it calls."""
     for atom in (*jaxpr.invars, *jaxpr.outvars):
         yield atom.aval
     for eqn in jaxpr.eqns:
@@ -287,11 +268,7 @@ def avals_in(jaxpr: jex.Jaxpr) -> Any:
 
 
 def inner_programs(eqn: jex.JaxprEqn) -> Any:
-    """Yield the programs that an operation calls.
-
-    Args:
-        eqn: the operation.
-    """
+    """Yield the programs that an operation calls."""
     for param in eqn.params.values():
         for inner in param if isinstance(param, (tuple, list)) else (param,):
             if isinstance(inner, jex.ClosedJaxpr):
@@ -301,13 +278,7 @@ def inner_programs(eqn: jex.JaxprEqn) -> Any:
 
 
 def bound(eqn: jex.JaxprEqn, operands: Sequence[Any], **change: Any) -> list[Any]:
-    """Return the results of an operation.
-
-    Args:
-        eqn: the operation.
-        operands: for it.
-        change: parameters that are others.
-    """
+    """Return the results of an operation."""
     if change:
         return [eqn.primitive.bind(*operands, **{**eqn.params, **change})]
     # By way of a program of this one operation: how calls are bound differs between releases of JAX.

@@ -87,7 +87,6 @@ class FunctionProgram:
     The program's arrays are those of the call, then those of the batches in the order of `reads`.
 
     Args:
-        step: the program.
         reads: for each batch that the function takes: the number of its dataset.
         variables: all that the function has touched.
     """
@@ -160,12 +159,7 @@ class FunctionSteps:
         return self._programs[key]
 
     def arrays(self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue] | None = None) -> list[Any]:
-        """Return the arrays of a call, as its program takes them before those of the batches.
-
-        Args:
-            args: of the call.
-            kwargs: likewise.
-        """
+        """Return the arrays of a call, as its program takes them before those of the batches."""
         return Call.parse(tuple(args), dict(kwargs or {})).arrays
 
     def _make(self, trace: _FunctionTrace) -> FunctionProgram:
@@ -196,8 +190,6 @@ class _FunctionTrace:
     """Traces one function: first to learn what it touches and reads, then as a program.
 
     Args:
-        fn: the function.
-        call: its arguments.
         strategy: current while it runs.
     """
 

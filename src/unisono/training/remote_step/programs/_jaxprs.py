@@ -28,9 +28,6 @@ def dependencies(closed: jex.ClosedJaxpr) -> list[Mask]:
     Calls and branches are looked into; of loops, and of all other operations, each result is taken to
     depend on all operands.
 
-    Args:
-        closed: the program.
-
     >>> [bin(mask) for mask in dependencies(jax.make_jaxpr(lambda x, y: (x + y, y, 1.0))(1.0, 2.0))]
     ['0b11', '0b10', '0b0']
     """
@@ -66,7 +63,6 @@ def pruned(closed: jex.ClosedJaxpr, wanted: Sequence[bool]) -> tuple[jex.ClosedJ
     """Return the part of a program that some of its results need.
 
     Args:
-        closed: the program.
         wanted: for each result, whether it is kept.
 
     Returns:
@@ -82,21 +78,12 @@ def pruned(closed: jex.ClosedJaxpr, wanted: Sequence[bool]) -> tuple[jex.ClosedJ
 
 
 def is_argument(closed: jex.ClosedJaxpr, result: int, argument: int) -> bool:
-    """Return whether a result of a program is one of its arguments, unchanged.
-
-    Args:
-        closed: the program.
-        result: a number.
-        argument: likewise.
-    """
+    """Return whether a result of a program is one of its arguments, unchanged."""
     return closed.jaxpr.outvars[result] is closed.jaxpr.invars[argument]
 
 
 def operations(jaxpr: jex.Jaxpr) -> list[str]:
     """Return the names of a program's operations, with those of the programs that it calls.
-
-    Args:
-        jaxpr: of the program.
 
     >>> operations(jax.make_jaxpr(lambda x: jax.jit(lambda y: y + 1)(x) * 2)(1.0).jaxpr)
     ['jit', 'add', 'mul']
@@ -121,7 +108,6 @@ def exported(
 
     Args:
         function: of arrays; returns a list of arrays.
-        specs: of its arguments.
         platforms: on which it may run, by JAX's names: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
 
     Raises:

@@ -40,11 +40,7 @@ FINITE = "finite"
 
 
 def extras_of(optimizer: keras.Optimizer) -> tuple[str, ...]:
-    """Return the names of the arrays that a push carries to every server, besides gradients.
-
-    Args:
-        optimizer: any.
-    """
+    """Return the names of the arrays that a push carries to every server, besides gradients."""
     finite = (FINITE,) if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else ()
     return (*finite, *_rates(optimizer))
 

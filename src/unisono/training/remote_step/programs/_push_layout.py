@@ -129,11 +129,7 @@ _TRACE: ContextVar[PushTrace | None] = ContextVar("unisono_push_trace", default=
 
 @contextlib.contextmanager
 def pushing(trace: PushTrace) -> Iterator[PushTrace]:
-    """Let updates of optimizers be noted in a block, in which a worker's program is traced.
-
-    Args:
-        trace: what notes them.
-    """
+    """Let updates of optimizers be noted in a block, in which a worker's program is traced."""
     token = _TRACE.set(trace)
     try:
         yield trace
@@ -192,11 +188,7 @@ class PushLayout(StateLayout):
         return notes[call]
 
     def forget(self, variables: Sequence[keras.Variable]) -> None:
-        """Forget where gradients of variables are noted, of which no program is run any more.
-
-        Args:
-            variables: that optimizers have updated.
-        """
+        """Forget where gradients of variables are noted, of which no program is run any more."""
         gone = {id(variable) for variable in variables}
         self._notes = {key: notes for key, notes in self._notes.items() if gone.isdisjoint(key)}
 

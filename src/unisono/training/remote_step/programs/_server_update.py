@@ -52,12 +52,7 @@ _KINDS = _VALUE, _GRADIENT, _EXTRA = "value", "gradient", "extra"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """What one server has of a weight or slot.
-
-    Args:
-        variable: the weight or slot.
-        part: its rows, and the server.
-    """
+    """What one server has of a weight or slot."""
 
     variable: keras.Variable
     part: VariablePart
@@ -86,7 +81,6 @@ class ServerUpdate:
 
     Args:
         blob: the serialized `jax.export.Exported`; a function of one argument for each array.
-        reads: weights and slots of the server.
         gradients: weights whose gradients it takes.
         extras: names of arrays that go to every server.
         writes: weights and slots of the server; each is among `reads`, or is overwritten unseen.
@@ -106,9 +100,7 @@ class _PartsUpdate:
     """The update of at most one part of each weight and slot.
 
     Args:
-        closed: the program.
         arguments: what it takes, with shape and type.
-        writes: what it gives.
     """
 
     closed: jex.ClosedJaxpr
@@ -167,7 +159,6 @@ class OptimizerUpdates:
         """Return the update of one server.
 
         Args:
-            server: its number.
             trained: where each variable lies that the optimizer trains.
             present: for each of them, whether there is a gradient; all by default.
             by_rows: the numbers of those that are left out, since they are updated by rows.
@@ -391,11 +382,7 @@ class _FullUpdate:
     """The traced update of all variables: weights, slots, gradients and extras to weights and slots.
 
     Args:
-        closed: the program.
-        specs: of its arguments.
         gradients: numbers of the variables that have a gradient.
-        extras: names.
-        first_extra: the number of the first argument that is neither.
     """
 
     closed: jex.ClosedJaxpr
@@ -439,7 +426,6 @@ class _FullUpdate:
         """Return what an argument of the program is: its kind, and the piece or name.
 
         Args:
-            number: of the argument.
             pieces: of all weights and slots.
         """
         if number < len(pieces):

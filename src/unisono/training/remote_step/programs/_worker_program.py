@@ -113,11 +113,7 @@ class WorkerProgram:
         return tuple(id(v) in given for v in trained_variables(update.optimizer))
 
     def split(self, outputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any], list[Any]]:
-        """Return what a run gave as gradients, extras, additions, overwrites and arrays of the result.
-
-        Args:
-            outputs: of the program.
-        """
+        """Return what a run gave as gradients, extras, additions, overwrites and arrays of the result."""
         parts, at = [], 0
         for group in (self.gradients, self.extras, self.adds, self.assigns):
             parts.append(list(outputs[at : at + len(group)]))
@@ -130,7 +126,6 @@ def no_table(variable: keras.Variable, optimizer: keras.Optimizer | None) -> boo
     """Return False: every variable is used as a whole.
 
     Args:
-        variable: any.
         optimizer: that trains it.
     """
     return False
@@ -147,11 +142,9 @@ def make_program(
     """Trace a step and return its program.
 
     Args:
-        body: the step.
         variables: all that it may read or write.
         notes: of the optimizers that it calls, from `PushLayout.notes_of`, as far as they are known.
         arrays: shapes and types of the call's arrays.
-        platforms: on which the program may run.
         tables: whether a variable is used by rows where the step looks up rows of it and nothing else.
 
     Raises:
@@ -176,7 +169,6 @@ class _StepTrace:
     """One trace of a step: its arguments and results, with what each of them stands for.
 
     Args:
-        body: the step.
         variables: all that it may read or write.
         notes: of the optimizers that it may call.
         arrays: shapes and types of the call's arrays.
@@ -351,7 +343,6 @@ class _Programmed:
         """Return the program of what was found.
 
         Args:
-            platforms: on which it may run.
             tables: whether a variable is used by rows where the step allows it.
         """
         closed, used = self._needed
@@ -410,7 +401,6 @@ class _Programmed:
 
         Args:
             compute: the step, as a function of what is taken and of what comes of tables.
-            taken: the arguments of the trace.
         """
         of_output = self._place_of_output
         old_of = {number: taken.index(self._argument[id(v)]) for number, v in self.adds}

@@ -36,7 +36,6 @@ class WorkerStep:
     Args:
         model: built and compiled in the strategy's scope, its optimizer built.
         strategy: of one replica, with a `PushLayout`.
-        task: which step.
         platforms: on which workers compute, by JAX's names.
         tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
             gives a gradient of it.
