@@ -83,6 +83,9 @@ TITLES = {
     "resnet": "ResNet of 20 layers",
     "transformer": "transformer",
     "lstm": "LSTM",
+    "deep50": "50 dense layers",
+    "deep150": "150 dense layers",
+    "deep300": "300 dense layers",
 }
 PLACES = {"1-device": (1, 1), "2-devices": (2, 1), "2-processes": (1, 2)}
 SPOKEN = {"1-device": "1 device", "2-devices": "2 devices", "2-processes": "2 processes"}
@@ -212,6 +215,15 @@ def start_rows():
             yield Row(f"{workload}-memory-{place}", what, claims)
 
 
+def deep_rows():
+    """The first step and the peak of memory of deep models on 2 devices: what compilation costs."""
+    for workload in ("deep50", "deep150", "deep300"):
+        for name, measure, limit in (("first-step", FIRST_COLD, 1.15), ("memory", PEAK, 1.2)):
+            claims = against(workload, "2-devices", {(PARALLEL, "2-devices"): limit}, measure)
+            what = f"{measure}, {TITLES[workload]}, 2 devices"
+            yield Row(f"{workload}-{name}-2-devices", what, claims, by_name_only=workload == "deep300")
+
+
 ROWS = [
     *fit_rows(),
     *callback_rows(),
@@ -220,6 +232,7 @@ ROWS = [
     *own_step_rows(),
     *batch_rows(),
     *start_rows(),
+    *deep_rows(),
 ]
 
 

@@ -15,6 +15,9 @@ WORKLOADS = {
     "resnet": ("resnet", {}),
     "transformer": ("transformer", {}),
     "lstm": ("lstm", {}),
+    "deep50": ("deep", {"depth": 50}),
+    "deep150": ("deep", {"depth": 150}),
+    "deep300": ("deep", {"depth": 300}),
 }
 
 #: Rows of a batch on each replica.

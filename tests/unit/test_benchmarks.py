@@ -79,7 +79,11 @@ def test_rows_have_names_of_their_own_and_known_peers_and_workloads():
 
 
 def test_all_rows_but_those_by_name_are_selected():
-    assert {r.name for r in _rows.ROWS} - {r.name for r in _rows.selected()} == {"lstm-2-processes"}
+    assert {r.name for r in _rows.ROWS} - {r.name for r in _rows.selected()} == {
+        "lstm-2-processes",
+        "deep300-first-step-2-devices",
+        "deep300-memory-2-devices",
+    }
 
 
 def test_rows_are_selected_by_name_and_pattern():
