@@ -20,7 +20,7 @@ import numpy as np
 
 from unisono._checks import local_path
 from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks, checked_listeners
@@ -76,8 +76,8 @@ class Estimator:
         model_fn: Callable[..., Any],
         model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
-        params: UserValue = None,
-        warm_start_from: UserValue = None,
+        params: object = None,
+        warm_start_from: object = None,
     ) -> None:
         _check_model_fn(model_fn, params)
         self._config = _with_model_dir(config, model_dir)
@@ -239,7 +239,7 @@ class Estimator:
         self,
         export_dir_base: str | os.PathLike[str],
         serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: UserValue = None,
+        assets_extra: object = None,
         as_text: bool = False,
         checkpoint_path: str | os.PathLike[str] | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
@@ -280,7 +280,7 @@ class Estimator:
         self,
         export_dir_base: str | os.PathLike[str],
         input_receiver_fn_map: Mapping[str, Callable[[], Any]],
-        assets_extra: UserValue = None,
+        assets_extra: object = None,
         as_text: bool = False,
         checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> str:
@@ -384,7 +384,7 @@ class Estimator:
             keras.utils.set_random_seed(self._config.tf_random_seed)
 
 
-def _check_model_fn(model_fn: Callable[..., Any], params: UserValue) -> None:
+def _check_model_fn(model_fn: Callable[..., Any], params: object) -> None:
     if model_fn is None:
         raise InvalidArgumentError("model_fn must be provided to Estimator. Received: None.")
     checked_call(model_fn, "model_fn")

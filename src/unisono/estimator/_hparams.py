@@ -14,7 +14,6 @@ from typing import Any
 
 from unisono._checks import is_number
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 
 #: One assignment of a text: a name, perhaps an index, and a value or a list of values.
 _ASSIGNMENT = re.compile(
@@ -180,7 +179,7 @@ class HParams:
         """Return the hyperparameters by name."""
         return {name: getattr(self, name) for name in self._types}
 
-    def get(self, key: str, default: UserValue = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return a hyperparameter, or a default.
 
         Args:
@@ -234,7 +233,7 @@ def _cast(name: str, kind: type, value: Any) -> Any:
     return kind(value)
 
 
-def _no_cast(name: str, kind: type, value: UserValue) -> InvalidArgumentError:
+def _no_cast(name: str, kind: type, value: object) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"Could not cast hyperparameter {name!r} of type {kind.__name__}. Received: {value!r} of type "
         f"{type(value).__name__}."

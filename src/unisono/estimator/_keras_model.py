@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
@@ -32,7 +32,7 @@ def model_to_estimator(
     config: RunConfig | None = None,
     checkpoint_format: str = "checkpoint",
     metric_names_map: Mapping[str, str] | None = None,
-    export_outputs: UserValue = None,
+    export_outputs: object = None,
 ) -> Estimator:
     """Return an Estimator that trains what a compiled Keras model describes, from its weights on.
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from unisono._checks import local_path, whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
 from unisono.spi import process_environ
@@ -127,14 +126,14 @@ class RunConfig:
         model_dir: str | os.PathLike[str] | None = None,
         tf_random_seed: int | None = None,
         save_summary_steps: int | None = 100,
-        save_checkpoints_steps: UserValue = ...,
-        save_checkpoints_secs: UserValue = ...,
-        session_config: UserValue = None,
+        save_checkpoints_steps: object = ...,
+        save_checkpoints_secs: object = ...,
+        session_config: object = None,
         keep_checkpoint_max: int | None = 5,
         keep_checkpoint_every_n_hours: float = 10000,
         log_step_count_steps: int | None = 100,
         train_distribute: Strategy | None = None,
-        device_fn: UserValue = None,
+        device_fn: object = None,
         protocol: str | None = None,
         eval_distribute: Strategy | None = None,
         experimental_distribute: DistributeConfig | None = None,
@@ -207,7 +206,7 @@ class RunConfig:
             raise AttributeError(f"A RunConfig has no {name!r}; it has {sorted(values)}.")
         return values[name]
 
-    def replace(self, **changes: UserValue) -> RunConfig:
+    def replace(self, **changes: object) -> RunConfig:
         """Return a configuration with other values for some arguments.
 
         Args:

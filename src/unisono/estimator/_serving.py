@@ -122,7 +122,7 @@ def build_raw_serving_input_receiver_fn(
 
 
 def build_parsing_serving_input_receiver_fn(
-    feature_spec: UserValue, default_batch_size: int | None = None
+    feature_spec: object, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """Raise an error: an artefact takes arrays, and no serialized `tf.Example`s.
 

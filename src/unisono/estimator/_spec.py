@@ -95,7 +95,7 @@ class EstimatorSpec:
         for name in ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks"):
             self._set(name, checked_hooks(getattr(self, name), name))
 
-    def _set(self, name: str, value: UserValue) -> None:
+    def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes: UserValue) -> EstimatorSpec:
@@ -128,7 +128,7 @@ def _checked_loss(mode: str, loss: ArrayLike) -> ArrayLike:
     return loss if value is loss and value.ndim == 0 else jnp.reshape(value, ())
 
 
-def _checked_train_op(mode: str, train_op: UserValue) -> UserValue:
+def _checked_train_op(mode: str, train_op: object) -> UserValue:
     if train_op is None:
         if mode != ModeKeys.TRAIN:
             return None
@@ -162,7 +162,7 @@ def _checked_predictions(mode: str, predictions: PyTree) -> PyTree:
     return predictions
 
 
-def _checked_metrics(metrics: Mapping[str, UserValue] | None) -> Mapping[str, Any]:
+def _checked_metrics(metrics: Mapping[str, object] | None) -> Mapping[str, Any]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -186,13 +186,13 @@ def _checked_metrics(metrics: Mapping[str, UserValue] | None) -> Mapping[str, An
     return dict(metrics)
 
 
-def metric_of(value: UserValue) -> keras.metrics.Metric | None:
+def metric_of(value: object) -> keras.metrics.Metric | None:
     """Return the Keras metric of a value of `eval_metric_ops`; None for another object."""
     found = getattr(value, "metric", value)
     return found if isinstance(found, keras.metrics.Metric) else None
 
 
-def checked_hooks(hooks: Sequence[UserValue] | None, name: str) -> tuple[Any, ...]:
+def checked_hooks(hooks: Sequence[object] | None, name: str) -> tuple[Any, ...]:
     """Return hooks as a tuple.
 
     Args:
@@ -213,7 +213,7 @@ def checked_hooks(hooks: Sequence[UserValue] | None, name: str) -> tuple[Any, ..
     return tuple(hooks)
 
 
-def checked_listeners(listeners: Sequence[UserValue] | None) -> tuple[Any, ...]:
+def checked_listeners(listeners: Sequence[object] | None) -> tuple[Any, ...]:
     """Return saving listeners as a tuple.
 
     Args:

@@ -19,7 +19,7 @@ import jax
 import keras
 
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.spi import running_step
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def minimize(
     return dataclasses.replace(op, are_shares=_has_shares(optimizer))
 
 
-def group(*ops: UserValue, name: str | None = None) -> TrainOpGroup:
+def group(*ops: object, name: str | None = None) -> TrainOpGroup:
     """Return several updates as one, as `tf.group` does.
 
     Args:
@@ -277,12 +277,12 @@ def other_update(make: Callable[[], None], is_alike: bool = True) -> OtherUpdate
     return OtherUpdate(make, is_alike, _before())
 
 
-def train_ops_of(train_op: UserValue, call: ModelCall) -> list[TrainOp | OtherUpdate]:
+def train_ops_of(train_op: object, call: ModelCall) -> list[TrainOp | OtherUpdate]:
     """Return the updates that an object reaches, in order, each once."""
     found: dict[int, TrainOp | OtherUpdate] = {}
     waiting = {id(array): before for array, before in call.waiting}
 
-    def visit(op: UserValue) -> None:
+    def visit(op: object) -> None:
         for part in waiting.get(id(op), getattr(op, "after", ())):
             visit(part)
         if isinstance(op, (TrainOp, OtherUpdate)):
@@ -299,7 +299,7 @@ def train_ops_of(train_op: UserValue, call: ModelCall) -> list[TrainOp | OtherUp
 
 
 @contextlib.contextmanager
-def control_dependencies(control_inputs: Sequence[UserValue] | None) -> Iterator[None]:
+def control_dependencies(control_inputs: Sequence[object] | None) -> Iterator[None]:
     """Let the updates of a block be made after others, which `train_op` reaches through them.
 
     Variables that Keras assigns change in the order of the program, at once.
@@ -336,7 +336,7 @@ def made_in_order(value: ArrayLike) -> ArrayLike:
     return value
 
 
-def is_train_op(value: UserValue) -> bool:
+def is_train_op(value: object) -> bool:
     """Return whether an object can be `EstimatorSpec.train_op`.
 
     Arrays and variables are what Keras' own optimizers return, whose update is made at once.

@@ -91,7 +91,7 @@ class EvalSpec:
         object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
 
 
-def _checked_exporters(exporters: UserValue) -> tuple[Any, ...]:
+def _checked_exporters(exporters: object) -> tuple[Any, ...]:
     if not exporters:
         return ()
     every = tuple(exporters) if isinstance(exporters, (list, tuple)) else (exporters,)

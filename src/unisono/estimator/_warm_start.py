@@ -50,7 +50,7 @@ class WarmStartSettings:
             )
 
 
-def initializer_of(warm_start: UserValue) -> Initializer | None:
+def initializer_of(warm_start: object) -> Initializer | None:
     """Return what gives variables their first values.
 
     Args:

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator._collections import SUMMARIES, RecordedSummary, required_collections
 from unisono.estimator._docstrings import Texts
 from unisono.estimator._train_op import expose
@@ -46,7 +46,7 @@ _TEXTS = Texts(
 
 @_TEXTS.with_texts(raises={**_TEXTS.raises, "InvalidArgumentError": "`tensor` is not one number."})
 def scalar(
-    name: str, tensor: ArrayLike, collections: UserValue = None, family: str | None = None
+    name: str, tensor: ArrayLike, collections: object = None, family: str | None = None
 ) -> RecordedSummary:
     """Record a number."""
     value = _array(tensor)
@@ -60,7 +60,7 @@ def scalar(
 
 @_TEXTS
 def histogram(
-    name: str, values: ArrayLike, collections: UserValue = None, family: str | None = None
+    name: str, values: ArrayLike, collections: object = None, family: str | None = None
 ) -> RecordedSummary:
     """Record the distribution of an array's values."""
     return _record("histogram", name, family, _array(values))
@@ -75,7 +75,7 @@ def image(
     name: str,
     tensor: ArrayLike,
     max_outputs: int = 3,
-    collections: UserValue = None,
+    collections: object = None,
     family: str | None = None,
 ) -> RecordedSummary:
     """Record images."""
@@ -102,7 +102,7 @@ def _scaled(pixels: jax.Array) -> jax.Array:
     tensor="string, or list of strings.",
     raises={**_TEXTS.raises, "InvalidArgumentError": "`tensor` is no text."},
 )
-def text(name: str, tensor: UserValue, collections: UserValue = None) -> RecordedSummary:
+def text(name: str, tensor: object, collections: object = None) -> RecordedSummary:
     """Record text that is part of the program."""
     data = np.asarray(tensor)
     if data.dtype.kind not in "SU":
@@ -118,7 +118,7 @@ def text(name: str, tensor: UserValue, collections: UserValue = None) -> Recorde
 @_TEXTS.with_texts(
     name="string; has no effect.", returns="A list of summaries, for `SummarySaverHook`.", raises={}
 )
-def merge(inputs: Sequence[Any], collections: UserValue = None, name: str | None = None) -> list[Any]:
+def merge(inputs: Sequence[Any], collections: object = None, name: str | None = None) -> list[Any]:
     """Return several summaries, for `SummarySaverHook`."""
     return [summary for part in inputs for summary in (part if isinstance(part, list) else [part])]
 
@@ -126,7 +126,7 @@ def merge(inputs: Sequence[Any], collections: UserValue = None, name: str | None
 @_TEXTS.with_texts(
     name="string; has no effect.", returns="A list of summaries, for `SummarySaverHook`; None for none."
 )
-def merge_all(key: UserValue = None, scope: UserValue = None, name: str | None = None) -> list[Any] | None:
+def merge_all(key: object = None, scope: object = None, name: str | None = None) -> list[Any] | None:
     """Return all summaries that the model_fn has recorded so far; None for none."""
     return list(required_collections("summary.merge_all").members.get(SUMMARIES, ())) or None
 

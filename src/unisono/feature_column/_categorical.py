@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.feature_column._column import (
     CategoricalColumn,
     Features,
@@ -150,7 +149,7 @@ class HashedColumn(KeyColumn, CategoricalColumn):
 def categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[str | bytes | int],
-    dtype: UserValue = None,
+    dtype: object = None,
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> VocabularyColumn:
@@ -197,7 +196,7 @@ def categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | os.PathLike[str],
     vocabulary_size: int | None = None,
-    dtype: UserValue = "string",
+    dtype: object = "string",
     default_value: int | None = None,
     num_oov_buckets: int = 0,
     file_format: str | None = None,
@@ -261,7 +260,7 @@ def categorical_column_with_identity(
 
 
 def categorical_column_with_hash_bucket(
-    key: str, hash_bucket_size: int, dtype: UserValue = "string"
+    key: str, hash_bucket_size: int, dtype: object = "string"
 ) -> HashedColumn:
     """Describe strings or integers by their hash, which is that of TensorFlow.
 

@@ -135,12 +135,12 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def is_traced(value: UserValue) -> bool:
+def is_traced(value: object) -> bool:
     """Return whether a value belongs to a step that is being compiled."""
     return isinstance(value, jax.core.Tracer)
 
 
-def checked_key(key: UserValue) -> str:
+def checked_key(key: object) -> str:
     """Return a key."""
     if not isinstance(key, str):
         raise InvalidArgumentError(f"A feature column's key must be a string. Received: {key!r}.")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.feature_column._categorical import HashedColumn
 from unisono.feature_column._column import (
     CategoricalColumn,
@@ -176,7 +175,7 @@ def crossed_column(
 
 
 def weighted_categorical_column(
-    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: UserValue = "float32"
+    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: object = "float32"
 ) -> WeightedColumn:
     """Describe categories that do not count alike.
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono._types import UserValue
 from unisono.feature_column._column import CategoricalColumn, DenseColumn
 
 #: How the embeddings of a row's categories become one.
@@ -106,7 +105,7 @@ def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     return IndicatorColumn(_categorical(categorical_column, "indicator_column"))
 
 
-def _categorical(column: UserValue, caller: str) -> CategoricalColumn:
+def _categorical(column: object, caller: str) -> CategoricalColumn:
     if not isinstance(column, CategoricalColumn):
         raise InvalidTypeError(f"{caller} takes a categorical column. Received: {column!r}.")
     return column
@@ -160,7 +159,7 @@ def _settings(
     name: str | None,
     dimension: int,
     combiner: str,
-    initializer: UserValue,
+    initializer: object,
     max_norm: float | None,
     trainable: bool,
 ) -> EmbeddingSettings:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.feature_column._column import CategoricalColumn, DenseColumn, FeatureColumn, Features, is_traced
 from unisono.feature_column._dense import EmbeddingColumn, IndicatorColumn
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
@@ -81,7 +80,7 @@ class FeatureEncoder:
                 )
         self._dense, self._kept = dense, set(kept)
 
-    def __call__(self, features: Features, *rest: UserValue) -> Any:
+    def __call__(self, features: Features, *rest: object) -> Any:
         """Return encoded features, and what else an element has as it is."""
         if not hasattr(features, "keys"):
             raise InvalidTypeError(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.feature_column._column import CategoricalColumn, DenseColumn, FeatureColumn, Features
 from unisono.feature_column._dense import (
     COMBINERS,
@@ -116,7 +116,7 @@ class FeatureColumnsLayer(keras.layers.Layer):
         self._columns = tuple(columns)
         self.encode = FeatureEncoder(columns)
 
-    def _features(self, features: UserValue) -> Features:
+    def _features(self, features: object) -> Features:
         if not isinstance(features, dict):
             raise InvalidArgumentError(
                 f"{type(self).__name__} takes a dict of features by key. Received: {type(features).__name__}."
@@ -167,7 +167,7 @@ class DenseFeatures(FeatureColumnsLayer):
                 table.build()
         self.built = True
 
-    def call(self, features: UserValue, training: bool | None = None) -> Any:
+    def call(self, features: object, training: bool | None = None) -> Any:
         """Return an array of shape `(batch, width)`."""
         given = self._features(features)
         parts = [
@@ -273,7 +273,7 @@ class LinearModel(FeatureColumnsLayer):
         )
         self.built = True
 
-    def call(self, features: UserValue) -> Any:
+    def call(self, features: object) -> Any:
         """Return the weighted sums, shape `(batch, units)`."""
         given = self._features(features)
         total = jnp.asarray(keras.ops.convert_to_tensor(self.bias))

@@ -19,7 +19,6 @@ import numpy as np
 
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.feature_column._column import (
     CategoricalColumn,
     DenseColumn,
@@ -122,8 +121,8 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 def numeric_column(
     key: str,
     shape: int | Sequence[int] = (1,),
-    default_value: UserValue = None,
-    dtype: UserValue = "float32",
+    default_value: object = None,
+    dtype: object = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> NumericColumn:
     """Describe numbers that a model reads as they are.

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidTypeError
-from unisono._types import UserValue
 
 #: The seed of TensorFlow's crossed columns and of `tf.sparse.cross_hashed`.
 CROSS_KEY = 0xDECAFCAFFE
@@ -25,7 +24,7 @@ _MULTIPLIER = np.uint64(0xC6A4A7935BD1E995)
 _SHIFT = np.uint64(47)
 
 
-def on_host(values: UserValue, caller: str) -> np.ndarray:
+def on_host(values: object, caller: str) -> np.ndarray:
     r"""Return values as a NumPy array; strings as an object array of bytes.
 
     Args:

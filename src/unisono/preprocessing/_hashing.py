@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import UserValue
 from unisono.preprocessing import _fingerprints
 from unisono.preprocessing._encoding import checked_mode, encoded, encoded_shape
 
@@ -82,7 +81,7 @@ class Hashing(keras.layers.Layer):
         self.output_mode = checked_mode(output_mode, "Hashing")
         prepare_host_layer(self)
 
-    def call(self, inputs: UserValue) -> np.ndarray:
+    def call(self, inputs: object) -> np.ndarray:
         """Return the buckets of values, as int64, or their encoding."""
         values = _fingerprints.on_host(inputs, "Hashing")
         buckets = self._buckets(values)
@@ -134,7 +133,7 @@ class HashedCrossing(keras.layers.Layer):
         self.output_mode = checked_mode(output_mode, "HashedCrossing", ("int", "one_hot"))
         prepare_host_layer(self)
 
-    def call(self, inputs: Sequence[UserValue]) -> np.ndarray:
+    def call(self, inputs: Sequence[object]) -> np.ndarray:
         """Return the buckets of combinations, as int64, or their encoding."""
         columns = [_fingerprints.on_host(column, "HashedCrossing") for column in inputs]
         if len(columns) < 2 or len({column.shape for column in columns}) > 1:

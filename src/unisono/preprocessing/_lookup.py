@@ -61,12 +61,12 @@ class IndexLookup(keras.layers.Layer):
         num_oov_indices: int,
         mask_token: str | bytes | int | None,
         oov_token: str | bytes | int,
-        vocabulary: UserValue = None,
+        vocabulary: object = None,
         invert: bool = False,
         output_mode: str = "int",
         pad_to_max_tokens: bool = False,
         sparse: bool = False,
-        salt: UserValue = None,
+        salt: object = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -101,7 +101,7 @@ class IndexLookup(keras.layers.Layer):
         if vocabulary is not None:
             self.set_vocabulary(vocabulary)
 
-    def set_vocabulary(self, vocabulary: UserValue) -> None:
+    def set_vocabulary(self, vocabulary: object) -> None:
         """Set the terms.
 
         Args:
@@ -117,7 +117,7 @@ class IndexLookup(keras.layers.Layer):
         self._check(terms)
         self._vocabulary.set(terms, self._first_index())
 
-    def _terms_of(self, vocabulary: UserValue) -> list[Term]:
+    def _terms_of(self, vocabulary: object) -> list[Term]:
         if isinstance(vocabulary, (str, Path)):
             lines = Path(vocabulary).read_bytes().splitlines()
             return list(lines) if self.strings else [int(line) for line in lines]
@@ -186,7 +186,7 @@ class IndexLookup(keras.layers.Layer):
         """Forget the counts of `update_state`."""
         self._vocabulary.counts.clear()
 
-    def update_state(self, data: UserValue) -> None:
+    def update_state(self, data: object) -> None:
         """Count the terms of a batch.
 
         Args:
@@ -226,7 +226,7 @@ class IndexLookup(keras.layers.Layer):
     def _depth(self) -> int:
         return int(self.max_tokens or 0) if self.pad_to_max_tokens else self.vocabulary_size()
 
-    def call(self, inputs: UserValue) -> np.ndarray:
+    def call(self, inputs: object) -> np.ndarray:
         """Return the indices of values, as int64, or their encoding; with `invert` the values."""
         values = on_host(inputs, type(self).__name__)
         if not self._vocabulary.terms:
@@ -293,7 +293,7 @@ class IndexLookup(keras.layers.Layer):
         }
 
 
-def _is_plain(data: UserValue) -> bool:
+def _is_plain(data: object) -> bool:
     """Whether data are one batch, and not a data set of batches."""
     return isinstance(data, (list, tuple, np.ndarray, str, bytes)) or not isinstance(data, Iterable)
 
@@ -330,7 +330,7 @@ class StringLookup(IndexLookup):
         num_oov_indices: int = 1,
         mask_token: str | bytes | None = None,
         oov_token: str | bytes = "[UNK]",
-        vocabulary: UserValue = None,
+        vocabulary: object = None,
         **kwargs: Any,
     ) -> None:
         kwargs.pop("encoding", None)
@@ -365,7 +365,7 @@ class IntegerLookup(IndexLookup):
         num_oov_indices: int = 1,
         mask_token: int | None = None,
         oov_token: int = -1,
-        vocabulary: UserValue = None,
+        vocabulary: object = None,
         **kwargs: Any,
     ) -> None:
         kwargs.pop("vocabulary_dtype", None)

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import UserValue
 from unisono.preprocessing._encoding import encoded_shape
 from unisono.preprocessing._fingerprints import on_host
 from unisono.preprocessing._lookup import StringLookup
@@ -65,8 +64,8 @@ class TextVectorization(StringLookup):
         output_mode: str = "int",
         output_sequence_length: int | None = None,
         pad_to_max_tokens: bool = False,
-        vocabulary: UserValue = None,
-        idf_weights: UserValue = None,
+        vocabulary: object = None,
+        idf_weights: object = None,
         sparse: bool = False,
         ragged: bool = False,
         **kwargs: Any,
@@ -94,7 +93,7 @@ class TextVectorization(StringLookup):
         kwargs = {"mask_token": "", **kwargs, **options}
         super().__init__(max_tokens, vocabulary=vocabulary, **kwargs)
 
-    def update_state(self, data: UserValue) -> None:
+    def update_state(self, data: object) -> None:
         """Count the words of a batch.
 
         Args:
@@ -104,7 +103,7 @@ class TextVectorization(StringLookup):
         for words in self._words(self._texts(data)):
             self._vocabulary.counts.update(words)
 
-    def _texts(self, inputs: UserValue) -> np.ndarray:
+    def _texts(self, inputs: object) -> np.ndarray:
         texts = on_host(inputs, "TextVectorization")
         if texts.ndim > 1 and texts.shape[-1] != 1:
             raise InvalidArgumentError(
@@ -125,7 +124,7 @@ class TextVectorization(StringLookup):
         rows = [_SPLIT[self.split](text) for text in flat]
         return rows if self.ngrams is None else [_joined(words, self.ngrams) for words in rows]
 
-    def call(self, inputs: UserValue) -> np.ndarray:
+    def call(self, inputs: object) -> np.ndarray:
         """Return the indices of words, as int64, or their encoding."""
         texts = self._texts(inputs)
         rows = self._words(texts)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import ROWS, CannedEstimator
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -36,7 +35,7 @@ class BaselineEstimator(CannedEstimator):
         self,
         head: Head,
         model_dir: str | os.PathLike[str] | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
         make_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
@@ -63,7 +62,7 @@ class BaselineClassifier(BaselineEstimator):
         n_classes: int = 2,
         weight_column: str | NumericColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
     ) -> None:
@@ -80,7 +79,7 @@ class BaselineRegressor(BaselineEstimator):
         model_dir: str | os.PathLike[str] | None = None,
         label_dimension: int = 1,
         weight_column: str | NumericColumn | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.data._dataset import Dataset
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
@@ -48,7 +48,7 @@ class CannedEstimator(Estimator):
         model: Model,
         model_dir: str | os.PathLike[str] | None,
         config: RunConfig | None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
     ) -> None:
         self._head = head
         #: Makes of raw features those that an exported model takes.
@@ -141,7 +141,7 @@ class CannedEstimator(Estimator):
 
         return encoded
 
-    def _encoded_data(self, data: UserValue, with_labels: bool) -> Any:
+    def _encoded_data(self, data: object, with_labels: bool) -> Any:
         def encode(*parts: PyTree) -> Any:
             features = self.encode(parts[0])
             if len(parts) == 1 or not with_labels:

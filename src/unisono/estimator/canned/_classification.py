@@ -54,7 +54,7 @@ class ClassHead(Head):
         self._classes = classes
         self._vocabulary = None if label_vocabulary is None else tuple(map(str, label_vocabulary))
 
-    def host_labels(self, labels: UserValue) -> UserValue:
+    def host_labels(self, labels: object) -> UserValue:
         """Return labels as integers on the host."""
         array = labels_on_host(labels)
         if array is None:

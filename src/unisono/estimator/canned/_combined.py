@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._train_op import group
 from unisono.estimator.canned._canned import CannedEstimator, is_training
@@ -83,16 +82,16 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         head: Head,
         model_dir: str | os.PathLike[str] | None = None,
         linear_feature_columns: Iterable[FeatureColumn] | None = None,
-        linear_optimizer: UserValue = "Ftrl",
+        linear_optimizer: object = "Ftrl",
         dnn_feature_columns: Iterable[FeatureColumn] | None = None,
-        dnn_optimizer: UserValue = "Adagrad",
+        dnn_optimizer: object = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
         config: RunConfig | None = None,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
     ) -> None:
         name = type(self).__name__
         linear = checked_columns(linear_feature_columns, name) if linear_feature_columns else []
@@ -127,9 +126,9 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         self,
         model_dir: str | os.PathLike[str] | None = None,
         linear_feature_columns: Iterable[FeatureColumn] | None = None,
-        linear_optimizer: UserValue = "Ftrl",
+        linear_optimizer: object = "Ftrl",
         dnn_feature_columns: Iterable[FeatureColumn] | None = None,
-        dnn_optimizer: UserValue = "Adagrad",
+        dnn_optimizer: object = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
@@ -137,7 +136,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         weight_column: str | NumericColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
@@ -158,16 +157,16 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
         self,
         model_dir: str | os.PathLike[str] | None = None,
         linear_feature_columns: Iterable[FeatureColumn] | None = None,
-        linear_optimizer: UserValue = "Ftrl",
+        linear_optimizer: object = "Ftrl",
         dnn_feature_columns: Iterable[FeatureColumn] | None = None,
-        dnn_optimizer: UserValue = "Adagrad",
+        dnn_optimizer: object = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
         label_dimension: int = 1,
         weight_column: str | NumericColumn | None = None,
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import CannedEstimator, is_training
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -59,11 +58,11 @@ class DNNEstimator(CannedEstimator):
         hidden_units: Sequence[int],
         feature_columns: Iterable[FeatureColumn],
         model_dir: str | os.PathLike[str] | None = None,
-        optimizer: UserValue = "Adagrad",
+        optimizer: object = "Adagrad",
         activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         batch_norm: bool = False,
     ) -> None:
         name = type(self).__name__
@@ -105,11 +104,11 @@ class DNNClassifier(DNNEstimator):
         n_classes: int = 2,
         weight_column: str | NumericColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: UserValue = "Adagrad",
+        optimizer: object = "Adagrad",
         activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
     ) -> None:
@@ -131,11 +130,11 @@ class DNNRegressor(DNNEstimator):
         model_dir: str | os.PathLike[str] | None = None,
         label_dimension: int = 1,
         weight_column: str | NumericColumn | None = None,
-        optimizer: UserValue = "Adagrad",
+        optimizer: object = "Adagrad",
         activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
     ) -> None:

@@ -112,7 +112,7 @@ class Head(abc.ABC):
         """Return predictions with those that are strings, which only the host can hold."""
         return predictions
 
-    def host_labels(self, labels: UserValue) -> UserValue:
+    def host_labels(self, labels: object) -> UserValue:
         """Return labels as a step takes them: strings as integers.
 
         Args:
@@ -232,7 +232,7 @@ class Head(abc.ABC):
         optimizer: keras.Optimizer | None = None,
         trainable_variables: Sequence[keras.Variable] | None = None,
         train_op_fn: Callable[[Any], Any] | None = None,
-        update_ops: UserValue = None,
+        update_ops: object = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
         """Return what a model_fn returns.
@@ -334,6 +334,6 @@ def check_label_range(labels: np.ndarray, classes: int) -> np.ndarray:
     return labels
 
 
-def labels_on_host(labels: UserValue) -> np.ndarray | None:
+def labels_on_host(labels: object) -> np.ndarray | None:
     """Return labels as an array on the host; None for none."""
     return None if labels is None else on_host(labels, "A head's labels")

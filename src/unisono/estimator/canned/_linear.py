@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono._types import UserValue
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import CannedEstimator, Model
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -34,7 +33,7 @@ _TEXTS = TEXTS.with_texts(
 )
 
 
-def _model(columns: Sequence[FeatureColumn], units: int, optimizer: UserValue, combiner: str) -> Model:
+def _model(columns: Sequence[FeatureColumn], units: int, optimizer: object, combiner: str) -> Model:
     # TensorFlow's: by name 0.2, and for None less where there are many columns.
     rate = _LEARNING_RATE if optimizer is not None else min(_LEARNING_RATE, 1 / math.sqrt(len(columns)))
 
@@ -60,10 +59,10 @@ class LinearEstimator(CannedEstimator):
         head: Head,
         feature_columns: Iterable[FeatureColumn],
         model_dir: str | os.PathLike[str] | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
         sparse_combiner: str = "sum",
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
     ) -> None:
         columns = checked_columns(feature_columns, type(self).__name__)
         model = _model(columns, head.logits_dimension, optimizer, sparse_combiner)
@@ -88,9 +87,9 @@ class LinearClassifier(LinearEstimator):
         n_classes: int = 2,
         weight_column: str | NumericColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         sparse_combiner: str = "sum",
     ) -> None:
@@ -110,9 +109,9 @@ class LinearRegressor(LinearEstimator):
         model_dir: str | os.PathLike[str] | None = None,
         label_dimension: int = 1,
         weight_column: str | NumericColumn | None = None,
-        optimizer: UserValue = "Ftrl",
+        optimizer: object = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: UserValue = None,
+        warm_start_from: object = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         sparse_combiner: str = "sum",
     ) -> None:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 from unisono.feature_column._models import DenseFeatures, LinearModel
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class BaselineLogits(keras.layers.Layer):
         super().__init__(**kwargs)
         self._units = units
 
-    def build(self, input_shape: UserValue = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Create the bias."""
         self.bias = self.add_weight(name="bias", shape=(self._units,), initializer="zeros")
 
@@ -98,7 +97,7 @@ class BaselineLogits(keras.layers.Layer):
         return jnp.broadcast_to(bias, (rows.shape[0], self._units))
 
 
-def optimizer_maker(given: UserValue, learning_rate: float) -> Callable[[], Any]:
+def optimizer_maker(given: object, learning_rate: float) -> Callable[[], Any]:
     """Return a function that returns an optimizer which no other model has.
 
     A model_fn is run each time a program is traced, and its variables are found again by their paths: each

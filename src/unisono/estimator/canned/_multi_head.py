@@ -206,7 +206,7 @@ class MultiHead(Head):
 
     # --- on the host -------------------------------------------------------------------------------
 
-    def host_labels(self, labels: UserValue) -> UserValue:
+    def host_labels(self, labels: object) -> UserValue:
         """Return labels as a step takes them, those of each head as it does.
 
         Args:

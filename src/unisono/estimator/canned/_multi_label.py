@@ -79,7 +79,7 @@ class MultiLabelHead(ClassHead):
         return self._classes
 
     @TEXTS.with_texts(raises={"InvalidArgumentError": "a label is another number, or a string."})
-    def host_labels(self, labels: UserValue) -> UserValue:
+    def host_labels(self, labels: object) -> UserValue:
         """Return labels on the host, if they are zeros and ones."""
         array = labels_on_host(labels)
         if array is not None and array.dtype.kind == "O":

@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator.hooks._hook import HookSession, SessionRunContext
 from unisono.estimator.hooks._timer import IntervalHook
 
@@ -78,9 +77,9 @@ class CheckpointSaverHook(IntervalHook):
         checkpoint_dir: str | os.PathLike[str],
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: UserValue = None,
+        saver: object = None,
         checkpoint_basename: str = "model.ckpt",
-        scaffold: UserValue = None,
+        scaffold: object = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
         save_graph_def: bool = True,
     ) -> None:
@@ -105,7 +104,7 @@ class CheckpointSaverHook(IntervalHook):
         for listener in self._listeners:
             listener.begin()
 
-    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+    def after_create_session(self, session: HookSession, coord: object) -> None:
         """Write the first checkpoint."""
         self._save(session, session.global_step)
 

@@ -104,7 +104,7 @@ class HookSession:
             )
         return self._save(wait)
 
-    def run(self, fetches: PyTree, feed_dict: UserValue = None) -> PyTree:
+    def run(self, fetches: PyTree, feed_dict: object = None) -> PyTree:
         """Return values of the last step, and of variables now.
 
         Args:
@@ -185,7 +185,7 @@ def _is_operation(leaf: Any) -> bool:
     return not isinstance(leaf, (str, keras.Variable, np.ndarray, np.generic, jax.Array, int, float))
 
 
-def check_feed(feed_dict: UserValue) -> None:
+def check_feed(feed_dict: object) -> None:
     """Raise an error for a `feed_dict` that is not empty."""
     if feed_dict:
         raise UnsupportedError(
@@ -234,7 +234,7 @@ class SessionRunHook:
     def begin(self) -> None:
         """Run once, before the first step and before a checkpoint is restored."""
 
-    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+    def after_create_session(self, session: HookSession, coord: object) -> None:
         """Run once, when all variables have their values.
 
         Args:

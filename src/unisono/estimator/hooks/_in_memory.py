@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator.hooks._hook import HookSession, SessionRunContext, SessionRunHook
 from unisono.estimator.hooks._timer import IntervalHook
 
@@ -47,7 +46,7 @@ class InMemoryEvaluatorHook(IntervalHook):
         self._estimator, self._input_fn, self._steps = estimator, input_fn, steps
         self._hooks, self._name = hooks, name
 
-    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+    def after_create_session(self, session: HookSession, coord: object) -> None:
         """Evaluate before the first step."""
         self._evaluate(session, session.global_step)
 

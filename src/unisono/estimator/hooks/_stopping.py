@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.estimator._collections import fetch_in_all_runs
 from unisono.estimator.hooks._hook import (
     HookSession,
@@ -42,7 +42,7 @@ class StopAtStepHook(SessionRunHook):
             )
         self._num_steps, self._last_step = num_steps, last_step
 
-    def after_create_session(self, session: HookSession, coord: UserValue) -> None:
+    def after_create_session(self, session: HookSession, coord: object) -> None:
         """Count from the step at which the loop begins."""
         if self._last_step is None:
             self._last_step = session.global_step + (self._num_steps or 0)
@@ -68,7 +68,7 @@ class FinalOpsHook(SessionRunHook):
     True
     """
 
-    def __init__(self, final_ops: PyTree, final_ops_feed_dict: UserValue = None) -> None:
+    def __init__(self, final_ops: PyTree, final_ops_feed_dict: object = None) -> None:
         self._final_ops = jax.tree.map(lambda leaf: fetch_in_all_runs(leaf, "final"), final_ops)
         self._feed_dict = final_ops_feed_dict
         self._values: PyTree = None

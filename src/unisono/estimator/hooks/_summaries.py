@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator._collections import RecordedSummary
 from unisono.estimator.hooks._hook import (
     HookSession,
@@ -61,8 +60,8 @@ class SummarySaverHook(IntervalHook):
         save_secs: float | None = None,
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
-        scaffold: UserValue = None,
-        summary_op: UserValue = None,
+        scaffold: object = None,
+        summary_op: object = None,
     ) -> None:
         given = [summary_op] if isinstance(summary_op, RecordedSummary) else summary_op
         chosen = None if given is None else jax.tree.leaves(given)

@@ -12,7 +12,7 @@ import jax
 import keras
 
 from unisono._errors import UnsupportedError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.estimator.layers._base import (
     REUSED,
     TEXTS,
@@ -137,12 +137,12 @@ class BatchNormalization(GraphLayer, keras.layers.BatchNormalization):
         beta_constraint: KerasArgument = None,
         gamma_constraint: KerasArgument = None,
         renorm: bool = False,
-        renorm_clipping: UserValue = None,
+        renorm_clipping: object = None,
         renorm_momentum: float = 0.99,
         fused: bool | None = None,
         trainable: bool = True,
         virtual_batch_size: int | None = None,
-        adjustment: UserValue = None,
+        adjustment: object = None,
         name: str | None = None,
     ) -> None:
         _check_absent(renorm=renorm, virtual_batch_size=virtual_batch_size, adjustment=adjustment)
@@ -165,7 +165,7 @@ class BatchNormalization(GraphLayer, keras.layers.BatchNormalization):
                 variable.trainable = False
 
 
-def _check_absent(**given: UserValue) -> None:
+def _check_absent(**given: object) -> None:
     for name, value in given.items():
         if value:
             raise UnsupportedError(

@@ -19,7 +19,6 @@ import keras
 
 from unisono._context import get_strategy, has_strategy
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.estimator._collections import current_collections, required_collections
 from unisono.step.variables._merge_rules import VariableAggregation
 
@@ -97,9 +96,9 @@ def get_variable_scope() -> VariableScope:
 def variable_scope(
     name_or_scope: str | VariableScope | None,
     default_name: str | None = None,
-    values: UserValue = None,
-    initializer: UserValue = None,
-    regularizer: UserValue = None,
+    values: object = None,
+    initializer: object = None,
+    regularizer: object = None,
     reuse: Any = None,
 ) -> Iterator[VariableScope]:
     """Put a prefix before the names of the layers and variables of a block.
@@ -206,11 +205,11 @@ def get_variable(
     shape: Any = None,
     dtype: Any = "float32",
     initializer: Any = None,
-    regularizer: UserValue = None,
+    regularizer: object = None,
     trainable: bool = True,
-    collections: UserValue = None,
-    aggregation: UserValue = None,
-    **options: UserValue,
+    collections: object = None,
+    aggregation: object = None,
+    **options: object,
 ) -> keras.Variable:
     """Return a variable of the current scope.
 
@@ -255,7 +254,7 @@ def get_variable(
     return found_or_made("variable", keras.Variable, name, None, make)
 
 
-def _check_aggregation(name: str, aggregation: UserValue) -> None:
+def _check_aggregation(name: str, aggregation: object) -> None:
     replicas = get_strategy().num_replicas_in_sync if has_strategy() else 1
     if replicas > 1 and getattr(aggregation, "value", aggregation) == VariableAggregation.SUM.value:
         raise InvalidArgumentError(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import UserValue
 from unisono.estimator._collections import LOSSES, required_collections
 from unisono.estimator._docstrings import Texts
 from unisono.estimator.losses._weighted import parts, several_replicas
@@ -68,7 +67,7 @@ def get_total_loss(
     return total
 
 
-def _check_scope(scope: UserValue) -> None:
+def _check_scope(scope: object) -> None:
     if scope is not None:
         raise UnsupportedError(
             f"Losses have no names by which they could be chosen. Received: scope={scope!r}. Choose from the "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator.metrics._sums import TEXTS, MetricPair, aligned, pair_of, pair_of_sums
 
 #: What the arguments are of metrics whose predictions are truth values.
@@ -78,8 +78,8 @@ def true_positives(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of positive predictions that are right.
@@ -95,8 +95,8 @@ def false_positives(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of positive predictions that are wrong.
@@ -112,8 +112,8 @@ def true_negatives(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of negative predictions that are right.
@@ -129,8 +129,8 @@ def false_negatives(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of negative predictions that are wrong.
@@ -147,8 +147,8 @@ def true_positives_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of positive predictions that are right, at each threshold.
@@ -165,8 +165,8 @@ def false_positives_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of positive predictions that are wrong, at each threshold.
@@ -183,8 +183,8 @@ def true_negatives_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of negative predictions that are right, at each threshold.
@@ -201,8 +201,8 @@ def false_negatives_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the weight of negative predictions that are wrong, at each threshold.

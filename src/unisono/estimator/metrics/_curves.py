@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator.metrics._answers import PROBABILITIES, chosen, counts_at
 from unisono.estimator.metrics._sums import MetricPair, Sums, pair_of_sums, quotient
 
@@ -45,8 +45,8 @@ def sensitivity_at_specificity(
     specificity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the sensitivity at the threshold whose specificity is nearest to a given one.
@@ -73,8 +73,8 @@ def specificity_at_sensitivity(
     sensitivity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the specificity at the highest threshold whose sensitivity is nearest to a given one.
@@ -113,8 +113,8 @@ def auc(
     predictions: ArrayLike,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     curve: str = "ROC",
     name: str | None = None,
     summation_method: str = "trapezoidal",

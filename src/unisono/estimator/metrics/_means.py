@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator.metrics._sums import (
     TEXTS,
     MetricPair,
@@ -51,8 +51,8 @@ def _mean(
 def mean(
     values: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean of values.
@@ -70,8 +70,8 @@ def accuracy(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many predictions equal the labels, by how many there are.
@@ -88,8 +88,8 @@ def mean_absolute_error(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean absolute difference.
@@ -106,8 +106,8 @@ def mean_squared_error(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean squared difference.
@@ -124,8 +124,8 @@ def root_mean_squared_error(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the root of the mean squared difference.
@@ -143,8 +143,8 @@ def mean_relative_error(
     predictions: ArrayLike,
     normalizer: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean of absolute differences by a normalizer.
@@ -168,8 +168,8 @@ def mean_cosine_distance(
     predictions: ArrayLike,
     dim: int,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean of one minus the product of vectors of length 1.
@@ -188,8 +188,8 @@ def percentage_below(
     values: ArrayLike,
     threshold: float,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the share of values below a threshold.
@@ -208,8 +208,8 @@ def percentage_below(
 def mean_tensor(
     values: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean of arrays, element by element.
@@ -231,8 +231,8 @@ def mean_per_class_accuracy(
     predictions: ArrayLike,
     num_classes: int,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean over classes of the accuracy of the examples of each; 0 for a class without any.
@@ -257,8 +257,8 @@ def mean_iou(
     predictions: ArrayLike,
     num_classes: int,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean over classes of intersection by union of labels and predictions.

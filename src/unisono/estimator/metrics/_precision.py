@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator.metrics._answers import ANSWERS, AT_THRESHOLDS, chosen, counts, counts_at
 from unisono.estimator.metrics._sums import MetricPair, pair_of_sums, quotient
 
@@ -20,8 +20,8 @@ def precision(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the positive predictions are right; 0 where there is none.
@@ -42,8 +42,8 @@ def recall(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the positive labels are predicted; 0 where there is none.
@@ -65,8 +65,8 @@ def precision_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the precision where probabilities above each threshold are positive.
@@ -88,8 +88,8 @@ def recall_at_thresholds(
     predictions: ArrayLike,
     thresholds: Sequence[float],
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the recall where probabilities above each threshold are positive.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator.losses._weighted import check_weights
 from unisono.estimator.metrics._sums import TEXTS, MetricPair, floats, pair_of_sums, quotient
 
@@ -38,8 +38,8 @@ def precision_at_k(
     k: int,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the best k classes are labels.
@@ -57,8 +57,8 @@ def precision_at_top_k(
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the predicted classes are labels.
@@ -82,8 +82,8 @@ def recall_at_k(
     k: int,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the labels are among the best k classes.
@@ -101,8 +101,8 @@ def recall_at_top_k(
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return how many of the labels are among the predicted classes.
@@ -125,8 +125,8 @@ def average_precision_at_k(
     predictions: ArrayLike,
     k: int,
     weights: ArrayLike = None,
-    metrics_collections: UserValue = None,
-    updates_collections: UserValue = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
     """Return the mean of the precisions at 1 to k, each where that class is a label.

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from unisono._errors import OutOfRangeError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
 
@@ -139,7 +139,7 @@ def _places(result: PyTree, taken: list[tuple[GraphIterator, PyTree]]) -> list[i
     return None if None in places else [place for place in places if place is not None]
 
 
-def make_one_shot_iterator(dataset: Dataset, shared_name: UserValue = None) -> GraphIterator:
+def make_one_shot_iterator(dataset: Dataset, shared_name: object = None) -> GraphIterator:
     """Return an iterator whose `get_next` an input_fn may return, as programs of TensorFlow 1 do.
 
     Args:

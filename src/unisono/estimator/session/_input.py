@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.data._dataset import Dataset
 from unisono.data._sharding import InputContext
 from unisono.estimator.session._graph_iterators import InputRun
@@ -54,7 +54,7 @@ class InputFunction:
             yield _parsed(element)
 
 
-def _elements(result: UserValue, group: ProcessGroup | None) -> Iterator[PyTree]:
+def _elements(result: object, group: ProcessGroup | None) -> Iterator[PyTree]:
     """Return the elements of what an input_fn returned: those of a data set, or the same arrays for ever."""
     if result is None:
         raise InvalidArgumentError(

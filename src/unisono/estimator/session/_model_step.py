@@ -207,7 +207,7 @@ def _metric_values(spec: EstimatorSpec) -> Iterator[tuple[str, Any]]:
             yield name, value[0]
 
 
-def _of_all(value: UserValue, replica: ReplicaContext) -> jax.Array:
+def _of_all(value: object, replica: ReplicaContext) -> jax.Array:
     """Return a value as one device has it: the mean of numbers, and the rows of all replicas."""
     array: jax.Array = jnp.asarray(value)
     if replica.num_replicas_in_sync == 1:

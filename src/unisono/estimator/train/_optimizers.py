@@ -14,7 +14,7 @@ import jax
 import keras
 
 from unisono._errors import UnsupportedError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.estimator import _train_op
 from unisono.estimator._collections import unique_name
 from unisono.estimator._docstrings import Texts
@@ -85,11 +85,11 @@ class Optimizer:
         loss: ArrayLike,
         global_step: keras.Variable | None = None,
         var_list: Sequence[keras.Variable] | None = None,
-        gate_gradients: UserValue = None,
-        aggregation_method: UserValue = None,
-        colocate_gradients_with_ops: UserValue = None,
+        gate_gradients: object = None,
+        aggregation_method: object = None,
+        colocate_gradients_with_ops: object = None,
         name: str | None = None,
-        grad_loss: UserValue = None,
+        grad_loss: object = None,
     ) -> TrainOp:
         """Return the update that makes a loss smaller, for `EstimatorSpec.train_op`."""
         _check_grad_loss(grad_loss)
@@ -100,10 +100,10 @@ class Optimizer:
         self,
         loss: ArrayLike,
         var_list: Sequence[keras.Variable] | None = None,
-        gate_gradients: UserValue = None,
-        aggregation_method: UserValue = None,
-        colocate_gradients_with_ops: UserValue = None,
-        grad_loss: UserValue = None,
+        gate_gradients: object = None,
+        aggregation_method: object = None,
+        colocate_gradients_with_ops: object = None,
+        grad_loss: object = None,
     ) -> list[GradientAndVariable]:
         """Return pairs of a gradient, which may be clipped, and its variable."""
         _check_grad_loss(grad_loss)
@@ -145,7 +145,7 @@ class Optimizer:
         return list(self.optimizer.variables)
 
 
-def _check_grad_loss(grad_loss: UserValue) -> None:
+def _check_grad_loss(grad_loss: object) -> None:
     if grad_loss is not None:
         raise UnsupportedError(
             "The gradient is that of the loss. Received: grad_loss. Multiply the loss by it, and add up."
@@ -372,7 +372,7 @@ class SyncReplicasOptimizer:
         UnsupportedError: always.
     """
 
-    def __init__(self, opt: UserValue, *arguments: UserValue, **options: UserValue) -> None:
+    def __init__(self, opt: object, *arguments: object, **options: object) -> None:
         raise UnsupportedError(
             "The strategy decides whether steps wait for all replicas. Received: a SyncReplicasOptimizer. "
             "Use the optimizer itself, with `RunConfig(train_distribute=MultiWorkerMirroredStrategy())`."

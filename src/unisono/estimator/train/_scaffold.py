@@ -14,7 +14,6 @@ from typing import Any
 import keras
 
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError, UnsupportedError
-from unisono._types import UserValue
 from unisono.checkpoint._reader import load_checkpoint
 from unisono.estimator._train_op import require_call
 from unisono.estimator.hooks._hook import check_feed
@@ -51,7 +50,7 @@ class Saver:
         max_to_keep: int | None = 5,
         keep_checkpoint_every_n_hours: float = 10000.0,
         name: str | None = None,
-        **options: UserValue,
+        **options: object,
     ) -> None:
         store = require_call("tf.train.Saver").store
         if reshape:
@@ -66,7 +65,7 @@ class Saver:
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
 
-    def restore(self, sess: UserValue, save_path: str | os.PathLike[str]) -> None:
+    def restore(self, sess: object, save_path: str | os.PathLike[str]) -> None:
         """Give the variables the values of a checkpoint, in `Scaffold(init_fn=...)`.
 
         Args:
@@ -78,7 +77,7 @@ class Saver:
         """
         assign_from(save_path, {name: [variable] for name, variable in self._variables.items()})
 
-    def save(self, sess: UserValue, save_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> str:
+    def save(self, sess: object, save_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> str:
         """Raise an error: the Estimator saves.
 
         Args:
@@ -124,16 +123,16 @@ class Scaffold:
 
     def __init__(
         self,
-        init_op: UserValue = None,
-        init_feed_dict: UserValue = None,
+        init_op: object = None,
+        init_feed_dict: object = None,
         init_fn: Callable[[Scaffold, Any], Any] | None = None,
-        ready_op: UserValue = None,
-        ready_for_local_init_op: UserValue = None,
-        local_init_op: UserValue = None,
-        summary_op: UserValue = None,
+        ready_op: object = None,
+        ready_for_local_init_op: object = None,
+        local_init_op: object = None,
+        summary_op: object = None,
         saver: Any = None,
         copy_from_scaffold: Scaffold | None = None,
-        local_init_feed_dict: UserValue = None,
+        local_init_feed_dict: object = None,
     ) -> None:
         check_feed(init_feed_dict)
         check_feed(local_init_feed_dict)
@@ -154,7 +153,7 @@ class Scaffold:
 
 
 def init_from_checkpoint(
-    ckpt_dir_or_file: str | os.PathLike[str], assignment_map: Mapping[str, UserValue] | Sequence[Any]
+    ckpt_dir_or_file: str | os.PathLike[str], assignment_map: Mapping[str, object] | Sequence[Any]
 ) -> None:
     """Let variables of a model_fn begin with the values of a checkpoint, where none is restored.
 

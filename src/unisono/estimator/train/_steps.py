@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono._types import UserValue
 from unisono.estimator._docstrings import Texts
 from unisono.estimator._train_op import current_call
 from unisono.estimator._train_op import get_global_step as _global_step
@@ -21,7 +20,7 @@ _TEXTS = Texts(
 
 
 @_TEXTS
-def get_global_step(graph: UserValue = None) -> Any:
+def get_global_step(graph: object = None) -> Any:
     """Return the variable that counts steps.
 
     >>> get_global_step()
@@ -31,18 +30,18 @@ def get_global_step(graph: UserValue = None) -> Any:
 
 
 @_TEXTS
-def get_or_create_global_step(graph: UserValue = None) -> Any:
+def get_or_create_global_step(graph: object = None) -> Any:
     """Return the variable that counts steps, which an Estimator always has."""
     return get_global_step()
 
 
 @_TEXTS
-def create_global_step(graph: UserValue = None) -> Any:
+def create_global_step(graph: object = None) -> Any:
     """Return the variable that counts steps, which an Estimator always has."""
     return get_global_step()
 
 
-def global_step(sess: HookSession, global_step_tensor: UserValue) -> int:
+def global_step(sess: HookSession, global_step_tensor: object) -> int:
     """Return the number of steps so far.
 
     Args:
