@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -125,7 +126,7 @@ def encode(
     return FeatureEncoder(checked_columns(feature_columns, "encode"))
 
 
-def categories_in_step(column: CategoricalColumn, features: Features) -> tuple[Any, Any]:
+def categories_in_step(column: CategoricalColumn, features: Features) -> tuple[jax.Array, jax.Array | None]:
     """Return the categories and weights of a batch in a step.
 
     Args:

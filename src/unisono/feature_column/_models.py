@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -27,7 +28,9 @@ from unisono.feature_column._encode import FeatureEncoder, categories_in_step, c
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
 
 
-def combined(table: Any, ids: Any, weights: Any, combiner: str, max_norm: float | None = None) -> Any:
+def combined(
+    table: jax.Array, ids: jax.Array, weights: jax.Array | None, combiner: str, max_norm: float | None = None
+) -> jax.Array:
     """Return one row for each row of categories, as `tf.nn.safe_embedding_lookup_sparse`.
 
     Args:
@@ -58,7 +61,7 @@ def combined(table: Any, ids: Any, weights: Any, combiner: str, max_norm: float 
     return total / jnp.where(divisor > 0, divisor, 1)[:, None]
 
 
-def counts(column: CategoricalColumn, features: Features) -> Any:
+def counts(column: CategoricalColumn, features: Features) -> jax.Array:
     """Return how often each category occurs in a row, or the sum of its weights."""
     ids, weights = categories_in_step(column, features)
     hot = (ids[..., None] == jnp.arange(column.num_buckets)).astype(keras.config.floatx())
@@ -86,7 +89,7 @@ class EmbeddingTable(keras.layers.Layer):
         )
         self.built = True
 
-    def call(self, ids: Any, weights: Any = None) -> Any:
+    def call(self, ids: jax.Array, weights: jax.Array | None = None) -> jax.Array:
         """Return one row for each row of categories."""
         settings = self._settings
         table = jnp.asarray(keras.ops.convert_to_tensor(self.embedding_weights))
@@ -167,7 +170,7 @@ class DenseFeatures(FeatureColumnsLayer):
                 table.build()
         self.built = True
 
-    def call(self, features: object, training: bool | None = None) -> Any:
+    def call(self, features: object, training: bool | None = None) -> jax.Array:
         """Return an array of shape `(batch, width)`."""
         given = self._features(features)
         parts = [
@@ -188,7 +191,7 @@ class DenseFeatures(FeatureColumnsLayer):
         return (None, sum(column.width for column in self._dense_columns))
 
 
-def _numbers(column: DenseColumn, features: Features) -> Any:
+def _numbers(column: DenseColumn, features: Features) -> jax.Array:
     if isinstance(column, (NumericColumn, BucketizedColumn)):
         return column.dense(features)
     if isinstance(column, IndicatorColumn):
@@ -217,7 +220,7 @@ class ColumnWeights(keras.layers.Layer):
         )
         self.built = True
 
-    def call(self, features: Features) -> Any:
+    def call(self, features: Features) -> jax.Array:
         """Return the weighted sum of the column, shape `(batch, units)`."""
         weights = jnp.asarray(keras.ops.convert_to_tensor(self.weights_of_column))
         if isinstance(self._column, CategoricalColumn):
@@ -273,7 +276,7 @@ class LinearModel(FeatureColumnsLayer):
         )
         self.built = True
 
-    def call(self, features: object) -> Any:
+    def call(self, features: object) -> jax.Array:
         """Return the weighted sums, shape `(batch, units)`."""
         given = self._features(features)
         total = jnp.asarray(keras.ops.convert_to_tensor(self.bias))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -44,7 +45,7 @@ class NumericColumn(KeyColumn, DenseColumn):
         """How many numbers a row has."""
         return math.prod(self.shape)
 
-    def dense(self, features: Features) -> Any:
+    def dense(self, features: Features) -> jax.Array:
         """Return floats of shape `(batch, width)`, in the step."""
         value = raw_feature(features, self.key)
         if not is_traced(value) and np.asarray(value).dtype.kind in "USO":
@@ -95,17 +96,17 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
         """Return the key of the source's feature."""
         return self.source_column.feature_keys()
 
-    def buckets(self, features: Features) -> Any:
+    def buckets(self, features: Features) -> jax.Array:
         """Return the bucket of each number, shape `(batch, numbers)`, in the step."""
         numbers = self.source_column.dense(features)
         return jnp.digitize(numbers, jnp.asarray(self.boundaries, numbers.dtype))
 
-    def ids(self, features: Features) -> Any:
+    def ids(self, features: Features) -> jax.Array:
         """Return categories, shape `(batch, numbers)`, in the step: each number has buckets of its own."""
         buckets = self.buckets(features)
         return buckets + jnp.arange(buckets.shape[1]) * (len(self.boundaries) + 1)
 
-    def dense(self, features: Features) -> Any:
+    def dense(self, features: Features) -> jax.Array:
         """Return a one for each number's bucket, shape `(batch, width)`, in the step."""
         size = len(self.boundaries) + 1
         hot = self.buckets(features)[..., None] == jnp.arange(size)

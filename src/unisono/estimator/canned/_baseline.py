@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import ROWS, CannedEstimator
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -40,11 +42,11 @@ class BaselineEstimator(CannedEstimator):
     ) -> None:
         make_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
 
-        def model(features: Mapping[str, Any], mode: str) -> tuple[Any, Callable[[Any], Any]]:
+        def model(features: Mapping[str, jax.Array], mode: str) -> tuple[Any, Callable[[Any], Any]]:
             layer = BaselineLogits(head.logits_dimension, name="baseline")
             logits = layer(features[ROWS])
 
-            def train_op(loss: Any) -> Any:
+            def train_op(loss: jax.Array) -> Any:
                 return minimized(make_optimizer(), loss, layer.trainable_variables)
 
             return logits, train_op

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
@@ -56,7 +57,7 @@ class CannedEstimator(Estimator):
             FeatureEncoder(columns, head.feature_keys) if columns else RowsEncoder(head.feature_keys)
         )
 
-        def model_fn(features: Mapping[str, Any], labels: Any, mode: str) -> EstimatorSpec:
+        def model_fn(features: Mapping[str, jax.Array], labels: jax.Array, mode: str) -> EstimatorSpec:
             logits, train_op_fn = model(features, mode)
             return head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn)
 
@@ -170,7 +171,7 @@ class RowsEncoder:
     def __init__(self, kept: Sequence[str]) -> None:
         self._kept = tuple(kept)
 
-    def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, features: Mapping[str, jax.Array]) -> dict[str, Any]:
         if not features:
             raise InvalidArgumentError("An input_fn must return a dict of features. Received: an empty one.")
         rows = len(np.asarray(next(iter(features.values()))))

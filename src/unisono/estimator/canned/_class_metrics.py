@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -31,7 +32,7 @@ class AccuracyBaseline(keras.metrics.Mean):
         return keras.ops.maximum(mean, 1 - mean)
 
 
-def sigmoid_losses(labels: Any, logits: Any) -> Any:
+def sigmoid_losses(labels: jax.Array, logits: jax.Array) -> jax.Array:
     """Return the cross entropy of each logit.
 
     >>> float(sigmoid_losses(jnp.array([1.0]), jnp.array([-100.0]))[0])
@@ -48,7 +49,9 @@ class PositiveThresholdAccuracy(keras.metrics.Mean):
         super().__init__(**kwargs)
         self._threshold = threshold
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
         """Count a batch."""
         equal = (jnp.asarray(y_pred) > self._threshold) == (jnp.asarray(y_true) > 0.5)
         super().update_state(equal.astype(jnp.float32), sample_weight)

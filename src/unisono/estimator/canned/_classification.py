@@ -87,7 +87,7 @@ class ClassHead(Head):
         result[:] = [name.encode() for name in names]
         return result
 
-    def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
+    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with "classes" and "all_classes", as bytes."""
         names, found = self.class_names(), dict(predictions)
         if "class_ids" in found:
@@ -99,7 +99,7 @@ class ClassHead(Head):
 
 def chosen_predictions(
     predictions: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None
-) -> dict[str, Any]:
+) -> dict[str, jax.Array]:
     """Return predictions by key.
 
     Args:
@@ -117,10 +117,10 @@ class SingleClassHead(ClassHead, abc.ABC):
     """What the heads share whose examples have one class each."""
 
     @abc.abstractmethod
-    def _class_logits(self, logits: Any) -> Any:
+    def _class_logits(self, logits: jax.Array) -> jax.Array:
         """Return a logit for each class."""
 
-    def _class_predictions(self, logits: Any) -> dict[str, Callable[[], Any]]:
+    def _class_predictions(self, logits: jax.Array) -> dict[str, Callable[[], jax.Array]]:
         by_class = self._class_logits(logits)
         numbers = jnp.arange(self._classes, dtype=jnp.int32)
         return {
@@ -157,14 +157,14 @@ class BinaryClassHead(SingleClassHead):
         """One."""
         return 1
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the cross entropy of each example."""
         return sigmoid_losses(labels, logits)
 
-    def _class_logits(self, logits: Any) -> Any:
+    def _class_logits(self, logits: jax.Array) -> jax.Array:
         return jnp.concatenate([jnp.zeros_like(logits), logits], axis=-1)
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return logits, logistic, probabilities, class_ids and all_class_ids.
 
         Args:
@@ -176,7 +176,9 @@ class BinaryClassHead(SingleClassHead):
         return chosen_predictions({**own, **self._class_predictions(logits)}, keys)
 
     @TEXTS
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return new metrics by name."""
         made = {
             "accuracy": keras.metrics.Mean(name="accuracy"),
@@ -195,7 +197,12 @@ class BinaryClassHead(SingleClassHead):
         }
 
     def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+        self,
+        metrics: Mapping[str, keras.metrics.Metric],
+        labels: jax.Array,
+        logits: jax.Array,
+        losses: jax.Array,
+        weights: jax.Array | None,
     ) -> None:
         predictions = self.predictions(logits, ["logistic", "class_ids"])
         ids, logistic = predictions["class_ids"], predictions["logistic"]
@@ -242,15 +249,15 @@ class MultiClassHead(SingleClassHead):
         """One for each class."""
         return self._classes
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the cross entropy of each example."""
         scores = jax.nn.log_softmax(logits)
         return -jnp.take_along_axis(scores, labels.astype(jnp.int32), axis=-1)
 
-    def _class_logits(self, logits: Any) -> Any:
+    def _class_logits(self, logits: jax.Array) -> jax.Array:
         return logits
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return logits, probabilities, class_ids and all_class_ids.
 
         Args:
@@ -261,13 +268,20 @@ class MultiClassHead(SingleClassHead):
         return chosen_predictions({"logits": lambda: logits, **self._class_predictions(logits)}, keys)
 
     @TEXTS
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return new metrics by name."""
         accuracy = {self.key("accuracy"): keras.metrics.Mean(name="accuracy")}
         return {**self.common_metrics(regularization_losses), **accuracy}
 
     def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+        self,
+        metrics: Mapping[str, keras.metrics.Metric],
+        labels: jax.Array,
+        logits: jax.Array,
+        losses: jax.Array,
+        weights: jax.Array | None,
     ) -> None:
         equal = (labels == self.predictions(logits, ["class_ids"])["class_ids"]).astype(jnp.float32)
         metrics[self.key("accuracy")].update_state(equal, broadcast(weights, equal))

@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from unisono._errors import InvalidArgumentError
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._train_op import group
@@ -52,7 +54,9 @@ class WideAndDeep:
     dropout: float | None
     batch_norm: bool
 
-    def logits(self, features: Mapping[str, Any], mode: str, units: int) -> tuple[Any, Callable[[Any], Any]]:
+    def logits(
+        self, features: Mapping[str, jax.Array], mode: str, units: int
+    ) -> tuple[Any, Callable[[Any], Any]]:
         """Return the sum of both logits, and the function that returns the train op of a loss."""
         parts: list[tuple[Logits, Callable[[], Any]]] = []
         if self.dnn_columns:
@@ -65,7 +69,7 @@ class WideAndDeep:
             logits = linear_logits(features, self.linear_columns, units, self.sparse_combiner)
             parts.append((logits, self.linear_optimizer))
 
-        def train_op(loss: Any) -> Any:
+        def train_op(loss: jax.Array) -> Any:
             return group(
                 *(minimized(make_optimizer(), loss, variables) for (_, variables), make_optimizer in parts)
             )
@@ -112,7 +116,7 @@ class DNNLinearCombinedEstimator(CannedEstimator):
             batch_norm,
         )  # fmt: skip
 
-        def model(features: Mapping[str, Any], mode: str) -> tuple[Any, Callable[[Any], Any]]:
+        def model(features: Mapping[str, jax.Array], mode: str) -> tuple[Any, Callable[[Any], Any]]:
             return models.logits(features, mode, head.logits_dimension)
 
         super().__init__(head, [*linear, *dnn], model, model_dir, config, warm_start_from)

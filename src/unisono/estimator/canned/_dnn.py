@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
 from unisono.estimator._run_config import RunConfig
@@ -71,13 +73,13 @@ class DNNEstimator(CannedEstimator):
 
         make_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
 
-        def model(features: Mapping[str, Any], mode: str) -> tuple[Any, Callable[[Any], Any]]:
+        def model(features: Mapping[str, jax.Array], mode: str) -> tuple[Any, Callable[[Any], Any]]:
             units, training = head.logits_dimension, is_training(mode)
             logits, variables = dnn_logits(
                 features, columns, sizes, units, activation_fn, dropout, batch_norm, training
             )
 
-            def train_op(loss: Any) -> Any:
+            def train_op(loss: jax.Array) -> Any:
                 return minimized(make_optimizer(), loss, variables)
 
             return logits, train_op

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -88,27 +89,34 @@ class Head(abc.ABC):
     # --- what a kind of head decides ---------------------------------------------------------------
 
     @abc.abstractmethod
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the loss of each example, of shape `(batch, 1)`, or of each label."""
 
     @TEXTS
     @abc.abstractmethod
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return predictions by key."""
 
     @TEXTS
     @abc.abstractmethod
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return new metrics by name."""
 
     @abc.abstractmethod
     def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+        self,
+        metrics: Mapping[str, keras.metrics.Metric],
+        labels: jax.Array,
+        logits: jax.Array,
+        losses: jax.Array,
+        weights: jax.Array | None,
     ) -> None:
         """Update the metrics with a batch."""
 
     @TEXTS
-    def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
+    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with those that are strings, which only the host can hold."""
         return predictions
 
@@ -124,12 +132,12 @@ class Head(abc.ABC):
 
     def loss(
         self,
-        labels: Any,
-        logits: Any,
-        features: Mapping[str, Any] | None = None,
+        labels: jax.Array,
+        logits: jax.Array,
+        features: Mapping[str, jax.Array] | None = None,
         mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> Any:
+        regularization_losses: Sequence[jax.Array] | None = None,
+    ) -> jax.Array:
         """Return the loss of a batch, a scalar.
 
         Args:
@@ -146,8 +154,8 @@ class Head(abc.ABC):
         return loss + sum(regularization_losses) if regularization_losses else loss
 
     def _losses_and_weights(
-        self, labels: Any, logits: Any, features: Mapping[str, Any] | None
-    ) -> tuple[Any, Any]:
+        self, labels: jax.Array, logits: jax.Array, features: Mapping[str, jax.Array] | None
+    ) -> tuple[jax.Array, jax.Array | None]:
         logits = self._checked_logits(logits)
         labels = self.label_array(labels, logits)
         if self._loss_fn is None:
@@ -157,7 +165,7 @@ class Head(abc.ABC):
         weights = None if self._weights is None else self._weights.dense(features or {})
         return losses, weights
 
-    def _checked_logits(self, logits: Any) -> Any:
+    def _checked_logits(self, logits: jax.Array) -> jax.Array:
         logits = jnp.asarray(logits, jnp.float32)
         if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
             raise InvalidArgumentError(
@@ -200,12 +208,12 @@ class Head(abc.ABC):
     @TEXTS.with_texts(labels="array of shape `(batch, ...)`.")
     def update_metrics(
         self,
-        eval_metrics: Mapping[str, Any],
-        features: Mapping[str, Any] | None,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> Mapping[str, Any]:
+        eval_metrics: Mapping[str, keras.metrics.Metric],
+        features: Mapping[str, jax.Array] | None,
+        logits: jax.Array,
+        labels: jax.Array,
+        regularization_losses: Sequence[jax.Array] | None = None,
+    ) -> Mapping[str, keras.metrics.Metric]:
         """Update metrics with a batch, and return them."""
         losses, weights = self._losses_and_weights(labels, logits, features)
         logits = self._checked_logits(logits)
@@ -216,7 +224,9 @@ class Head(abc.ABC):
         return eval_metrics
 
     @TEXTS
-    def common_metrics(self, regularization_losses: Sequence[Any] | None) -> dict[str, keras.metrics.Metric]:
+    def common_metrics(
+        self, regularization_losses: Sequence[jax.Array] | None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return the metrics that every head has."""
         metrics = {self.key("average_loss"): keras.metrics.Mean(name="average_loss")}
         if regularization_losses:
@@ -283,12 +293,12 @@ class SummedLosses(keras.losses.Loss):
     def __init__(self) -> None:
         super().__init__(reduction="sum")
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the losses as they are given."""
         return y_pred
 
 
-def minimized(optimizer: Any, loss: Any, variables: Sequence[keras.Variable] | None) -> Any:
+def minimized(optimizer: Any, loss: jax.Array, variables: Sequence[keras.Variable] | None) -> Any:
     """Return the train op of an optimizer: Keras', or one with TensorFlow 1's `minimize`.
 
     Args:
@@ -299,7 +309,7 @@ def minimized(optimizer: Any, loss: Any, variables: Sequence[keras.Variable] | N
     return optimizer.minimize(loss, var_list=variables)
 
 
-def _call_loss(function: Callable[..., Any], labels: Any, logits: Any, features: Any) -> Any:
+def _call_loss(function: Callable[..., Any], labels: jax.Array, logits: jax.Array, features: Any) -> Any:
     names = set(inspect.signature(function).parameters)
     if not {"labels", "logits"} <= names <= {"labels", "logits", "features", "loss_reduction"}:
         raise InvalidArgumentError(
@@ -310,7 +320,7 @@ def _call_loss(function: Callable[..., Any], labels: Any, logits: Any, features:
     return function(labels=labels, logits=logits, **more)
 
 
-def broadcast(weights: Any, values: Any) -> Any:
+def broadcast(weights: jax.Array | None, values: jax.Array) -> jax.Array | None:
     """Return weights of examples with the shape of values, or None.
 
     Args:

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import CannedEstimator, Model
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -39,10 +41,10 @@ def _model(columns: Sequence[FeatureColumn], units: int, optimizer: object, comb
 
     make_optimizer = optimizer_maker(optimizer or "Ftrl", rate)
 
-    def model(features: Mapping[str, Any], mode: str) -> tuple[Any, Callable[[Any], Any]]:
+    def model(features: Mapping[str, jax.Array], mode: str) -> tuple[Any, Callable[[Any], Any]]:
         logits, variables = linear_logits(features, columns, units, combiner)
 
-        def train_op(loss: Any) -> Any:
+        def train_op(loss: jax.Array) -> Any:
             return minimized(make_optimizer(), loss, variables)
 
         return logits, train_op

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -34,7 +35,7 @@ _OPTIMIZERS = {
 
 
 def linear_logits(
-    features: Mapping[str, Any], columns: Sequence[FeatureColumn], units: int, sparse_combiner: str
+    features: Mapping[str, jax.Array], columns: Sequence[FeatureColumn], units: int, sparse_combiner: str
 ) -> Logits:
     """Return the logits of a linear model."""
     with keras.name_scope("linear"):
@@ -43,7 +44,7 @@ def linear_logits(
 
 
 def dnn_logits(
-    features: Mapping[str, Any],
+    features: Mapping[str, jax.Array],
     columns: Sequence[FeatureColumn],
     hidden_units: Sequence[int],
     units: int,
@@ -91,7 +92,7 @@ class BaselineLogits(keras.layers.Layer):
         """Create the bias."""
         self.bias = self.add_weight(name="bias", shape=(self._units,), initializer="zeros")
 
-    def call(self, rows: Any) -> Any:
+    def call(self, rows: jax.Array) -> jax.Array:
         """Return the bias for each row."""
         bias = jnp.asarray(keras.ops.convert_to_tensor(self.bias))
         return jnp.broadcast_to(bias, (rows.shape[0], self._units))

@@ -88,11 +88,11 @@ class MultiLabelHead(ClassHead):
             )
         return None if array is None else check_label_range(array, 2)
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the mean cross entropy of each example's classes."""
         return jnp.mean(sigmoid_losses(labels, logits), axis=-1, keepdims=True)
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return logits and probabilities.
 
         Args:
@@ -105,7 +105,7 @@ class MultiLabelHead(ClassHead):
         )
 
     @TEXTS
-    def host_predictions(self, predictions: dict[str, Any]) -> dict[str, Any]:
+    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with "classes": the names of all."""
         shape = np.shape(next(iter(predictions.values())))
         return {**predictions, "classes": np.broadcast_to(self.class_names(), shape)}
@@ -120,7 +120,9 @@ class MultiLabelHead(ClassHead):
         return made
 
     @TEXTS
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return new metrics by name."""
         made = {
             "auc": keras.metrics.AUC(name="auc"),
@@ -134,7 +136,12 @@ class MultiLabelHead(ClassHead):
         }
 
     def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+        self,
+        metrics: Mapping[str, keras.metrics.Metric],
+        labels: jax.Array,
+        logits: jax.Array,
+        losses: jax.Array,
+        weights: jax.Array | None,
     ) -> None:
         floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
         for name in ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds)):

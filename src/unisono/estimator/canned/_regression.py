@@ -62,7 +62,7 @@ class RegressionHead(Head):
         """How many numbers an example has."""
         return self._dimension
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the squared error of each number."""
         return jnp.square(logits - labels.astype(logits.dtype))
 
@@ -79,7 +79,7 @@ class RegressionHead(Head):
     def _checked_range(self, labels: np.ndarray) -> np.ndarray:
         return labels
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return predictions; with an inverse link logits, too.
 
         Args:
@@ -93,7 +93,9 @@ class RegressionHead(Head):
         return {key: value for key, value in found.items() if not keys or key in keys}
 
     @TEXTS
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
+    ) -> dict[str, keras.metrics.Metric]:
         """Return new metrics by name."""
         return {
             **self.common_metrics(regularization_losses),
@@ -102,7 +104,12 @@ class RegressionHead(Head):
         }
 
     def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
+        self,
+        metrics: Mapping[str, keras.metrics.Metric],
+        labels: jax.Array,
+        logits: jax.Array,
+        losses: jax.Array,
+        weights: jax.Array | None,
     ) -> None:
         found = self.predictions(logits)["predictions"]
         metrics[self.key("prediction/mean")].update_state(found, broadcast(weights, found))
@@ -125,7 +132,7 @@ class LogisticRegressionHead(RegressionHead):
     ) -> None:
         super().__init__(1, weight_column, loss_reduction, None, jax.nn.sigmoid, name)
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return the cross entropy of each example."""
         return sigmoid_losses(labels, logits)
 
@@ -157,7 +164,7 @@ class PoissonRegressionHead(RegressionHead):
         super().__init__(label_dimension, weight_column, loss_reduction, None, jnp.exp, name)
         self._full = compute_full_loss
 
-    def losses(self, labels: Any, logits: Any) -> Any:
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Return Poisson's loss of each number."""
         labels = labels.astype(logits.dtype)
         losses = jnp.exp(logits) - labels * logits
