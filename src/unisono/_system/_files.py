@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -71,6 +72,25 @@ def swap_folder(aside: Path, path: Path, before: Path) -> None:
     except BaseException:
         before.rename(path)
         raise
+
+
+def own_folder_problem(path: Path, denied: int) -> str:
+    """Make a folder where it is missing; return why this user must not rely on it, empty where nothing is.
+
+    Args:
+        denied: the bits of its mode that others must not have.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not of what a link points to: another user may have made it.
+        state = path.lstat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(state.st_mode):
+        return "it is not a directory"
+    if state.st_uid != os.geteuid():
+        return f"it belongs to the user {state.st_uid}"
+    return f"its mode is {stat.S_IMODE(state.st_mode):04o}" if state.st_mode & denied else ""
 
 
 def flush(path: Path) -> None:

@@ -30,9 +30,6 @@ def own_address(wanted: str, task: str, reached: str) -> str:
             address; empty where nothing is said.
         task: the host of this task in the description of the cluster; empty where that is not known.
 
-    Raises:
-        InvalidArgumentError: when this host has not what is wanted.
-
     >>> own_address("", "localhost", "127.0.0.1"), own_address("127.0.0.0/8", "", "127.0.0.1")
     ('127.0.0.1', '127.0.0.1')
     """

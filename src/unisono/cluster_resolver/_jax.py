@@ -56,9 +56,6 @@ def read_cluster(
         environ: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or else PET_MASTER_ADDR,
             PET_MASTER_PORT, PET_NNODES and PET_NODE_RANK.
 
-    Raises:
-        InvalidArgumentError: when one of the three is absent or cannot be used.
-
     >>> read_cluster({"PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29500", "PET_NNODES": "2"}, process_id=1)
     JaxCluster(coordinator_address='a:29500', num_processes=2, process_id=1)
     """

@@ -43,9 +43,6 @@ def is_mpi_rank(environ: Mapping[str, str]) -> bool:
 def read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
     """Return this process' rank, and how many ranks there are.
 
-    Raises:
-        InvalidArgumentError: when no variable has it, or a value cannot be used.
-
     >>> read_rank({"PMI_RANK": "1", "PMI_SIZE": "4"})
     (1, 4)
     """

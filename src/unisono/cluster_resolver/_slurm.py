@@ -73,10 +73,6 @@ def read_slurm(
     Args:
         environ: the variables that `srun` sets.
         tasks_per_node: instead of Slurm's own: a count for every node, or node -> count.
-
-    Raises:
-        InvalidArgumentError: when a variable is absent or cannot be read, the counts contradict each
-            other, or tasks are not given to the nodes in blocks.
     """
     rank = _integer(environ, ("SLURM_PROCID",))
     if isinstance(tasks_per_node, Mapping):
@@ -144,9 +140,6 @@ def gpu_share(visible: str | None, gpus_per_node: int, gpus_per_task: int, local
 
     Returns:
         What CUDA_VISIBLE_DEVICES must be; None to leave it as it is.
-
-    Raises:
-        InvalidArgumentError: when fewer GPUs are visible than a task must get.
 
     >>> gpu_share(None, 4, 2, 1), gpu_share("4,5,6,7", 4, 2, 1), gpu_share("6,7", 4, 2, 1)
     ('2,3', '6,7', '6,7')

@@ -26,9 +26,6 @@ def expand_hosts(text: str) -> list[str]:
     Args:
         text: names separated by commas; `[1-3,7]` stands for several numbers, and `[01-10]` keeps zeros.
 
-    Raises:
-        InvalidArgumentError: when `text` cannot be read or is too long.
-
     >>> expand_hosts("node[1-3,7],gpu-[09-10]-ib,login")
     ['node1', 'node2', 'node3', 'node7', 'gpu-09-ib', 'gpu-10-ib', 'login']
     """
@@ -89,9 +86,6 @@ def _unreadable(text: str) -> InvalidArgumentError:
 
 def expand_counts(text: str) -> list[int]:
     """Return the counts of a list in which `2(x3)` stands for `2,2,2`.
-
-    Raises:
-        InvalidArgumentError: when `text` cannot be read or is too long.
 
     >>> expand_counts("2(x3),1")
     [2, 2, 2, 1]

@@ -371,9 +371,6 @@ def worker_count(spec: ClusterSpec, task_type: str = "worker") -> int:
 def process_id(spec: ClusterSpec, task: Task) -> int:
     """Return a task's number among those that compute together: the chief, then the workers.
 
-    Raises:
-        InvalidArgumentError: when the task is not in the cluster or does not compute, as `ps`.
-
     >>> process_id(ClusterSpec({"worker": ["a:1", "b:1"], "chief": ["c:1"]}), Task("worker", 1))
     2
     """
@@ -390,11 +387,7 @@ def process_id(spec: ClusterSpec, task: Task) -> int:
 
 
 def chief_address(spec: ClusterSpec) -> str:
-    """Return the address of the chief, or of the first worker where there is no chief.
-
-    Raises:
-        InvalidArgumentError: when the cluster has neither.
-    """
+    """Return the address of the chief, or of the first worker where there is no chief."""
     for job in ("chief", "worker"):
         if job in spec:
             return spec.task_address(job, spec.task_indices(job)[0])

@@ -44,9 +44,6 @@ def read_tf_config(text: str | None, task_type: str | None = None, task_id: int 
         task_type: the job of this process, instead of the one in the text.
         task_id: its index, instead of the one in the text.
 
-    Raises:
-        InvalidArgumentError: when the text cannot be used; it names everything that is wrong.
-
     >>> read_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "1"}}')
     TFConfig(cluster=ClusterSpec({'worker': ['a:1', 'b:1']}), task_type='worker', task_id=1,
         rpc_layer=None, environment=None, session_master=None)

@@ -21,11 +21,7 @@ _LOG = logging.getLogger("unisono")
 
 
 def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a function, its arguments and the level of this process' messages as bytes.
-
-    Raises:
-        InvalidArgumentError: when they cannot be pickled.
-    """
+    """Return a function, its arguments and the level of this process' messages as bytes."""
     import cloudpickle
 
     try:
@@ -78,7 +74,8 @@ def raise_failure(outcome: Outcome, paths: RunPaths) -> NoReturn:
     if failure is None:
         raise ClusterError(f"The workers must exit with code 0. Received: {outcome.code}.")
     record = read_error(paths.error(failure.task, outcome.plan.generation))
-    error = None if record is None or not record.get("pickle") else _unpickled(record["pickle"])
+    text = None if record is None else record.get("pickle")
+    error = _unpickled(text) if text else None
     if record is not None and error is not None:
         error.add_note(f"Raised in {failure.task} of unisono.launch.")
         raise error from _WorkerTracebackError(record["traceback"])

@@ -15,7 +15,15 @@ from unisono.launcher import _restart_policy as decide
 from unisono.launcher._kept_output import KeptOutput
 from unisono.launcher._plan import LaunchPlan
 from unisono.launcher._processes import kill_all
-from unisono.launcher._run_files import BestEffort, History, Tail, last_lines, read_error, size_of
+from unisono.launcher._run_files import (
+    BestEffort,
+    ErrorRecord,
+    History,
+    Tail,
+    last_lines,
+    read_error,
+    size_of,
+)
 from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
 
 #: A shell's exit code for a program that cannot be started.
@@ -198,7 +206,7 @@ class TaskGroup:
             failure = decide.Failure(task, record["at"], record["code"], record["summary"])
             self._fail(failure, process.pid)
 
-    def _error(self, task: Task, process: TaskProcess | None) -> dict[str, Any] | None:
+    def _error(self, task: Task, process: TaskProcess | None) -> ErrorRecord | None:
         """Return a task's record of its exception, from its file or else from memory."""
         record = read_error(self.plan.paths.error(task, self.plan.generation))
         kept = None if process is None else process.kept
@@ -314,7 +322,7 @@ class TaskGroup:
         process = self._processes.get(failure.task)
         record = self._error(failure.task, process)
         if record is not None and record["traceback"] and failure.code == record["code"]:
-            return str(record["traceback"]).rstrip()
+            return record["traceback"].rstrip()
         kept = None if process is None else process.kept
         # What the log did not take is later than what is in it.
         unwritten = "" if kept is None else kept.last_lines()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
 
-from unisono.launcher._run_files import error_record
+from unisono.launcher._run_files import ErrorRecord, error_record
 
 #: The most bytes that are kept of a task: its last ones.
 _KEPT = 64 << 10
@@ -56,7 +55,7 @@ class KeptOutput:
                 os.close(self._read)
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def error(self) -> ErrorRecord | None:
         """The task's record of its exception, where it could not write it; None without one."""
         _, mark, record = self._bytes.partition(_RECORD)
         return error_record(record) if mark else None

@@ -71,11 +71,7 @@ def dry_run(options: LaunchOptions, program: UserProgram, log_dir: Path | None) 
 
 
 def check_program(program: UserProgram) -> None:
-    """Check that the script exists.
-
-    Raises:
-        InvalidArgumentError: when it does not.
-    """
+    """Check that the script exists."""
     path = Path(program.target)
     if not program.is_module and not path.is_file() and not (path / "__main__.py").is_file():
         raise InvalidArgumentError(
@@ -85,11 +81,7 @@ def check_program(program: UserProgram) -> None:
 
 
 def make_run_paths(log_dir: Path | None) -> RunPaths:
-    """Create the directory of a launch where it is missing, by default a new temporary one, and return it.
-
-    Raises:
-        InvalidArgumentError: when it cannot be created.
-    """
+    """Create the directory of a launch where it is missing, by default a new temporary one, and return it."""
     if log_dir is None:
         return RunPaths(Path(tempfile.mkdtemp(prefix="unisono-")))
     try:

@@ -148,9 +148,6 @@ def _check_elastic(elastic: tuple[int, int], workers: int) -> None:
 def parse_elastic(text: str) -> tuple[int, int]:
     """Return the fewest and the most workers from `"2:4"`.
 
-    Raises:
-        InvalidArgumentError: when the text does not have this form.
-
     >>> parse_elastic("2:4")
     (2, 4)
     """
@@ -164,9 +161,6 @@ def parse_elastic(text: str) -> tuple[int, int]:
 
 def parse_spares(text: str) -> int | None:
     """Return the number of spares in a text, or None for `"auto"`.
-
-    Raises:
-        InvalidArgumentError: when the text is neither a number nor `"auto"`.
 
     >>> parse_spares("auto"), parse_spares("2")
     (None, 2)

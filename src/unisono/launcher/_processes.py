@@ -31,9 +31,6 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
 
     Args:
         avoid: ports not to take, such as those of the previous generation.
-
-    Raises:
-        ClusterError: when too few are free.
     """
     held: list[socket.socket] = []
     try:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 from unisono.cluster_resolver._spec import Task
 
@@ -97,7 +97,23 @@ class History:
             file.write(json.dumps(line) + "\n")
 
 
-def read_error(path: Path) -> dict[str, Any] | None:
+class ErrorRecord(TypedDict):
+    """What a task writes of the exception that ends it, as `_task._report` does.
+
+    Args:
+        at: when, in seconds since the epoch.
+        summary: one line for the terminal.
+        pickle: the exception, by `cloudpickle` and in base64; None where it cannot be pickled.
+    """
+
+    at: float
+    code: int
+    summary: str
+    traceback: str
+    pickle: NotRequired[str | None]
+
+
+def read_error(path: Path) -> ErrorRecord | None:
     """Return a task's record of its exception, None where there is none or it is incomplete."""
     try:
         return error_record(path.read_bytes())
@@ -105,7 +121,7 @@ def read_error(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def error_record(data: bytes) -> dict[str, Any] | None:
+def error_record(data: bytes) -> ErrorRecord | None:
     """Return the record that a task has written of its exception, None where it is incomplete."""
     try:
         record = json.loads(data)
@@ -113,7 +129,7 @@ def error_record(data: bytes) -> dict[str, Any] | None:
         return None
     kinds = {"at": float, "code": int, "summary": str, "traceback": str}
     complete = isinstance(record, dict) and all(isinstance(record.get(n), k) for n, k in kinds.items())
-    return record if complete else None
+    return cast(ErrorRecord, record) if complete else None
 
 
 def read_capacity(path: Path) -> int | None:

@@ -165,10 +165,6 @@ def shard_count(partitioner: Any, shape: Sequence[int], dtype: Any, path: str = 
     Args:
         partitioner: called with `shape=` and `dtype=`.
 
-    Raises:
-        InvalidArgumentError: the answer is no list of numbers, is empty, cuts another axis than the first, or
-            makes no shard.
-
     >>> shard_count(FixedShardsPartitioner(2), (10, 3), "float32")
     2
     >>> shard_count(lambda shape, dtype: [16, 1], (10, 3), "float32")

@@ -141,9 +141,6 @@ class Placement:
     belongs to a variable (an optimizer's slots) lies beside it. The shards of a partitioned variable are
     placed one by one.
 
-    Raises:
-        InvalidArgumentError: there is no server.
-
     >>> placement = Placement(2)
     >>> [placement.place(nbytes) for nbytes in (400, 40, 40, 40)]
     [0, 1, 1, 1]

@@ -38,9 +38,6 @@ class ExportedProgram:
 
     Args:
         blob: what `jax.export.Exported.serialize` returned.
-
-    Raises:
-        InvalidArgumentError: the bytes are no program, or one of other arguments.
     """
 
     def __init__(self, blob: bytes) -> None:
@@ -77,11 +74,7 @@ class ExportedProgram:
         return self.exported.call(*args)
 
     def check(self, values: Sequence[Any], slots: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Raise an error unless the arguments have the shapes and dtypes of the program.
-
-        Raises:
-            InvalidArgumentError: it names the first argument that does not fit.
-        """
+        """Raise an error unless the arguments have the shapes and dtypes of the program."""
         given = (len(values), len(slots), len(gradients))
         if self.counts == given and self._specs == [
             (a.shape, a.dtype) for a in (*values, *slots, *gradients)
@@ -118,11 +111,7 @@ class ExportedProgram:
 
 
 def _list_lengths(exported: jax.export.Exported) -> tuple[int, int, int] | None:
-    """Return the lengths of a program's three lists of arguments, or None where it is no update.
-
-    Raises:
-        InvalidArgumentError: the results of three lists are not two like the first two.
-    """
+    """Return the lengths of a program's three lists of arguments, or None where it is no update."""
     placeholders: Any = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     args, kwargs = placeholders
     if kwargs or len(args) != 3 or not all(isinstance(a, (list, tuple)) for a in args):
@@ -158,11 +147,7 @@ class ProgramStore:
         self._lock = threading.Lock()
 
     def add(self, blob: bytes) -> str:
-        """Keep a program, and return its digest; one that is known is kept as it is.
-
-        Raises:
-            InvalidArgumentError: the bytes are no program that this server can run.
-        """
+        """Keep a program, and return its digest; one that is known is kept as it is."""
         digest = digest_of(blob)
         with self._lock:
             if digest not in self._programs:

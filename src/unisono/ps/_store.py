@@ -74,11 +74,7 @@ class VariableStore:
     # programs
 
     def add_program(self, blob: bytes) -> str:
-        """Keep a program, and return its digest.
-
-        Raises:
-            InvalidArgumentError: the bytes are no program that this server can run.
-        """
+        """Keep a program, and return its digest."""
         with self.lock:
             digest = self.programs.add(blob)
             self.journal.keep_program(digest, blob)
@@ -99,9 +95,6 @@ class VariableStore:
 
         Args:
             versions: those of the client's copies, of this lineage; -1 for none, None for none at all.
-
-        Raises:
-            InvalidArgumentError: a variable does not exist.
         """
         if versions is not None and len(versions) != len(numbers):
             raise InvalidArgumentError(
@@ -123,9 +116,6 @@ class VariableStore:
         Args:
             begin: the first row, where it has rows.
             end: one past the last row; None for all.
-
-        Raises:
-            InvalidArgumentError: there is no such variable, or there are no such rows.
         """
         with self.lock:
             self._check_state()
@@ -145,9 +135,6 @@ class VariableStore:
 
         Args:
             indices: of rows, in any order.
-
-        Raises:
-            InvalidArgumentError: there is no such variable or row.
         """
         with self.lock:
             self._check_state()
@@ -159,11 +146,7 @@ class VariableStore:
     # changes
 
     def raise_generation(self, generation: int) -> None:
-        """Note that a newer chief is there.
-
-        Raises:
-            InvalidArgumentError: a newer one was there before.
-        """
+        """Note that a newer chief is there."""
         with self.lock:
             if generation < self.generation:
                 raise InvalidArgumentError(
@@ -264,9 +247,6 @@ class VariableStore:
 
         Returns:
             Whether it was written now; False for one that was written before.
-
-        Raises:
-            InvalidArgumentError: there is no such variable, or the value does not fit.
         """
         with self.lock:
             self._check_state()
@@ -293,9 +273,6 @@ class VariableStore:
 
         Args:
             request: its number, by which a repetition is recognized; 0 for none.
-
-        Raises:
-            InvalidArgumentError: there is no such variable.
         """
         with self.lock:
             self._check_state()
@@ -375,9 +352,6 @@ class VariableStore:
 
         Args:
             count: of this lineage's pushes, that the client was told of.
-
-        Raises:
-            ClusterError: as for any request from then on.
         """
         if count > self.applied_count:
             known = LogPosition(updates=count, generation=self.generation)

@@ -26,9 +26,6 @@ def loaded_sources(modules: Mapping[str, ModuleType]) -> dict[str, bytes]:
 
     Returns:
         The content of each file, by its name in the folder of the job's modules.
-
-    Raises:
-        InvalidArgumentError: when they are too large.
     """
     found = {}
     is_installed = _installed_folders()
@@ -75,11 +72,7 @@ def _installed_folders() -> Callable[[Path], bool]:
 
 
 def script_sources(script: Path) -> dict[str, bytes]:
-    """Return a script and the modules beside it that it imports.
-
-    Raises:
-        InvalidArgumentError: when it cannot be read, or all together are too large.
-    """
+    """Return a script and the modules beside it that it imports."""
     try:
         found = {f"{FOLDER}/{script.name}": script.read_bytes()}
     except OSError as error:
@@ -101,11 +94,7 @@ def script_sources(script: Path) -> dict[str, bytes]:
 
 
 def given_files(paths: Sequence[Path]) -> dict[str, bytes]:
-    """Return files and folders that the user names, by their names relative to this process' directory.
-
-    Raises:
-        InvalidArgumentError: when one does not exist or is not below the directory.
-    """
+    """Return files and folders that the user names, by their names relative to this process' directory."""
     found: dict[str, bytes] = {}
     for path in paths:
         is_readable = path.is_dir() or path.is_file()  # not a pipe, which would wait for a writer

@@ -6,6 +6,7 @@ Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_agent.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import getpass
 import os
 import platform
@@ -13,8 +14,8 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -275,32 +276,6 @@ def _run(
         program = dataclasses.replace(
             program, files={**program.files, paths.cluster_key.name: new_secret().encode()}
         )
-    with _machines(slots, options, program, paths, screen, run, what) as machines:
-        machines.take_all(stop_requests)
-        environ: dict[str, str] = {}
-        launch = Launch(
-            options,
-            paths,
-            environ,
-            lambda plan, task: {},
-            screen,
-            stop_requests,
-            lambda plan: _start_text(plan, what),
-            machines=machines,
-        )
-        return Supervisor(launch).run()
-
-
-@contextmanager
-def _machines(
-    slots: Slots,
-    options: LaunchOptions,
-    program: RemoteProgram,
-    paths: RunPaths,
-    screen: Display,
-    run: ClusterRun,
-    what: str,
-) -> Iterator[RemoteMachines]:
     claim = Claim(secrets.token_hex(16), f"{describe_client()}, {what}", run.lease)
     keys = read_standalone_keys(process_environ(), CLIENT)
     links: dict[str, ServerLink] = {}
@@ -313,13 +288,16 @@ def _machines(
         for name, data in program.files.items():
             link.put(name, data)
 
-    try:
+    with closing(machines):
         for address in slots.addresses:
             rpc_client = RpcClient(SERVER, address, keys, LIMIT)
             links[address] = ServerLink(address, rpc_client, claim, prepare, machines.wake)
-        yield machines
-    finally:
-        machines.close()
+        machines.take_all(stop_requests)
+        start_text = functools.partial(_start_text, what=what)
+        launch = Launch(
+            options, paths, {}, lambda plan, task: {}, screen, stop_requests, start_text, machines=machines
+        )
+        return Supervisor(launch).run()
 
 
 def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], warned: set[str]) -> None:

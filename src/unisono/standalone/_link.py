@@ -115,11 +115,7 @@ class ServerLink:
 
     @property
     def info(self) -> ServerInfo:
-        """What the server says of itself.
-
-        Raises:
-            ClusterError: when it is lost.
-        """
+        """What the server says of itself."""
         if self._info is None:
             raise ClusterError(f"The server {self.address} must answer. Received: it is lost.")
         return self._info
@@ -383,11 +379,7 @@ class ServerLink:
 
 
 def _accepted(answer: Frame) -> Frame:
-    """Return an answer that is no error.
-
-    Raises:
-        RequestRefusedError: when it is one.
-    """
+    """Return an answer that is no error."""
     if answer.op is Op.ERROR:
         raise RequestRefusedError(str(answer.meta.get("text")), str(answer.meta.get("kind")))
     return answer

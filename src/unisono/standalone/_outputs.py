@@ -43,9 +43,6 @@ class ClientProgress:
 def read_seen(meta: Mapping[str, Any]) -> dict[str, ClientProgress]:
     """Return what the client has, from the field of a message.
 
-    Raises:
-        InvalidArgumentError: when it is something else.
-
     >>> read_seen({"g0-worker-0": [5, "x"]})
     {'g0-worker-0': ClientProgress(offset=5, version='x')}
     """

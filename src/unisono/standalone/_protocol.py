@@ -59,9 +59,6 @@ def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys |
 
     Args:
         own: `SERVER` or `CLIENT`.
-
-    Raises:
-        ClusterError: when the secret cannot be used.
     """
     keys = read_keys(environ, own, ClusterSpec({}))
     return None if keys is None else dataclasses.replace(keys, tasks=(CLIENT,))
@@ -69,9 +66,6 @@ def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys |
 
 def task_of(text: str) -> Task:
     """Return the task of a text such as `worker:0`.
-
-    Raises:
-        InvalidArgumentError: when it is none.
 
     >>> task_of("worker:1")
     Task(type='worker', index=1)
@@ -86,9 +80,6 @@ def task_of(text: str) -> Task:
 
 def file_name(text: str) -> str:
     """Return the name of a file below a job's directory, as it was sent.
-
-    Raises:
-        InvalidArgumentError: when it leads out of the directory.
 
     >>> file_name("program/train.py")
     'program/train.py'
@@ -127,9 +118,6 @@ class ProcessShape:
     @classmethod
     def parse(cls, meta: Mapping[str, Any]) -> ProcessShape:
         """Return the shape of a message.
-
-        Raises:
-            InvalidArgumentError: when it is none.
 
         >>> ProcessShape.parse({"tasks": 2, "devices": None, "ps": False}).tasks
         2

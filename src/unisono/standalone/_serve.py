@@ -23,12 +23,7 @@ _POLL = 0.05
 
 
 def main(address: str, port: int | None, key_file: Path | None, directory: Path | None, spares: int) -> int:
-    """Serve until a signal asks to stop; return the exit code.
-
-    Raises:
-        ClusterError: when the address cannot be used, or other machines could reach it without a key.
-        InvalidArgumentError: when the port or the directory cannot be used.
-    """
+    """Serve until a signal asks to stop; return the exit code."""
     environ = process_environ()
     if key_file is not None:
         environ.pop(VARIABLE, None)

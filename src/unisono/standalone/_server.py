@@ -188,12 +188,7 @@ def shown_name(address: str) -> str:
 
 
 def address_of_tf_config(text: str) -> str:
-    """Return the address of the task of a TF_CONFIG.
-
-    Raises:
-        InvalidArgumentError: when it lacks the cluster, the task or its type, or has neither a chief nor a
-            worker, or another protocol than `rpc_layer` may name.
-    """
+    """Return the address of the task of a TF_CONFIG."""
     config = _object(text)
     for name in ("cluster", "task"):
         if name not in config:

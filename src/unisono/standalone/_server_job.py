@@ -58,11 +58,7 @@ class ServerJob:
             os.close(descriptor)
 
     def get(self, name: str, offset: int) -> tuple[int, bytes]:
-        """Return the size of a file, and a part of it.
-
-        Raises:
-            InvalidArgumentError: when it does not exist.
-        """
+        """Return the size of a file, and a part of it."""
         try:
             with (self.root / name).open("rb") as file:
                 file.seek(offset)

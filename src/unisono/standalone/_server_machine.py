@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._files import own_folder_problem
 from unisono.launcher._launch import cores, visible_gpus
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._orphan_reaper import sweep
@@ -33,31 +33,15 @@ def server_directory(address: str, given: Path | None) -> Path:
 
     Args:
         given: the user's choice; None for one below the system's temporary directory.
-
-    Raises:
-        InvalidArgumentError: when it cannot be used, or others may write there.
     """
     name = address.replace(":", "-").replace("[", "").replace("]", "").replace("*", "any")
     path = given or Path(tempfile.gettempdir()) / f"unisono-serve-{os.geteuid()}-{name}"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = path.lstat()
-    except OSError as error:
-        raise _unusable_directory(path, error.strerror or str(error)) from None
-    if not stat.S_ISDIR(state.st_mode):
-        raise _unusable_directory(path, "it is not a directory")
-    if state.st_uid != os.geteuid():
-        raise _unusable_directory(path, f"it belongs to the user {state.st_uid}")
-    if state.st_mode & 0o022:
-        raise _unusable_directory(path, f"its mode is {stat.S_IMODE(state.st_mode):04o}")
+    if problem := own_folder_problem(path, denied=0o022):
+        raise InvalidArgumentError(
+            "The directory of a server must belong to this user, and no other may write there. "
+            f"Received: {str(path)!r}: {problem}. Write `unisono serve --dir` with another directory."
+        )
     return path.resolve()
-
-
-def _unusable_directory(path: Path, problem: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "The directory of a server must belong to this user, and no other may write there. "
-        f"Received: {str(path)!r}: {problem}. Write `unisono serve --dir` with another directory."
-    )
 
 
 class ServerMachine:
@@ -82,11 +66,7 @@ class ServerMachine:
         return path
 
     def ports(self, count: int, avoid: Collection[int]) -> list[int]:
-        """Return free ports.
-
-        Raises:
-            ClusterError: when too few are free.
-        """
+        """Return free ports."""
         return free_ports(count, avoid)
 
     def take(self, shape: ProcessShape) -> Process | None:
@@ -95,11 +75,7 @@ class ServerMachine:
             return self._spares.take() if shape.is_usual else None
 
     def start(self, shape: ProcessShape, log: Path) -> Process:
-        """Start a process.
-
-        Raises:
-            OSError: when the system cannot start it.
-        """
+        """Start a process."""
         return Process(self._environment(shape), log, self._guard, self._wake)
 
     def _start_spare(self) -> Process:

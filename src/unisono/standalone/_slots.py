@@ -32,12 +32,7 @@ class Slots:
 
     @classmethod
     def of(cls, cluster: Mapping[str, Any] | ClusterSpec) -> Slots:
-        """Return the servers that a user names.
-
-        Raises:
-            InvalidTypeError: when the cluster is no dict.
-            InvalidArgumentError: when a job or an address cannot be used, or nothing in it trains.
-        """
+        """Return the servers that a user names."""
         if isinstance(cluster, ClusterSpec):
             cluster = cluster.as_dict()
         if not isinstance(cluster, Mapping):
@@ -107,9 +102,6 @@ class Slots:
 
 def parse_cluster(text: str) -> dict[str, list[str]]:
     """Return a cluster from the text of a command line.
-
-    Raises:
-        InvalidArgumentError: when it is empty.
 
     >>> parse_cluster("a:2222,b:2222,ps=c:2222")
     {'worker': ['a:2222', 'b:2222'], 'ps': ['c:2222']}

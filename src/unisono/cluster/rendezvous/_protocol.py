@@ -45,11 +45,7 @@ class OtherVersionError(UnknownPeerError):
 
 
 def frame(message: Message) -> bytes:
-    """Return a message as bytes.
-
-    Raises:
-        InvalidArgumentError: when it is longer than `MAX_BYTES`.
-    """
+    """Return a message as bytes."""
     body = json.dumps(message).encode()
     if len(body) > MAX_BYTES:
         raise InvalidArgumentError(
@@ -187,11 +183,7 @@ def config_problem(config: object) -> str | None:
 
 
 def check_config(config: object) -> None:
-    """Check this process' own configuration.
-
-    Raises:
-        InvalidTypeError: when it is not a flat dict of strings and numbers.
-    """
+    """Check this process' own configuration."""
     problem = config_problem(config)
     if problem:
         raise InvalidTypeError(

@@ -40,9 +40,6 @@ class NewVariable:
 
         Args:
             key: for the journal, of a table.
-
-        Raises:
-            InvalidArgumentError: the initial value does not fit.
         """
         spec = self.spec
         if self.value is not None and (self.value.shape != spec.shape or self.value.dtype != spec.dtype):
@@ -110,9 +107,6 @@ def decode_news(variables: Sequence[Json], arrays: Sequence[Array]) -> list[NewV
     Args:
         variables: come from outside, and are checked.
         arrays: their values, in order.
-
-    Raises:
-        InvalidArgumentError: something in it cannot be used.
     """
     left, news = list(arrays), []
     for meta in variables:

@@ -129,9 +129,6 @@ class Push:
         Args:
             meta: comes from outside, and is checked.
             arrays: the arrays, which are not copied.
-
-        Raises:
-            InvalidArgumentError: a field is missing or has a wrong type, or the number of arrays is wrong.
         """
         left = list(arrays)
         updates = tuple(_decode_update(u, left) for u in listed(meta, "updates"))

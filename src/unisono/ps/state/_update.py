@@ -87,9 +87,6 @@ def find(variables: Variables, number: int, kind: type[Any] | None = None) -> An
 
     Args:
         kind: `DenseVariable` or `Table` where it must be one.
-
-    Raises:
-        InvalidArgumentError: there is none of that number or kind.
     """
     variable = variables.get(number)
     if variable is None:

@@ -59,9 +59,6 @@ class StoredSpec:
 
         Args:
             meta: comes from outside, and is checked.
-
-        Raises:
-            InvalidArgumentError: a field is missing or cannot be used.
         """
         if not isinstance(meta, dict):
             raise InvalidArgumentError(f"Each of `variables` must be an object. Received: {meta!r}.")
@@ -214,11 +211,7 @@ class Table:
         return self.memory.take(indices, axis=0)
 
     def check_rows(self, indices: Array) -> Array:
-        """Return the indices as NumPy uses them.
-
-        Raises:
-            InvalidArgumentError: they are no list of whole numbers, or one is no row of the table.
-        """
+        """Return the indices as NumPy uses them."""
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise InvalidArgumentError(
                 f"Rows of {self.spec.name!r} must be named by a list of whole numbers. Received: indices of "

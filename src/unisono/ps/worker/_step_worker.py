@@ -464,11 +464,7 @@ def as_worker(index: int) -> Iterator[None]:
 
 
 def current_worker_index() -> int:
-    """Return the number of the worker that executes this code.
-
-    Raises:
-        ContextError: outside of a worker's functions.
-    """
+    """Return the number of the worker that executes this code."""
     index = _INDEX.get()
     if index is None:
         raise ContextError(

@@ -76,9 +76,6 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
     Args:
         secret: 64 hexadecimal digits.
 
-    Raises:
-        ClusterError: when the secret is something else.
-
     >>> keys_of("0f" * 32, Task("ps", 0), ClusterSpec({"ps": ["a:1"], "chief": ["b:1"]}))
     ClusterKeys(own=ps:0, 2 tasks)
     """
@@ -96,11 +93,7 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
 
 
 def read_keys(environ: Mapping[str, str], own: Task, spec: ClusterSpec) -> ClusterKeys | None:
-    """Return the keys of the cluster that the environment gives, None where it gives none.
-
-    Raises:
-        ClusterError: when they cannot be used.
-    """
+    """Return the keys of the cluster that the environment gives, None where it gives none."""
     if environ.get(VARIABLE):
         return keys_of(environ[VARIABLE].strip(), own, spec)
     if environ.get(FILE_VARIABLE):

@@ -12,12 +12,12 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 import threading
 from pathlib import Path
 from typing import IO
 
 from unisono._errors import ClusterError
+from unisono._system._files import own_folder_problem
 from unisono.cluster_resolver._spec import as_ip, split_address
 
 #: Not `tempfile.gettempdir()`: TMPDIR may differ between the tasks of a job, and its path may be longer than
@@ -115,26 +115,12 @@ def socket_directory(parent: str = _PARENT) -> Path:
         ClusterError: when others can enter it.
     """
     path = Path(parent) / f"unisono-sockets-{os.geteuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        # Not of what a link points to: another user may have made it.
-        state = path.lstat()
-    except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from None
-    if not stat.S_ISDIR(state.st_mode):
-        raise _unusable(path, "it is not a directory")
-    if state.st_uid != os.geteuid():
-        raise _unusable(path, f"it belongs to the user {state.st_uid}")
-    if state.st_mode & 0o077:
-        raise _unusable(path, f"its mode is {stat.S_IMODE(state.st_mode):04o}")
+    if problem := own_folder_problem(path, denied=0o077):
+        raise ClusterError(
+            "The directory of the sockets between tasks must belong to this user, and no other may enter it. "
+            f"Received: {path}: {problem}. Remove it, or have its owner remove it."
+        )
     return path
-
-
-def _unusable(path: Path, problem: str) -> ClusterError:
-    return ClusterError(
-        "The directory of the sockets between tasks must belong to this user, and no other may enter it. "
-        f"Received: {path}: {problem}. Remove it, or have its owner remove it."
-    )
 
 
 def socket_path(address: str, directory: Path) -> Path:

@@ -36,11 +36,7 @@ _LIMIT = 1 << 10
 
 
 def require_key_or_refuse(address: str, keys: ClusterKeys | None) -> None:
-    """Check that a task which other machines can reach has keys; without them, refuse who asks for a while.
-
-    Raises:
-        ClusterError: it has none.
-    """
+    """Check that a task which other machines can reach has keys; without them, refuse clients for a while."""
     try:
         require_key(address, keys)
     except ClusterError as error:

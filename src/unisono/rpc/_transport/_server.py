@@ -368,11 +368,7 @@ def _queued_bytes(parts: Sequence[Part]) -> int:
 
 
 def require_key(address: str, keys: ClusterKeys | None) -> None:
-    """Check that a task which other machines can reach has keys.
-
-    Raises:
-        ClusterError: when it has none.
-    """
+    """Check that a task which other machines can reach has keys."""
     host, _ = split_address(address)
     if keys is None and not local.is_loopback(host):
         raise ClusterError(
