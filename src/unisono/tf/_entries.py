@@ -191,7 +191,8 @@ def device_dtype(dtype: Any) -> Any:
     >>> device_dtype(np.dtype("int64")), device_dtype(None)
     (dtype('int32'), None)
     """
-    return jax.dtypes.canonicalize_dtype(dtype) if isinstance(dtype, np.dtype) else dtype
+    is_number = isinstance(dtype, np.dtype) and dtype.kind not in "OSU"
+    return jax.dtypes.canonicalize_dtype(dtype) if is_number else dtype
 
 
 #: The names of arguments of `keras.ops` that are tensors.

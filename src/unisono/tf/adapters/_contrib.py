@@ -10,7 +10,6 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import resolve_devices
-from unisono._types import UserValue
 from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._spec import worker_count
 from unisono.collectives._cross_device import CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce
@@ -116,7 +115,7 @@ def tpu(
     tpu_cluster_resolver: Any = None,
     steps_per_run: int | None = None,
     device_assignment: Any = None,
-    **kwargs: UserValue,
+    **kwargs: object,
 ) -> TPUStrategy:
     """Return a `TPUStrategy`.
 

@@ -15,7 +15,7 @@ import keras
 
 from unisono import summary as summary_v2
 from unisono._errors import ContextError
-from unisono._types import ArrayLike, PyTree, UserValue
+from unisono._types import ArrayLike, PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator import _train_op
 from unisono.estimator import summary as summary_v1
@@ -116,7 +116,7 @@ def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (T
     return named_identity(input, name)
 
 
-def group(*inputs: UserValue, name: str | None = None) -> Any:
+def group(*inputs: object, name: str | None = None) -> Any:
     """Return what is to be done together: in a model_fn updates for `train_op`; elsewhere it has been done.
 
     Args:
@@ -126,7 +126,7 @@ def group(*inputs: UserValue, name: str | None = None) -> Any:
     return inputs if _train_op.current_call() is None else _train_op.group(*inputs)
 
 
-def no_op(*args: UserValue, **kwargs: UserValue) -> Any:
+def no_op(*args: object, **kwargs: object) -> Any:
     """Do nothing; in a model_fn, return an update that changes nothing.
 
     Args:
@@ -136,7 +136,7 @@ def no_op(*args: UserValue, **kwargs: UserValue) -> Any:
     return None if _train_op.current_call() is None else _train_op.no_op()
 
 
-def initializer(*args: UserValue, **kwargs: UserValue) -> Any:
+def initializer(*args: object, **kwargs: object) -> Any:
     """Return an update that changes nothing, for `tf.train.Scaffold`: variables have their first values.
 
     Args:
@@ -153,7 +153,7 @@ def initializer(*args: UserValue, **kwargs: UserValue) -> Any:
 def _assignment(method: str, text: str) -> Callable[..., Any]:
     """Return the function of TensorFlow 1 for a method of variables."""
 
-    def assigned(ref: keras.Variable, value: ArrayLike, *args: UserValue, **kwargs: UserValue) -> Any:
+    def assigned(ref: keras.Variable, value: ArrayLike, *args: object, **kwargs: object) -> Any:
         def make() -> None:
             getattr(ref, method)(value)
 
@@ -285,7 +285,7 @@ def _below(scope: str | None, variables: list[keras.Variable]) -> list[keras.Var
     return [v for v in variables if scope is None or v.path.startswith(scope)]
 
 
-def gradients(ys: ArrayLike, xs: Any, *args: UserValue, **kwargs: UserValue) -> list[Any]:
+def gradients(ys: ArrayLike, xs: Any, *args: object, **kwargs: object) -> list[Any]:
     """Return the gradients of a loss of the model_fn by variables.
 
     Args:

@@ -60,13 +60,13 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:  # noqa: N802 (TensorFlow's n
     return open(name, mode, encoding=None if "b" in mode else "utf-8")
 
 
-def read_file(filename: Path, name: str | None = None) -> bytes:
+def read_file(filename: Path) -> bytes:
     """Return what a file holds; in datasets, and outside of functions."""
     with open(_text(filename), "rb") as file:
         return file.read()
 
 
-def write_file(filename: Path, contents: bytes | str, name: str | None = None) -> None:
+def write_file(filename: Path, contents: bytes | str) -> None:
     """Write a file, and make the directories that it lies in."""
     target = _text(filename)
     os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
@@ -86,13 +86,12 @@ def decode_image(contents: bytes, channels: int = 0, **kwargs: Any) -> np.ndarra
     return (pixels[..., None] if pixels.ndim == 2 else pixels).view(HostTensor)
 
 
-def encode_png(image: Any, compression: int = -1, name: str | None = None) -> HostTensor:
+def encode_png(image: Any, compression: int = -1) -> HostTensor:
     """Return a PNG file of pixels of shape [height, width, channels], as a tensor of bytes.
 
     Args:
         image: uint8, or uint16 with one channel.
         compression: 0 to 9; -1 for the default.
-        name: is not used.
     """
     return _encoded(image, format="PNG", **({} if compression < 0 else {"compress_level": compression}))
 

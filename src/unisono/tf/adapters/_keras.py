@@ -15,7 +15,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator.train._optimizers import Optimizer
 from unisono.step._keras_internals import takes_training
@@ -210,7 +210,7 @@ def _to_any_path(save: Callable[..., None]) -> Callable[..., None]:
         filepath: Any,
         overwrite: bool = True,
         zipped: bool | None = None,
-        options: UserValue = None,
+        options: object = None,
         **kwargs: Any,
     ) -> None:
         if not save_to_directory(self, filepath):
@@ -257,7 +257,7 @@ def _run_graph(model: Any, inputs: list[Any]) -> list[Any]:
     return [output[0] for output in graph([a[None] for a in arrays])]
 
 
-def _is_text(value: UserValue) -> bool:
+def _is_text(value: object) -> bool:
     # Also a column of pandas.
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return isinstance(value, (str, bytes)) or kind in ("U", "S", "O")
@@ -350,7 +350,7 @@ class SaveOptions:
         **options: any.
     """
 
-    def __init__(self, **options: UserValue) -> None:
+    def __init__(self, **options: object) -> None:
         self.options = options
 
 

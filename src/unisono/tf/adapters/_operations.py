@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,18 @@ from keras import ops
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step.eager._recording import recording_here
-from unisono.tf._entries import device_dtype
-from unisono.tf.adapters._random import seed_of
-from unisono.tf.adapters.inputs._host_tensor import is_text, text
+from unisono.tf._entries import TensorLike, device_dtype
+from unisono.tf.adapters._random import Seed, seed_of
+from unisono.tf.adapters.inputs._host_tensor import HostTensor, is_text, text
+
+#: One axis, several of them, or None for all.
+Axes: TypeAlias = int | Sequence[int] | None
+
+#: A number for rows and columns, one for each of them, or one for each of four dimensions.
+Sizes: TypeAlias = int | Sequence[int]
 
 
-def squared_difference(x: PyTree, y: PyTree) -> Any:
+def squared_difference(x: TensorLike, y: TensorLike) -> Any:
     """Return `(x - y) ** 2`.
 
     >>> float(squared_difference(3.0, 1.0))
@@ -33,7 +39,7 @@ def squared_difference(x: PyTree, y: PyTree) -> Any:
     return ops.square(ops.subtract(x, y))
 
 
-def argmax(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
+def argmax(input: TensorLike, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
     """Return the index of the largest number along an axis.
 
     >>> argmax([[1.0, 3.0], [2.0, 0.0]], axis=1).tolist()
@@ -42,7 +48,7 @@ def argmax(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> An
     return ops.cast(ops.argmax(input, axis), device_dtype(np.dtype(output_type)))
 
 
-def argmin(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
+def argmin(input: TensorLike, axis: int = 0, output_type: DTypeLike = "int32") -> Any:
     """Return the index of the smallest number along an axis.
 
     >>> argmin([[1.0, 3.0], [2.0, 0.0]], axis=1).tolist()
@@ -51,7 +57,7 @@ def argmin(input: PyTree, axis: int = 0, output_type: DTypeLike = "int32") -> An
     return ops.cast(ops.argmin(input, axis), device_dtype(np.dtype(output_type)))
 
 
-def add_n(inputs: Sequence[PyTree]) -> Any:
+def add_n(inputs: Sequence[TensorLike]) -> Any:
     """Return the sum of a list of tensors of one shape.
 
     >>> float(add_n([1.0, 2.0, 3.0]))
@@ -64,12 +70,12 @@ def add_n(inputs: Sequence[PyTree]) -> Any:
 
 
 def confusion_matrix(
-    labels: PyTree,
-    predictions: PyTree,
+    labels: TensorLike,
+    predictions: TensorLike,
     num_classes: int | None = None,
-    weights: PyTree | None = None,
+    weights: TensorLike | None = None,
     dtype: DTypeLike = "int32",
-) -> Any:
+) -> jax.Array:
     """Return how often each label (row) was predicted as each class (column).
 
     >>> confusion_matrix([0, 1, 1], [0, 1, 0]).tolist()
@@ -83,7 +89,7 @@ def confusion_matrix(
     return matrix.astype(dtype)
 
 
-def concat(values: Sequence[PyTree], axis: int) -> Any:
+def concat(values: Sequence[TensorLike], axis: int) -> jax.Array | HostTensor:
     """Return tensors one behind the other along an axis; one alone, not in a list, as it is.
 
     >>> concat([[1, 2], [3]], 0).tolist(), concat(np.ones((1, 2)), 0).shape
@@ -96,7 +102,7 @@ def concat(values: Sequence[PyTree], axis: int) -> Any:
     return jnp.concatenate([jnp.asarray(v) for v in values], int(axis))
 
 
-def stack(values: Sequence[PyTree], axis: int = 0) -> Any:
+def stack(values: Sequence[TensorLike], axis: int = 0) -> jax.Array | HostTensor:
     """Return tensors of one shape along a new axis.
 
     >>> stack([[1, 2], [3, 4]], axis=1).tolist()
@@ -107,7 +113,9 @@ def stack(values: Sequence[PyTree], axis: int = 0) -> Any:
     return jnp.stack([jnp.asarray(v) for v in values], axis)
 
 
-def bincount(arr: PyTree, weights: PyTree | None = None, minlength: int | None = None, **kwargs: Any) -> Any:
+def bincount(
+    arr: TensorLike, weights: TensorLike | None = None, minlength: int | None = None, **kwargs: object
+) -> Any:
     """Return how often each number from 0 on is there.
 
     >>> bincount([0, 1, 1]).tolist()
@@ -116,7 +124,7 @@ def bincount(arr: PyTree, weights: PyTree | None = None, minlength: int | None =
     return ops.bincount(jnp.asarray(arr), weights, minlength or 0)
 
 
-def unsorted_segment_mean(data: PyTree, segment_ids: PyTree, num_segments: int) -> jax.Array:
+def unsorted_segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int) -> jax.Array:
     """Return the means of segments; 0 where there is nothing.
 
     >>> unsorted_segment_mean([1.0, 2.0, 4.0], [0, 1, 0], 3).tolist()
@@ -128,12 +136,14 @@ def unsorted_segment_mean(data: PyTree, segment_ids: PyTree, num_segments: int) 
     return total / jnp.maximum(numbers, 1).reshape(-1, *[1] * (total.ndim - 1))
 
 
-def meshgrid(*args: PyTree, indexing: str = "xy") -> Any:
+def meshgrid(*args: TensorLike, indexing: str = "xy") -> Any:
     """Return the coordinates of a grid."""
     return ops.meshgrid(*map(jnp.asarray, args), indexing=indexing)
 
 
-def split(value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> Any:
+def split(
+    value: TensorLike, num_or_size_splits: int | Sequence[int], axis: int = 0, num: int | None = None
+) -> Any:
     """Return a tensor in pieces: a number of equal ones, or ones of the given sizes.
 
     >>> [p.tolist() for p in split([1, 2, 3], [1, 2])]
@@ -149,8 +159,8 @@ def split(value: PyTree, num_or_size_splits: Any, axis: int = 0, num: int | None
 
 
 def gather(
-    params: PyTree,
-    indices: PyTree,
+    params: TensorLike,
+    indices: TensorLike,
     validate_indices: bool | None = None,
     axis: int | None = None,
     batch_dims: int = 0,
@@ -163,7 +173,7 @@ def gather(
     axis = batch_dims if axis is None else axis
     if batch_dims:
 
-        def take(p: Any, i: Any) -> Any:
+        def take(p: jax.Array, i: jax.Array) -> Any:
             return gather(p, i, axis=axis - 1, batch_dims=batch_dims - 1)
 
         return jax.vmap(take)(jnp.asarray(params), jnp.asarray(indices))
@@ -174,7 +184,7 @@ def gather(
     )
 
 
-def where(condition: PyTree, x: PyTree | None = None, y: PyTree | None = None) -> Any:
+def where(condition: TensorLike, x: TensorLike | None = None, y: TensorLike | None = None) -> jax.Array:
     """Return `x` where the condition holds, else `y`; with the condition alone, the indices where it holds.
 
     >>> where([True, False], 1, 2).tolist(), where([False, True]).tolist()
@@ -185,7 +195,7 @@ def where(condition: PyTree, x: PyTree | None = None, y: PyTree | None = None) -
     return jnp.where(jnp.asarray(condition), jnp.asarray(x), jnp.asarray(y))
 
 
-def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None) -> Any:
+def boolean_mask(tensor: TensorLike, mask: TensorLike, axis: int | None = None) -> jax.Array:
     """Return the entries where a mask holds; outside of functions, since the size depends on the data.
 
     >>> boolean_mask([1, 2, 3], [True, False, True]).tolist()
@@ -202,7 +212,7 @@ def boolean_mask(tensor: PyTree, mask: PyTree, axis: int | None = None) -> Any:
 
 
 def one_hot(
-    indices: PyTree,
+    indices: TensorLike,
     depth: int,
     on_value: float | None = None,
     off_value: float | None = None,
@@ -222,18 +232,18 @@ def one_hot(
     return made if dtype is None else made.astype(dtype)
 
 
-def shape(input: PyTree, out_type: DTypeLike = "int32") -> tuple[int, ...]:
+def shape(input: Any, out_type: DTypeLike = "int32") -> tuple[int, ...]:
     """Return the shape, as integers: programs are compiled for given shapes."""
     return tuple(jnp.shape(input))
 
 
-def diag(diagonal: PyTree) -> Any:
+def diag(diagonal: TensorLike) -> jax.Array:
     """Return matrices with a diagonal, and zeros elsewhere."""
     diagonal = jnp.asarray(diagonal)
     return diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype)
 
 
-def global_norm(t_list: Sequence[PyTree]) -> Any:
+def global_norm(t_list: Sequence[TensorLike]) -> Any:
     """Return the Euclidean norm of all tensors together.
 
     >>> float(global_norm([3.0, 4.0]))
@@ -242,7 +252,7 @@ def global_norm(t_list: Sequence[PyTree]) -> Any:
     return ops.sqrt(add_n([ops.sum(ops.square(t)) for t in t_list if t is not None]))
 
 
-def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None) -> Any:
+def clip_by_norm(t: TensorLike, clip_norm: TensorLike, axes: Axes = None) -> Any:
     """Return a tensor, made shorter where its norm is larger than `clip_norm`.
 
     >>> clip_by_norm([3.0, 4.0], 2.5).tolist()
@@ -254,7 +264,7 @@ def clip_by_norm(t: PyTree, clip_norm: Any, axes: Any = None) -> Any:
 
 
 def clip_by_global_norm(
-    t_list: Sequence[PyTree], clip_norm: Any, use_norm: Any = None
+    t_list: Sequence[TensorLike], clip_norm: TensorLike, use_norm: TensorLike | None = None
 ) -> tuple[list[Any], Any]:
     """Return tensors, made shorter together where their norm is larger than `clip_norm`; and that norm."""
     norm = global_norm(t_list) if use_norm is None else use_norm
@@ -262,18 +272,18 @@ def clip_by_global_norm(
     return [None if t is None else t * scale for t in t_list], norm
 
 
-def l2_normalize(x: PyTree, axis: Any = None, epsilon: float = 1e-12) -> Any:
+def l2_normalize(x: TensorLike, axis: Axes = None, epsilon: float = 1e-12) -> Any:
     """Return a tensor divided by its norm along an axis."""
     x = jnp.asarray(x)
     return x * ops.rsqrt(ops.maximum(ops.sum(ops.square(x), axis=axis, keepdims=True), epsilon))
 
 
-def l2_loss(t: PyTree) -> Any:
+def l2_loss(t: TensorLike) -> Any:
     """Return half of the sum of squares."""
     return ops.sum(ops.square(t)) / 2
 
 
-def matmul(a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+def matmul(a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False) -> Any:
     """Return the product of matrices.
 
     Raises:
@@ -286,7 +296,7 @@ def matmul(a: PyTree, b: PyTree, transpose_a: bool = False, transpose_b: bool = 
     try:
         return ops.matmul(a, b)
     except TypeError as error:
-        first, second = (np.shape(x) for x in (a, b))
+        first, second = (jnp.asarray(x).shape for x in (a, b))
         if min(len(first), len(second)) < 2 or first[-1] == second[-2]:
             raise
         # Programs catch this one.
@@ -300,7 +310,7 @@ def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
     loop_vars: Any,
-    shape_invariants: Any = None,
+    shape_invariants: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -319,18 +329,16 @@ def while_loop(
     return values if is_sequence else values[0]
 
 
-def map_fn(
-    fn: Callable[[Any], Any], elems: PyTree, dtype: Any = None, fn_output_signature: Any = None, **kwargs: Any
-) -> Any:
+def map_fn(fn: Callable[[Any], Any], elems: PyTree, dtype: object = None, **kwargs: object) -> PyTree:
     """Return a function's results for each row, stacked."""
     return ops.vectorized_map(fn, jax.tree.map(jnp.asarray, elems))
 
 
 def dropout(
-    x: PyTree,
+    x: TensorLike,
     rate: float | None = None,
-    noise_shape: Any = None,
-    seed: Any = None,
+    noise_shape: Sequence[int] | None = None,
+    seed: Seed = None,
     name: str | None = None,
     keep_prob: float | None = None,
 ) -> Any:
@@ -343,17 +351,18 @@ def dropout(
     return keras.random.dropout(x, rate, noise_shape, seed_of(seed))
 
 
-def softmax_cross_entropy(labels: PyTree, logits: PyTree, axis: int = -1) -> Any:
+def softmax_cross_entropy(labels: TensorLike, logits: TensorLike, axis: int = -1) -> Any:
     """Return the cross entropy of each example."""
     return -ops.sum(ops.multiply(labels, ops.log_softmax(logits, axis)), axis)
 
 
-def sigmoid_cross_entropy(labels: PyTree = None, logits: PyTree = None) -> Any:
+def sigmoid_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
     """Return the cross entropy of each entry, in the form that never overflows."""
-    return ops.maximum(logits, 0) - logits * labels + ops.log1p(ops.exp(-ops.abs(logits)))
+    overlap = ops.multiply(logits, labels)
+    return ops.maximum(logits, 0) - overlap + ops.log1p(ops.exp(-ops.abs(logits)))
 
 
-def _window(size: Any, data_format: str | None) -> tuple[Any, str]:
+def _window(size: Sizes, data_format: str | None) -> tuple[int | tuple[int, ...], str]:
     if data_format not in (None, "NHWC", "NCHW"):
         raise InvalidArgumentError(f"`data_format` is 'NHWC' or 'NCHW'. Received: {data_format!r}.")
     last = data_format != "NCHW"
@@ -365,7 +374,9 @@ def _window(size: Any, data_format: str | None) -> tuple[Any, str]:
 def _pool(pool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a pooling of Keras with TensorFlow's arguments."""
 
-    def pooled(input: PyTree, ksize: Any, strides: Any, padding: str, data_format: str | None = None) -> Any:
+    def pooled(
+        input: TensorLike, ksize: Sizes, strides: Sizes, padding: str, data_format: str | None = None
+    ) -> Any:
         window, form = _window(ksize, data_format)
         return pool(input, window, _window(strides, data_format)[0], padding.lower(), form)
 
@@ -377,19 +388,19 @@ max_pool, avg_pool = _pool(ops.max_pool), _pool(ops.average_pool)
 
 
 def conv2d(
-    input: PyTree,
-    filters: PyTree,
-    strides: Any,
+    input: TensorLike,
+    filters: TensorLike,
+    strides: Sizes,
     padding: str,
     data_format: str | None = None,
-    dilations: Any = 1,
+    dilations: Sizes = 1,
 ) -> Any:
     """Return a convolution."""
     steps, form = _window(strides, data_format)
     return ops.conv(input, filters, steps, padding.lower(), form, _window(dilations, data_format)[0])
 
 
-def assert_equal(x: PyTree, y: PyTree, message: str | None = None, **kwargs: Any) -> None:
+def assert_equal(x: TensorLike, y: TensorLike, message: str | None = None, **kwargs: object) -> None:
     """Raise an error where two tensors differ; outside of functions.
 
     Raises:

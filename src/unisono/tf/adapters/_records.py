@@ -192,13 +192,12 @@ class FixedLenSequenceFeature:
     default_value: Any = None
 
 
-def parse_single_example(serialized: Any, features: Mapping[str, Any], name: str | None = None) -> Any:
+def parse_single_example(serialized: Any, features: Mapping[str, Any]) -> Any:
     """Return the features of a record, as NumPy arrays by name; in `Dataset.map`.
 
     Args:
         serialized: a serialized `tf.train.Example`.
         features: `FixedLenFeature` or `FixedLenSequenceFeature` by name.
-        name: is not used.
 
     Raises:
         InvalidArgumentError: the record does not hold what `features` says.
@@ -207,13 +206,12 @@ def parse_single_example(serialized: Any, features: Mapping[str, Any], name: str
     return {key: _parsed(key, feature, example.features.feature) for key, feature in features.items()}
 
 
-def parse_example(serialized: Any, features: Mapping[str, Any], name: str | None = None) -> Any:
+def parse_example(serialized: Any, features: Mapping[str, Any]) -> Any:
     """Return the features of a batch of records, as NumPy arrays by name; in `Dataset.map`.
 
     Args:
         serialized: an array of serialized `tf.train.Example`s.
         features: `FixedLenFeature` by name.
-        name: is not used.
 
     Raises:
         InvalidArgumentError: the records do not hold what `features` says.
@@ -228,16 +226,13 @@ def parse_example(serialized: Any, features: Mapping[str, Any], name: str | None
     return {key: np.stack([row[key] for row in rows]) for key in features}
 
 
-def decode_raw(
-    input_bytes: Any, out_type: npt.DTypeLike, little_endian: bool = True, name: str | None = None
-) -> np.ndarray:
+def decode_raw(input_bytes: Any, out_type: npt.DTypeLike, little_endian: bool = True) -> np.ndarray:
     """Return bytes as numbers, in `Dataset.map`.
 
     Args:
         input_bytes: of the numbers.
         out_type: their dtype.
         little_endian: their order.
-        name: is not used.
 
     >>> decode_raw(bytes([1, 0, 2, 0]), "uint16").tolist()
     [1, 2]

@@ -15,7 +15,7 @@ import keras
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._export._through_keras import INFERENCE
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint._reader import latest_checkpoint as newest_commit
@@ -87,7 +87,7 @@ class CheckpointManagerV2(CheckpointManager):
         self,
         checkpoint_number: Any = None,
         check_interval: bool = True,
-        options: UserValue = None,
+        options: object = None,
     ) -> str | None:
         """Save everything as it is now.
 
@@ -128,9 +128,7 @@ def latest_checkpoint(
     return str(max(files, key=lambda path: (path.stat().st_mtime_ns, path.name))) if files else None
 
 
-def save_model(
-    obj: UserValue, export_dir: str, signatures: UserValue = None, options: UserValue = None
-) -> None:
+def save_model(obj: object, export_dir: str, signatures: object = None, options: object = None) -> None:
     """Write a model or module to a directory, as `tf.saved_model.save` does.
 
     Args:
@@ -193,7 +191,7 @@ class SavedInference:
         return self._function(inputs)
 
 
-def load_model(export_dir: str, tags: UserValue = None, options: UserValue = None) -> Any:
+def load_model(export_dir: str, tags: object = None, options: object = None) -> Any:
     """Load what `save_model` or `Model.save` wrote to a directory.
 
     Args:

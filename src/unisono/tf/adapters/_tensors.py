@@ -22,7 +22,7 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import resolve_devices
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.checkpoint._contents import holds_objects
 from unisono.checkpoint._tracking import Holder
 from unisono.step.eager._jax_internals import array_class
@@ -70,7 +70,7 @@ def _of_numpy(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of arrays that gives NumPy's functions its numbers, as TensorFlow's tensors do."""
 
     @functools.wraps(method)
-    def compute(array: jax.Array, *args: UserValue, **kwargs: UserValue) -> Any:
+    def compute(array: jax.Array, *args: object, **kwargs: object) -> Any:
         if "out" in kwargs:
             return getattr(np.asarray(array), name)(*args, **kwargs)
         return method(array, *args, **kwargs)
@@ -84,12 +84,7 @@ def _numpy(array: jax.Array) -> Any:
     return np.array(array)[()]
 
 
-def constant(
-    value: PyTree,
-    dtype: DTypeLike | None = None,
-    shape: Sequence[int] | None = None,
-    name: str | None = None,
-) -> Any:
+def constant(value: PyTree, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None) -> Any:
     """Return a tensor of a value; one of strings stays on the host.
 
     Args:
@@ -97,7 +92,6 @@ def constant(
         dtype: of the tensor; None for the value's, with float32 for Python's floats and int32 for its
             integers.
         shape: of the tensor: one number fills it.
-        name: is not used.
 
     Raises:
         InvalidArgumentError: an integer of it needs 64 bits, and JAX was not told to have them.
@@ -137,7 +131,7 @@ def _check_fits(value: PyTree, dtype: np.dtype | None) -> None:
         )
 
 
-def function(func: Callable[..., Any] | None = None, *args: UserValue, **kwargs: UserValue) -> Any:
+def function(func: Callable[..., Any] | None = None, *args: object, **kwargs: object) -> Any:
     """Return `unisono.function` of a function, which runs as plain Python where it needs a tensor's value.
 
     Args:
@@ -220,7 +214,7 @@ class Module(Holder):
         return tuple(found.values())
 
 
-def _collect(value: UserValue, found: dict[int, keras.Variable], seen: set[int]) -> None:
+def _collect(value: object, found: dict[int, keras.Variable], seen: set[int]) -> None:
     """Note the variables of what a module's attributes hold, each once."""
     if id(value) in seen:
         return
@@ -235,7 +229,7 @@ def _collect(value: UserValue, found: dict[int, keras.Variable], seen: set[int])
         found.update((id(variable), variable) for variable in value.variables)
 
 
-def _collect_modules(value: UserValue, found: dict[int, Module | keras.Layer]) -> None:
+def _collect_modules(value: object, found: dict[int, Module | keras.Layer]) -> None:
     if isinstance(value, (Module, keras.Layer)):
         if id(value) not in found:
             found[id(value)] = value
@@ -257,7 +251,7 @@ def inside_function() -> bool:
     return not executing_eagerly()
 
 
-def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
+def device(name: object) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which arrays are made on a device.
 
     Under a strategy, variables and replicas stay where the strategy puts them, as in TensorFlow. Where no
@@ -279,7 +273,7 @@ def device(name: UserValue) -> contextlib.AbstractContextManager[Any]:
     return context
 
 
-def no_op(*args: UserValue, **kwargs: UserValue) -> None:
+def no_op(*args: object, **kwargs: object) -> None:
     """Do nothing: what this sets has no meaning here.
 
     Args:
@@ -288,7 +282,7 @@ def no_op(*args: UserValue, **kwargs: UserValue) -> None:
     """
 
 
-def same(value: UserValue = None) -> UserValue:
+def same(value: object = None) -> object:
     """Return the argument: a decorator that changes nothing.
 
     Args:
@@ -297,7 +291,7 @@ def same(value: UserValue = None) -> UserValue:
     return value
 
 
-def print_values(*inputs: UserValue, sep: str = " ", end: str = "\n", **kwargs: UserValue) -> None:
+def print_values(*inputs: object, sep: str = " ", end: str = "\n", **kwargs: object) -> None:
     """Print values, also inside a function, each time that it runs.
 
     Args:

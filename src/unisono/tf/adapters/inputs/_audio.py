@@ -17,7 +17,7 @@ from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 
 def decode_wav(
-    contents: Any, desired_channels: int = -1, desired_samples: int = -1, name: str | None = None
+    contents: Any, desired_channels: int = -1, desired_samples: int = -1
 ) -> tuple[HostTensor, HostTensor]:
     """Return the samples of a WAV file of 16 bits, from -1 to 1, and their rate.
 
@@ -25,7 +25,6 @@ def decode_wav(
         contents: the file's bytes.
         desired_channels: how many channels the file must have; -1 for any.
         desired_samples: how many samples are returned, cut or filled with zeros; -1 for all.
-        name: is not used.
 
     Returns:
         An array of shape (samples, channels), and the number of samples in a second.

@@ -55,29 +55,16 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
     """
     # A name may be an element of a data set.
     files = [filenames] if np.ndim(filenames) == 0 else list(filenames)
-    dtypes, defaults = zip(*map(_column, record_defaults), strict=True)
-    read = functools.partial(
-        _rows, [os.fsdecode(f) for f in files], compression_type, header, field_delim, use_quote_delim
-    )
+    columns = [_column(default) for default in record_defaults]
 
     def elements() -> Iterator[tuple[Any, ...]]:
-        for number, row in enumerate(read()):
-            chosen = _chosen(row, select_cols, exclude_cols)
-            if len(chosen) != len(dtypes):
-                raise InvalidArgumentError(
-                    f"Each row must have {len(dtypes)} fields, one for each of `record_defaults`. Received: "
-                    f"{len(chosen)} in row {number} of {files}."
-                )
-            yield _values(chosen, dtypes, defaults, na_value, number)
+        names = [os.fsdecode(f) for f in files]
+        for number, row in enumerate(_rows(names, compression_type, header, field_delim, use_quote_delim)):
+            yield _values(
+                _chosen(row, select_cols, exclude_cols), columns, na_value, f"row {number} of {files}"
+            )
 
-    return Dataset.from_generator(elements, output_signature=tuple(TensorSpec((), d) for d in dtypes))
-
-
-def _values(
-    texts: Sequence[str], dtypes: Sequence[np.dtype], defaults: Sequence[Any], na_value: str, row: int
-) -> tuple[Any, ...]:
-    columns = enumerate(zip(texts, dtypes, defaults, strict=True))
-    return tuple(_value(text, dtype, default, na_value, i, row) for i, (text, dtype, default) in columns)
+    return Dataset.from_generator(elements, output_signature=tuple(TensorSpec((), d) for d, _ in columns))
 
 
 def decode_csv(
@@ -87,7 +74,6 @@ def decode_csv(
     use_quote_delim: bool = True,
     na_value: str = "",
     select_cols: Sequence[int] | None = None,
-    name: str | None = None,
 ) -> list[HostTensor]:
     """Return the columns of lines of CSV, each an array of the lines' shape.
 
@@ -98,7 +84,6 @@ def decode_csv(
         use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         select_cols: the numbers of the columns to read; None for all.
-        name: is not used.
 
     Raises:
         InvalidArgumentError: a line has another number of fields, or one that is not of its column's dtype.
@@ -107,20 +92,15 @@ def decode_csv(
     [[1, 0], [b'a', b'b']]
     """
     lines = on_host(records, "tf.io.decode_csv")
-    dtypes, defaults = zip(*map(_column, record_defaults), strict=True)
-    rows = []
-    for number, line in enumerate(lines.ravel().tolist()):
-        fields = next(_reader([line.decode()], field_delim, use_quote_delim))
-        chosen = _chosen(fields, select_cols, None)
-        if len(chosen) != len(dtypes):
-            raise InvalidArgumentError(
-                f"Each line must have {len(dtypes)} fields, one for each of `record_defaults`. Received: "
-                f"{len(chosen)} in line {number}."
-            )
-        rows.append(_values(chosen, dtypes, defaults, na_value, number))
+    columns = [_column(default) for default in record_defaults]
+    rows = [
+        _values(_chosen(row, select_cols, None), columns, na_value, f"line {number}")
+        for number, line in enumerate(lines.ravel().tolist())
+        for row in _reader([line.decode()], field_delim, use_quote_delim)
+    ]
     return [
         np.array([row[i] for row in rows], dtype).reshape(lines.shape).view(HostTensor)
-        for i, dtype in enumerate(dtypes)
+        for i, (dtype, _) in enumerate(columns)
     ]
 
 
@@ -254,22 +234,34 @@ def _column(default: Any) -> tuple[Any, Any]:
 _OF_PYTHON = {"f": "float32", "i": "int32", "b": "bool"}
 
 
-def _value(text: str, dtype: np.dtype, default: Any, na_value: str, column: int, row: int) -> Any:
-    if text in ("", na_value):
-        if default is None:
-            raise InvalidArgumentError(
-                f"A field without a default must have a value. Received: {text!r} in column {column} of row "
-                f"{row}. Write a value in place of the dtype in `record_defaults`."
-            )
-        return default
-    if dtype == np.dtype(object):
-        return text.encode()
-    try:
-        return np.asarray(text.strip()).astype(dtype)
-    except (ValueError, OverflowError):
+def _values(
+    fields: list[str], columns: Sequence[tuple[np.dtype, Any]], na_value: str, where: str
+) -> tuple[Any, ...]:
+    """Return the values of the fields of a row."""
+    if len(fields) != len(columns):
         raise InvalidArgumentError(
-            f"A field of column {column} must be {dtype}. Received: {text!r} in row {row}."
-        ) from None
+            f"Each row must have {len(columns)} fields, one for each of `record_defaults`. Received: "
+            f"{len(fields)} in {where}."
+        )
+    found = []
+    for number, (text, (dtype, default)) in enumerate(zip(fields, columns, strict=True)):
+        if text in ("", na_value):
+            if default is None:
+                raise InvalidArgumentError(
+                    f"A field without a default must have a value. Received: {text!r} in column {number} of "
+                    f"{where}. Write a value in place of the dtype in `record_defaults`."
+                )
+            found.append(default)
+        elif dtype == np.dtype(object):
+            found.append(text.encode())
+        else:
+            try:
+                found.append(np.asarray(text.strip()).astype(dtype))
+            except (ValueError, OverflowError):
+                raise InvalidArgumentError(
+                    f"A field of column {number} must be {dtype}. Received: {text!r} in {where}."
+                ) from None
+    return tuple(found)
 
 
 def _inferred(rows: Iterator[list[str]], places: list[int], na_value: str, limit: int | None) -> list[Any]:

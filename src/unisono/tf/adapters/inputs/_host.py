@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.preprocessing._fingerprints import on_host
 from unisono.step._explain import NeedsValueError
 from unisono.tf._entries import device_dtype
@@ -90,7 +90,7 @@ class TensorArray:
         **kwargs: are not used.
     """
 
-    def __init__(self, dtype: Any, size: Any = 0, dynamic_size: bool = False, **kwargs: UserValue) -> None:
+    def __init__(self, dtype: Any, size: Any = 0, dynamic_size: bool = False, **kwargs: object) -> None:
         self.dtype = dtype
         self.dynamic_size = bool(dynamic_size)
         self._items: list[Any] = [None] * _place(0 if size is None else size)

@@ -5,7 +5,8 @@ Tests: tests/unit/tf/test_elements.py.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ import numpy as np
 from unisono.preprocessing._fingerprints import on_host
 from unisono.step.eager._recording import watched_array
 from unisono.tf.adapters._spellings import check_shape
+
+#: A string, or an array or nested list of them.
+TextLike: TypeAlias = str | bytes | np.ndarray | Sequence["TextLike"]
 
 
 class HostTensor(np.ndarray):
@@ -27,7 +31,7 @@ class HostTensor(np.ndarray):
         """Return a copy of the plain array, or number, or bytes."""
         return np.array(self)[()]
 
-    def set_shape(self, shape: Any) -> None:
+    def set_shape(self, shape: Sequence[int | None] | None) -> None:
         """Check the shape.
 
         Args:
@@ -92,7 +96,7 @@ def as_tensor(leaf: Any) -> Any:
     return np.asarray(leaf).view(HostTensor) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Return whether a value is a string, or an array of strings.
 
     Args:
@@ -101,12 +105,12 @@ def is_text(value: Any) -> bool:
     return isinstance(value, (str, bytes)) or (isinstance(value, np.ndarray) and value.dtype.kind in "SUO")
 
 
-def is_text_dtype(dtype: Any) -> bool:
+def is_text_dtype(dtype: object) -> bool:
     """Return whether a dtype is `tf.string`."""
     return dtype == "string" if isinstance(dtype, str) else getattr(dtype, "kind", "") == "O"
 
 
-def text(values: Any) -> HostTensor:
+def text(values: object) -> HostTensor:
     """Return strings as a tensor of the host.
 
     Args:

@@ -13,12 +13,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import UserValue
 from unisono.preprocessing._fingerprints import hash_buckets, on_host
-from unisono.tf.adapters.inputs._host_tensor import HostTensor
+from unisono.tf._entries import TensorLike
+from unisono.tf.adapters.inputs._host_tensor import HostTensor, TextLike
 
 
-def _each(function: Callable[..., Any], caller: str, *inputs: UserValue, dtype: Any = object) -> HostTensor:
+def _each(
+    function: Callable[..., Any], caller: str, *inputs: TextLike | TensorLike, dtype: Any = object
+) -> HostTensor:
     """Return what a function gives for each string of arrays that broadcast."""
     arrays = np.broadcast_arrays(*(on_host(x, f"tf.strings.{caller}") for x in inputs))
     found = np.empty(arrays[0].size, dtype)
@@ -32,7 +34,7 @@ def _in_text(function: Callable[[Any], Any], encoding: str) -> Callable[[bytes],
     return (lambda item: function(item.decode(encoding)).encode(encoding)) if encoding else function
 
 
-def lower(text: UserValue, encoding: str = "") -> HostTensor:
+def lower(text: TextLike, encoding: str = "") -> HostTensor:
     """Return strings in lower case.
 
     >>> lower(["Sea", "SHIP"]).tolist()
@@ -41,7 +43,7 @@ def lower(text: UserValue, encoding: str = "") -> HostTensor:
     return _each(_in_text(lambda item: item.lower(), encoding), "lower", text)
 
 
-def upper(text: UserValue, encoding: str = "") -> HostTensor:
+def upper(text: TextLike, encoding: str = "") -> HostTensor:
     """Return strings in upper case.
 
     >>> upper("ü", encoding="utf-8").numpy().decode()
@@ -50,7 +52,7 @@ def upper(text: UserValue, encoding: str = "") -> HostTensor:
     return _each(_in_text(lambda item: item.upper(), encoding), "upper", text)
 
 
-def strip(text: UserValue) -> HostTensor:
+def strip(text: TextLike) -> HostTensor:
     """Return strings without the white space at their ends.
 
     >>> strip(" sea ").numpy()
@@ -59,7 +61,7 @@ def strip(text: UserValue) -> HostTensor:
     return _each(bytes.strip, "strip", text)
 
 
-def regex_replace(text: UserValue, pattern: str, rewrite: str, replace_global: bool = True) -> HostTensor:
+def regex_replace(text: TextLike, pattern: str, rewrite: str, replace_global: bool = True) -> HostTensor:
     r"""Return strings in which a pattern is replaced.
 
     Args:
@@ -77,7 +79,7 @@ def regex_replace(text: UserValue, pattern: str, rewrite: str, replace_global: b
     return _each(lambda item: compiled.sub(written, item, count=count), "regex_replace", text)
 
 
-def regex_full_match(text: UserValue, pattern: str) -> HostTensor:
+def regex_full_match(text: TextLike, pattern: str) -> HostTensor:
     """Return which strings a pattern describes as a whole.
 
     >>> regex_full_match(["sea", "seas"], "s.a").tolist()
@@ -87,12 +89,12 @@ def regex_full_match(text: UserValue, pattern: str) -> HostTensor:
     return _each(lambda item: bool(compiled.fullmatch(item)), "regex_full_match", text, dtype=bool)
 
 
-def _bytes(given: Any) -> bytes:
+def _bytes(given: TextLike) -> bytes:
     value: bytes = on_host(given, "tf.strings").item()
     return value
 
 
-def split(text: UserValue, sep: Any = None, maxsplit: int = -1) -> HostTensor:
+def split(text: TextLike, sep: str | bytes | None = None, maxsplit: int = -1) -> HostTensor:
     """Return the parts of one string.
 
     Args:
@@ -116,7 +118,7 @@ def split(text: UserValue, sep: Any = None, maxsplit: int = -1) -> HostTensor:
     return on_host(np.array(parts, object), "tf.strings.split").view(HostTensor)
 
 
-def join(inputs: Sequence[UserValue], separator: str = "") -> HostTensor:
+def join(inputs: Sequence[TextLike], separator: str = "") -> HostTensor:
     """Return strings made of one string of each input.
 
     >>> join([["a", "b"], "c"], separator="-").tolist()
@@ -126,7 +128,7 @@ def join(inputs: Sequence[UserValue], separator: str = "") -> HostTensor:
     return _each(lambda *items: between.join(items), "join", *inputs)
 
 
-def substr(text: UserValue, start: UserValue, size: UserValue, unit: str = "BYTE") -> HostTensor:
+def substr(text: TextLike, start: TensorLike, size: TensorLike, unit: str = "BYTE") -> HostTensor:
     """Return a part of each string.
 
     Args:
@@ -149,7 +151,7 @@ def substr(text: UserValue, start: UserValue, size: UserValue, unit: str = "BYTE
     return _each(part, "substr", text, start, size)
 
 
-def length(text: UserValue, unit: str = "BYTE") -> HostTensor:
+def length(text: TextLike, unit: str = "BYTE") -> HostTensor:
     """Return how many bytes, or characters, strings have.
 
     >>> length(["ü"]).tolist(), length(["ü"], unit="UTF8_CHAR").tolist()
@@ -159,7 +161,7 @@ def length(text: UserValue, unit: str = "BYTE") -> HostTensor:
     return _each(size, "length", text, dtype=np.int32)
 
 
-def to_number(text: UserValue, out_type: DTypeLike = "float32") -> HostTensor:
+def to_number(text: TextLike, out_type: DTypeLike = "float32") -> HostTensor:
     """Return the numbers that strings show.
 
     >>> to_number(["1.5", "-2"]).tolist()
@@ -169,7 +171,7 @@ def to_number(text: UserValue, out_type: DTypeLike = "float32") -> HostTensor:
     return _each(int if dtype.kind == "i" else float, "to_number", text, dtype=dtype)
 
 
-def to_hash_bucket_fast(text: UserValue, num_buckets: int) -> HostTensor:
+def to_hash_bucket_fast(text: TextLike, num_buckets: int) -> HostTensor:
     """Return the bucket of each string.
 
     >>> to_hash_bucket_fast(["hello", "world"], 10).tolist()

@@ -13,7 +13,6 @@ import h5py
 import keras
 
 from unisono._export._files import MANIFEST
-from unisono._types import UserValue
 from unisono.export import load_from_saved_model
 
 #: Short names of losses that files in HDF5 hold, and that Keras 3 does not find in them.
@@ -26,7 +25,7 @@ _LOSSES = {
 
 
 def load_model(
-    filepath: Any, custom_objects: Any = None, *args: Any, options: UserValue = None, **kwargs: Any
+    filepath: Any, custom_objects: Any = None, *args: Any, options: object = None, **kwargs: Any
 ) -> Any:
     """Load a model: a file of Keras, or a directory that `Model.save` wrote.
 

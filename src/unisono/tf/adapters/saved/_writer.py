@@ -24,7 +24,7 @@ from unisono._export._loaded import WEIGHTS, key_of
 from unisono._export._specs import ArraySpec, encode, plain
 from unisono._export._stablehlo import one_replica
 from unisono._system._packages import require_packages
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.checkpoint._tracking import Holder
 from unisono.step._call_signature import Call
 from unisono.step.functions._function import BoundFunction, Function
@@ -53,7 +53,7 @@ _NEAR = 8
 Record = dict[str, Any]
 
 
-def write_module(obj: UserValue, path: Path, signatures: Mapping[str, Any]) -> None:
+def write_module(obj: object, path: Path, signatures: Mapping[str, Any]) -> None:
     """Write an object with functions and variables to a directory.
 
     Args:
@@ -112,7 +112,7 @@ class _Contents:
         self.objects: list[Record] = []
         self._of_objects: dict[int, int] = {}
 
-    def record(self, value: UserValue) -> Record | None:
+    def record(self, value: object) -> Record | None:
         """Return what stands for a value, or None for one that is not saved, such as a number of Python."""
         if isinstance(value, keras.Variable):
             return {"variable": self.variable(value)}
@@ -143,7 +143,7 @@ class _Contents:
         self.variables.append(variable)
         return len(self.variables) - 1
 
-    def signature(self, name: str, function: UserValue) -> list[Record]:
+    def signature(self, name: str, function: object) -> list[Record]:
         """Return the programs of a named signature.
 
         Raises:
@@ -207,7 +207,7 @@ class _Contents:
             ) from error
 
     def _program(self, function: Function, call: Call, number_of_first: int) -> Record:
-        args, kwargs = by_position(function, *call.rebuild(_specs(call), lambda *_: None))
+        args, kwargs = by_position(function, *call.rebuild([_spec(x) for x in call.arrays], lambda *_: None))
         inputs = plain((args[number_of_first:], kwargs))
         if not all(isinstance(leaf, (ArraySpec, bool, int, float, str)) for leaf in jax.tree.leaves(inputs)):
             raise UnsupportedError(
@@ -229,7 +229,7 @@ class _Contents:
         }
 
 
-def _attributes(value: UserValue) -> dict[str, Any] | None:
+def _attributes(value: object) -> dict[str, Any] | None:
     """Return what an object holds, by name; None for what holds nothing that is saved."""
     if isinstance(value, (keras.Layer, keras.Optimizer, keras.metrics.Metric)):
         return {"weights": list(value.variables)}
@@ -249,11 +249,6 @@ def _is_of(call: Call, first: tuple[Any, ...]) -> bool:
         return True
     args, _ = call.rebuild([None] * len(call.arrays), lambda *_: None)
     return bool(args) and args[0] is first[0]
-
-
-def _specs(call: Call) -> list[ArraySpec]:
-    shapes = [tuple(n if isinstance(n, int) else str(n) for n in x.shape) for x in call.arrays]
-    return [ArraySpec(shape, str(x.dtype)) for shape, x in zip(shapes, call.arrays, strict=True)]
 
 
 def _exported(function: Function, call: Call) -> tuple[jax.export.Exported, Any, PyTree]:
