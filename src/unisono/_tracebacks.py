@@ -40,7 +40,7 @@ def _folders() -> Iterator[str]:
             yield os.path.dirname(file) + os.sep
 
 
-def users_frames(trace: TracebackType | None) -> TracebackType | None:
+def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback of the user's frames only, or of all frames where none is the user's."""
     frames = []
     at = trace
@@ -69,7 +69,7 @@ def shorten(error: BaseException) -> None:
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        at.__traceback__ = users_frames(at.__traceback__)
+        at.__traceback__ = user_frames(at.__traceback__)
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
 
 

@@ -407,12 +407,43 @@ PARABLE = re.compile(
 )
 
 
+#: The same in identifiers, and a flag whose noun is missing.
+PARABLE_WORDS = re.compile(
+    "nobody|somebody|anybody|whoever|strangers?|vain|hears?|heard|farewell|greet(s|ed|ing)?|told|anew",
+    re.IGNORECASE,
+)
+PARABLE_NAMES = {"is_users"}
+
+
+def words_of(identifier):
+    """Such as `heard`, `at` of `_heard_at`, and `row`, `initial` of `RowInitial`."""
+    return re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", identifier)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_texts_are_plain(name):
-    """Docstrings, comments and messages."""
-    tokens = tokenize.generate_tokens(io.StringIO(FILES[name].read_text()).readline)
+    """Docstrings, comments, messages and identifiers."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(FILES[name].read_text()).readline))
     texts = [t.string for t in tokens if re.search("COMMENT|STRING", tokenize.tok_name[t.type])]
     assert not [(found[0], text) for text in texts if (found := PARABLE.search(text))]
+    names = {t.string for t in tokens if t.type == tokenize.NAME}
+    found = {n for n in names if any(PARABLE_WORDS.fullmatch(word) for word in words_of(n))}
+    assert not found | names & PARABLE_NAMES
+
+
+#: Participles and adjectives: those on `ed`, but not the verb `Proceed`, and these.
+NO_NOUN = re.compile(
+    "(?!Proceed).*[a-z]{2}ed|Apart|Aside|Asking|Begun|Counting|Done|Doing|Found|Given|Going|Gone|Growing|Held|"
+    "Hidden|Kept|Known|Lost|Made|Missing|Passing|Running|Seen|Sent|Shown|Taken|Told|Total|Waiting|Whole|Written"
+)
+#: Names of tf.distribute, and kinds of an entry in tables that are read as sentences; it may only shrink.
+NO_NOUNS = {"Mirrored", "StrategyExtended", "Missing", "Mixed", "NotMade", "Reduced"}
+
+
+def test_class_names_are_nouns():
+    """No participle alone, as `Found`: what was found? `FoundModel` names it."""
+    names = {n.name for tree in TREES.values() for n in nodes_of(tree) if isinstance(n, ast.ClassDef)}
+    assert {name for name in names if NO_NOUN.fullmatch(words_of(name)[-1])} == NO_NOUNS
 
 
 def test_strategies_override_only_what_the_recipe_names():

@@ -144,7 +144,7 @@ def _shape(x: UserValue) -> tuple[int | None, ...]:
     return tuple(x.shape)
 
 
-class _Served(keras.Model):
+class _ServingModel(keras.Model):
     """The predictions of a model_fn as a Keras model of its receiver tensors."""
 
     def __init__(
@@ -230,7 +230,7 @@ def export_model(
     number = int(time.time())
     while (folder / str(number)).exists():
         number += 1
-    model = _Served(task.model_fn, run.variables, receiver)
+    model = _ServingModel(task.model_fn, run.variables, receiver)
     export(model, folder / str(number), "stablehlo", input_spec=specs)
     return str(folder / str(number))
 

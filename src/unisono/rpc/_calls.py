@@ -152,7 +152,7 @@ class PushToServer:
     server: int
     closure: int
     watermark: int
-    told: Mapping[str, Any]
+    fields: Mapping[str, Any]
     arrays: Sequence[Any]
     lineage: str | None = None
 
@@ -160,7 +160,7 @@ class PushToServer:
     def meta(self) -> dict[str, Any]:
         """The fields of the message."""
         of_values = {} if self.lineage is None else {"lineage": self.lineage}
-        return {**self.told, "closure": self.closure, "watermark": self.watermark, **of_values}
+        return {**self.fields, "closure": self.closure, "watermark": self.watermark, **of_values}
 
 
 @dataclasses.dataclass(eq=False)

@@ -147,15 +147,19 @@ class ServerLink:
         meta = dataclasses.asdict(self._claim)
         self._note_server(self.request(Op.HELLO, meta, timeout=timeout).meta)
 
-    def _note_server(self, told: Mapping[str, Any]) -> None:
+    def _note_server(self, answer: Mapping[str, Any]) -> None:
         try:
             info = ServerInfo(
-                told["instance"], told["root"], tuple(told["gpus"]), told["python"], told["packages"]
+                answer["instance"],
+                answer["root"],
+                tuple(answer["gpus"]),
+                answer["python"],
+                answer["packages"],
             )
             # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
-            taken = info.instance, told["taken"]
+            taken = info.instance, answer["taken"]
         except KeyError as error:
-            there = dict(told.get("packages", {})).get("unisono", "another one")
+            there = dict(answer.get("packages", {})).get("unisono", "another one")
             raise ClusterError(
                 "Client and servers must have one version of Unisono. Received: "
                 f"{installed().get('unisono', 'one')} here and {there} at {self.address}, whose answer has "
@@ -185,8 +189,8 @@ class ServerLink:
             PeerLostError: when it does not answer.
             RequestRefusedError: when it answers with an error.
         """
-        told = {"job": self._claim.job, **(meta or {})}
-        return _accepted(self._rpc_client.call(Frame(op, self._numbers.next(), 0, told, arrays), timeout))
+        fields = {"job": self._claim.job, **(meta or {})}
+        return _accepted(self._rpc_client.call(Frame(op, self._numbers.next(), 0, fields, arrays), timeout))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file in the job's directory on the server."""
@@ -197,17 +201,17 @@ class ServerLink:
 
     def ports(self, count: int, avoid: Sequence[int]) -> list[int]:
         """Return free ports of the server's machine."""
-        told = self.request(Op.PORTS, {"count": count, "avoid": list(avoid)})
-        return [int(port) for port in told.meta["ports"]]
+        answer = self.request(Op.PORTS, {"count": count, "avoid": list(avoid)})
+        return [int(port) for port in answer.meta["ports"]]
 
     def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
         """Start a process; return why that was not possible, empty where it was."""
         if self._info is None:
             return self._lost_text()
         self._processes[process.key] = process
-        told = {"key": process.key, "task": str(process.task), **job}
+        fields = {"key": process.key, "task": str(process.task), **job}
         try:
-            self.request(Op.START, told)
+            self.request(Op.START, fields)
         except (PeerLostError, RequestRefusedError) as error:
             self._processes.pop(process.key, None)
             if isinstance(error, RequestRefusedError):

@@ -98,7 +98,7 @@ class RemoteMachines:
             ClusterError: when one does not answer, or refuses.
         """
         deadline = time.monotonic() + self._timeouts.busy
-        told = False
+        is_reported = False
         # In the order of their addresses: two clients cannot wait for each other.
         for address in self._slots.addresses:
             while True:
@@ -107,8 +107,8 @@ class RemoteMachines:
                     break
                 if time.monotonic() >= deadline or stop_requests():
                     raise problem
-                if not told:
-                    told = True
+                if not is_reported:
+                    is_reported = True
                     self._say(f"unisono: waiting at most {self._timeouts.busy:g} s: {problem}")
                 time.sleep(_BUSY_RETRY)
 
@@ -193,19 +193,19 @@ class RemoteMachines:
         beside = [each for each, other in self._placed.items() if other == server]
         options = self._options
         shape = {"tasks": len(beside), "devices": options.devices_per_worker, "ps": options.ps > 0}
-        told = {
+        fields = {
             "generation": plan.generation,
             "shape": shape,
             "description": {},
         }
         link = self._links[server]
         if not link.is_live:
-            return told
+            return fields
         info = link.info
         there = dataclasses.replace(plan, paths=RunPaths(Path(info.root)))
         environ = there.environment(task) | _gpus(info, task, beside)
         description: dict[str, Any] = {"environ": environ, "sys_path": None, "args": []}
-        return {**told, "description": description | self._program.describe(there.paths, task)}
+        return {**fields, "description": description | self._program.describe(there.paths, task)}
 
     def shown(self, plan: LaunchPlan) -> tuple[Task, ...]:
         """Return all tasks, the chief or worker 0 first."""
@@ -256,7 +256,7 @@ class RemoteMachines:
         """
         self._report_losses()
         deadline = time.monotonic() + self._timeouts.lost
-        told = False
+        is_reported = False
         while missing := self._slots.missing(workers, self._live):
             names = ", ".join(missing)
             if stop_requests():
@@ -267,8 +267,8 @@ class RemoteMachines:
                     f"{self._timeouts.lost:g} s after they were lost. Run `unisono serve` there again, or "
                     "let the training continue with fewer workers (`elastic`)."
                 )
-            if not told:
-                told = True
+            if not is_reported:
+                is_reported = True
                 self._say(
                     f"unisono: waiting at most {self._timeouts.lost:g} s for the server {names}; the "
                     "training continues when `unisono serve` runs there again"

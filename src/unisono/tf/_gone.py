@@ -27,7 +27,7 @@ OF_MODELS = (
 OF_FUNCTIONS = ("pretty_printed_concrete_signatures",)
 
 
-class Gone:
+class RemovedName:
     """An attribute that raises an error which says what to write; one that a program sets comes first."""
 
     def __init__(self, name: str) -> None:
@@ -41,4 +41,4 @@ def add_errors(kind: Any, names: tuple[str, ...]) -> None:
     """Let a class raise errors for what it does not have."""
     for name in names:
         if not hasattr(kind, name):
-            setattr(kind, name, Gone(name))
+            setattr(kind, name, RemovedName(name))

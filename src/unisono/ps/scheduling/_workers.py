@@ -98,7 +98,7 @@ class RunRequest:
     reads: tuple[int, ...] = ()
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a worker is told besides arrays."""
+        """Return what a worker gets besides arrays."""
         function = self.function
         self.reads = () if function is None else function.reads
         if self.states is None and function is not None and function.states is not None:
@@ -119,7 +119,7 @@ class RunResult:
     arrays: list[Any]
 
 
-#: What every worker is told before it runs closures: from the worker's number to operation, meta and arrays.
+#: What every worker gets before it runs closures: from the worker's number to operation, meta and arrays.
 Setup = Callable[[int], tuple[Op, Mapping[str, Any], Sequence[Any]]]
 
 
@@ -224,15 +224,15 @@ class WorkerPool:
         with self._lock:
             self._setups.append(setup)
             for worker in self._incarnations:
-                self._tell(worker, setup)
+                self._send_setup(worker, setup)
 
-    def _tell(self, worker: int, setup: Setup) -> None:
+    def _send_setup(self, worker: int, setup: Setup) -> None:
         op, meta, arrays = setup(worker)
         on_done = functools.partial(self._on_instructed, worker, self._incarnations[worker])
         self._send(worker, op, meta, arrays).add_done_callback(on_done)
 
     def _on_instructed(self, worker: int, incarnation: str, sent: Future[Frame]) -> None:
-        """Report a user's error. A worker that may have missed something is told all again."""
+        """Report a user's error. A worker that may have missed something gets all again."""
         error = sent.exception()
         if isinstance(error, PeerLostError):
             self.queue.worker_lost(worker, error)
@@ -397,7 +397,7 @@ class WorkerPool:
             del self._absent[worker]
             self._incarnations[worker] = incarnation
             for setup in self._setups:
-                self._tell(worker, setup)
+                self._send_setup(worker, setup)
             # Never answered: it fails when the connection ends, also while the worker has nothing to run.
             on_done = functools.partial(self._on_instructed, worker, incarnation)
             self._send(worker, Op.HEARTBEAT, {"hold": True}).add_done_callback(on_done)
@@ -418,16 +418,16 @@ class WorkerPool:
         with self._lock:
             return [client.address for i, client in enumerate(self._clients) if i not in self._incarnations]
 
-    def end(self, code: int, told: Collection[str] = ()) -> None:
+    def end(self, code: int, informed: Collection[str] = ()) -> None:
         """Let all workers end.
 
         Args:
-            told: addresses of workers that are away and learn otherwise that the job is over. For others the
-                chief waits: they would wait for a chief.
+            informed: addresses of workers that are away and learn otherwise that the job is over. For others
+                the chief waits: they would wait for a chief.
         """
         sent = []
         for i, client in enumerate(self._clients):
-            wait = _INFORMED_WITHIN if client.address in told else _LATE_WITHIN
+            wait = _INFORMED_WITHIN if client.address in informed else _LATE_WITHIN
             wait = _ANSWER_WITHIN if i in self._incarnations else wait
             sent.append(self._send(i, Op.END, {"code": code}, timeout=wait))
         late = concurrent.futures.wait(sent, _TELL_AFTER).not_done

@@ -370,12 +370,12 @@ class StepWorker:
         used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
         given = []
         for p in plan.pushes:
-            sent, told = [np.asarray(outputs[i]) for i in p.outputs], p.meta
+            sent, meta = [np.asarray(outputs[i]) for i in p.outputs], p.meta
             if p.rows:
-                rows, updates = pushed_rows(p.rows, numbers_of_rows, outputs, told["updates"])
-                sent, told = [*rows, *sent], {**told, "updates": updates}
+                rows, updates = pushed_rows(p.rows, numbers_of_rows, outputs, meta["updates"])
+                sent, meta = [*rows, *sent], {**meta, "updates": updates}
             lineage = lineages.get(p.server)
-            given.append(PushToServer(p.server, *numbers, {**told, **used}, sent, lineage))
+            given.append(PushToServer(p.server, *numbers, {**meta, **used}, sent, lineage))
         # The program has ended: what has come until now was sent before the servers see the pushes.
         following, following_plan = self._peek()
         pulls = following_plan.pulls if given and following_plan is not None else None

@@ -232,10 +232,10 @@ def pushed_rows(
     Args:
         pushes: for each part of a table.
         numbers: of the rows that the step uses; None for a step that uses no table by rows.
-        updates: what the server is told: of each part of a table, then of all else.
+        updates: what the server does: of each part of a table, then of all else.
     """
     arrays: list[Any] = []
-    told = []
+    kept = []
     for push, update in zip(pushes, updates, strict=False):
         if numbers is None or push.group < 0:
             where, indices = slice(push.begin, push.end), np.arange(push.end - push.begin)
@@ -244,9 +244,9 @@ def pushed_rows(
             indices = numbers.rows[push.group][where] - push.begin
         if not len(indices):
             continue
-        told.append(update)
+        kept.append(update)
         arrays.append(indices)
         for i in push.outputs:
             output = np.asarray(outputs[i])
             arrays.append(output[where] if output.ndim else np.full(indices.shape, output))
-    return arrays, [*told, *updates[len(pushes) :]]
+    return arrays, [*kept, *updates[len(pushes) :]]

@@ -71,7 +71,7 @@ def _key(value: Any, is_kept: bool) -> Hashable:
         return tuple(_key(v, is_kept) for v in value)
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
-    if _is_made_anew(value):
+    if _is_rebuilt(value):
         raise HasFunctionsError
     try:
         hash(value)
@@ -80,7 +80,7 @@ def _key(value: Any, is_kept: bool) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-def _is_made_anew(value: Any) -> bool:
+def _is_rebuilt(value: Any) -> bool:
     """Return whether a parameter is a function of which each call may have a new one."""
     if isinstance(value, type):
         return False

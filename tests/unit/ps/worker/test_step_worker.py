@@ -51,7 +51,7 @@ class Servers:
         done = [Future() for _ in pushes]
         for push, future in zip(pushes, done, strict=True):
             arrays = [float(x) for x in push.arrays]
-            self.pushes.put((push.server, push.closure, push.watermark, push.told, arrays, future))
+            self.pushes.put((push.server, push.closure, push.watermark, push.fields, arrays, future))
         return done, None if pulls is None else self.pull(pulls)
 
 

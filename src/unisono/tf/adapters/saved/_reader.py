@@ -165,7 +165,7 @@ class _SavedProgram:
         return rebuild(self.outputs, results)
 
 
-class _Restored:
+class _LoadedFunction:
     """A loaded function: the first of its programs that fits the arguments."""
 
     def __init__(self, programs: Sequence[_SavedProgram]) -> None:
@@ -201,7 +201,7 @@ class _Restored:
 
 def _function(programs: Sequence[_SavedProgram]) -> Function:
     """Return the function of programs, which can be saved again."""
-    function = Function(_Restored(programs))
+    function = Function(_LoadedFunction(programs))
     for program in programs:
         args, kwargs = map_leaves(lambda x: spec_of(x) if isinstance(x, ArraySpec) else x, program.inputs)
         function.requested.append(calls_for(function, args, kwargs))

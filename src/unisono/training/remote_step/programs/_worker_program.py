@@ -157,11 +157,11 @@ def make_program(
         notes = [*notes, *others]
         trace = _StepTrace(body, variables, notes, arrays)
         closed = trace.closed()
-    found = _Programmed(trace, closed)
+    found = _TracedProgram(trace, closed)
     if found.reads_afterwards:
         # Only here, since the update takes time to trace, and its slots time to pull.
         trace = _StepTrace(body, variables, notes, arrays, computes_updates=True)
-        found = _Programmed(trace, trace.closed())
+        found = _TracedProgram(trace, trace.closed())
     return found.program(platforms, tables)
 
 
@@ -233,7 +233,7 @@ class _StepTrace:
         return [*map(jnp.asarray, outputs), *results]
 
 
-class _Programmed:
+class _TracedProgram:
     """What a traced step reads and writes, sorted by how it is pulled and pushed.
 
     Raises:
