@@ -162,13 +162,10 @@ def _connect(monitor: PeerMonitor, ip: str) -> HostCollectives:
 def _addresses(resolver: ClusterResolver, count: int) -> list[str]:
     """The address of each process, the coordinator's first."""
     spec = resolver.cluster_spec()
-    every = [spec.task_address(job, i) for job in ("chief", "worker") for i in _indices(spec, job)]
+    jobs = [job for job in ("chief", "worker") if job in spec.jobs]
+    every = [spec.task_address(job, i) for job in jobs for i in spec.task_indices(job)]
     first = resolver.coordinator_address or ""
     return every if len(every) == count else [first] * count
-
-
-def _indices(spec: Any, job: str) -> list[int]:
-    return list(spec.task_indices(job)) if job in spec.jobs else []
 
 
 def _configuration(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
     """
     check_program(program)
     paths = make_run_paths(log_dir)
-    base = base_environment(environ(), options, _count(options), cores(), paths)
+    count = len(tasks_of(options, options.worker_range[1]))
+    base = base_environment(environ(), options, count, cores(), paths)
     screen = BackgroundConsole(Console(sys.stderr, sys.stdout))
     with closing(screen), stop_signals() as stop_requests:
         outcome = Supervisor(
@@ -112,10 +113,6 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tu
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _count(options: LaunchOptions) -> int:
-    return len(tasks_of(options, options.worker_range[1]))
 
 
 def job_description(plan: LaunchPlan, task: Task, program: UserProgram) -> dict[str, Any]:

@@ -111,11 +111,6 @@ class DurableStore:
         return self._journal.has_log
 
     @property
-    def writes_snapshots(self) -> bool:
-        """Whether snapshots are written from time to time."""
-        return self._timer is not None
-
-    @property
     def number(self) -> int:
         """The number of the last change."""
         return self._journal.position.number

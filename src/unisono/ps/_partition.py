@@ -54,13 +54,7 @@ class FixedShardsPartitioner(Partitioner):
         self._num_shards = _positive("num_shards", num_shards)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Return the number of parts for each axis of a variable.
-
-        Args:
-            shape: of the variable.
-            dtype: not used.
-            axis: the axis to cut.
-        """
+        """Return the number of parts for each axis of a variable; see `Partitioner`."""
         return _parts(shape, axis, self._num_shards)
 
 
@@ -92,13 +86,7 @@ class MinSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Return the number of parts for each axis of a variable.
-
-        Args:
-            shape: of the variable.
-            dtype: of the variable.
-            axis: the axis to cut.
-        """
+        """Return the number of parts for each axis of a variable; see `Partitioner`."""
         row = _bytes_of_row(shape, dtype, axis, self._bytes_per_string)
         # The smallest shard has the rounded-down share of rows, which must reach the minimum.
         rows = math.ceil(self._min_shard_bytes / row) if row else math.inf
@@ -133,13 +121,7 @@ class MaxSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Return the number of parts for each axis of a variable.
-
-        Args:
-            shape: of the variable.
-            dtype: of the variable.
-            axis: the axis to cut.
-        """
+        """Return the number of parts for each axis of a variable; see `Partitioner`."""
         row = _bytes_of_row(shape, dtype, axis, self._bytes_per_string)
         rows = max(1, self._max_shard_bytes // row) if row else math.inf
         shards = math.ceil(shape[axis] / rows) if shape else 1

@@ -82,10 +82,6 @@ class VariableStore:
 
     # reading
 
-    def number_of(self, name: str) -> int | None:
-        """Return the number of a variable, or None where there is none."""
-        return self._numbers.get(name)
-
     def pull(
         self, numbers: Sequence[int], versions: Sequence[int] | None = None
     ) -> list[tuple[int, int, Array]]:

@@ -145,7 +145,7 @@ def test_a_servers_log_can_be_turned_off(monkeypatch, tmp_path, log, has_log):
     durable = durable_store(3)
     assert durable.has_log is has_log
     durable.store.raise_generation(4)
-    assert ((tmp_path / "ps-3" / "log").exists(), durable.writes_snapshots) == (has_log, not has_log)
+    assert ((tmp_path / "ps-3" / "log").exists(), durable._timer is not None) == (has_log, not has_log)
     deadline = time.monotonic() + 10
     while not has_log and durable.snapshot_number != 1:
         assert time.monotonic() < deadline

@@ -56,20 +56,16 @@ class StepPlan:
     @classmethod
     def from_meta(cls, meta: Any) -> StepPlan:
         """Return the plan of what `to_meta` returned."""
-        pushes = tuple(
-            PushPlan(p["server"], tuple(p["outputs"]), p["meta"], tuple(_row_push(r) for r in p["rows"]))
-            for p in meta["pushes"]
-        )
+        pushes = []
+        for p in meta["pushes"]:
+            rows = tuple(RowPush(r["group"], r["begin"], r["end"], tuple(r["outputs"])) for r in p["rows"])
+            pushes.append(PushPlan(p["server"], tuple(p["outputs"]), p["meta"], rows))
         return cls(
             meta["digest"],
             tuple((server, number) for server, number in meta["pulls"]),
             meta["states"],
             tuple(meta["arrays"]),
-            pushes,
+            tuple(pushes),
             tuple(meta["results"]),
             None if meta["lookups"] is None else LookupPlan.from_meta(meta["lookups"]),
         )
-
-
-def _row_push(meta: Any) -> RowPush:
-    return RowPush(meta["group"], meta["begin"], meta["end"], tuple(meta["outputs"]))

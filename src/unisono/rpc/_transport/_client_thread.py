@@ -70,7 +70,7 @@ class ClientThread(threading.Thread):
         """Let the thread look at its links when that time comes; from any thread."""
         # Rarely true: a deadline lies behind those of earlier requests. So a request costs no wake-up.
         if moment < self._wakes_at:
-            self.mailbox.put(_nothing)
+            self.mailbox.put(lambda: None)
 
     @property
     def is_present(self) -> bool:
@@ -116,10 +116,6 @@ class ClientThread(threading.Thread):
                 action()
         if self.mailbox.descriptor in found:
             self.mailbox.run()
-
-
-def _nothing() -> None:
-    pass
 
 
 _GUARD = threading.Lock()
