@@ -180,13 +180,20 @@ def _become(job):
 def _import_all():
     import warnings
 
+    import keras  # noqa: F401
     import sklearn.datasets  # noqa: F401
-    from soaking import forks
+    from orbax.checkpoint import v1  # noqa: F401
 
+    import unisono
+    import unisono.cli._app
+    import unisono.data
     import unisono.estimator
-    import unisono.launcher._task  # noqa: F401
+    import unisono.launcher._task
 
-    forks.import_all()
+    # Not all names: TensorFlow's, which saves models in another form, is for programs that ask for it.
+    for name in unisono.__all__:
+        if name.endswith("Strategy"):
+            getattr(unisono, name)
     # JAX warns of forks, which are harmless before it has started.
     warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*fork")
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")

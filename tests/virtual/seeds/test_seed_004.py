@@ -58,6 +58,7 @@ def test_a_custom_loop(monkeypatch, tmp_path, capsys):
     assert accuracies[2] > 0.7
 
 
+@pytest.mark.exhaustive  # `examples/transfer_learning.py` runs in every `make test`, with a smaller base
 def test_transfer_learning_with_resnet(monkeypatch, tmp_path):
     names = run(
         tutorial.TRANSFER_LEARNING,

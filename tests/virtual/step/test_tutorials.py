@@ -228,6 +228,7 @@ def test_tpu_guide(strategy, known):
     check(known, "TPU guide", numbers)
 
 
+@pytest.mark.exhaustive  # `test_unbuilt_models.py` has two models, `test_tape.py` a persistent tape
 def test_cycle_gan(strategy, known):
     """Of "CycleGAN": four models that the first step builds, and one persistent tape."""
     keras.utils.set_random_seed(3)

@@ -60,7 +60,7 @@ def one_step(strategy, x, y):
 
 
 @pytest.mark.parametrize("rows", [5, 6])
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_gradients_flow_through_collectives(rows, replicas):
     """A synchronized BatchNormalization: its statistics, and their derivative, are of all rows."""
     rng = np.random.default_rng(0)

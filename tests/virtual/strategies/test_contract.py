@@ -59,6 +59,10 @@ if "TF_CONFIG" in os.environ:
     STRATEGIES = {"multi-worker": unisono.MultiWorkerMirroredStrategy}
 
 
+def some_strategies(exhaustive):
+    return [pytest.param(s, marks=[pytest.mark.exhaustive] if s in exhaustive else []) for s in STRATEGIES]
+
+
 @pytest.fixture(params=STRATEGIES, scope="module")
 def strategy(request):
     made = STRATEGIES[request.param]()
@@ -289,7 +293,13 @@ def trained_on_one_device(loss_scaled):
     return trained(unisono.get_strategy(), loss_scaled=loss_scaled)
 
 
+#: The strategies on which a custom loop differs from that of another strategy only in the number of replicas,
+#: or in the algorithm of its sums, which has tests of its own: all tests run it.
+ALIKE = ("mirrored 8, ring", "tpu", "one device", "central storage, host")
+
+
 @pytest.mark.parametrize("options", [{"compiled": False}, {"loss_scaled": True}], ids=str)
+@pytest.mark.parametrize("strategy", some_strategies(ALIKE), indirect=True)
 def test_a_custom_loop_equals_one_device(strategy, options):
     """41 rows in batches of 8: the last batch has one row, fewer than there are replicas."""
     losses, accuracy, weights = trained(strategy, **options)

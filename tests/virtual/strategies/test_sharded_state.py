@@ -201,7 +201,7 @@ def bytes_on(device, optimizer):
     return sum(s.data.nbytes for s in shards if s.device == device)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_each_replica_holds_its_part(replicas):
     model, _ = trained("sharded", replicas)
     optimizer = model.optimizer
