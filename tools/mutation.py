@@ -117,11 +117,18 @@ class Reach:
 
     def tests(self, mutant):
         """Those that run its line, the most promising first; for a line of no function, all its files."""
-        found = self._lines.get(str(ROOT / mutant.path), {}).get(mutant.line, set())
+        lines = self._lines.get(str(ROOT / mutant.path), {})
+        # Of a statement on several lines not each one is recorded.
+        found = next(filter(None, (lines.get(mutant.line - i) for i in range(4))), set())
         own = self._tree.own(mutant.path) | {mutant.path}
+        if found:
+            return sorted(
+                found, key=lambda test: (test.partition("::")[0] not in own, self._size[test], test)
+            )
+        files = set(self._tree.needed([mutant.path])) - {ALWAYS}
         return sorted(
-            found, key=lambda test: (test.partition("::")[0] not in own, self._size[test], test)
-        ) or [file for file in self._tree.needed([mutant.path]) if not file.startswith("tests/cluster/")]
+            (f for f in files if not f.startswith("tests/cluster/")), key=lambda f: (f not in own, f)
+        )
 
     def clusters(self, mutant):
         """The files of cluster tests that its file needs."""
@@ -149,23 +156,34 @@ class Watch:
             item.session.shouldstop = "the time is over"
 
 
+def run_tests(arguments, folder, write):
+    """Run pytest in this process; write which test failed, and what was run, to a descriptor."""
+    os.setsid()
+    output = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    # Those of the copy of the tree are others.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    watch = Watch()
+    code = pytest.main(["-x", "-p", "no:cacheprovider", "--timeout=120", *arguments], plugins=[watch])
+    if code not in (0, 1) and not watch.failed and not watch.is_over:
+        watch.failed = f"pytest itself, {code!r}"
+    rest = ", the time was over" if watch.is_over else ""
+    os.write(write, f"{watch.failed}\n{watch.ran} tests{rest}".encode())
+    atexit._run_exitfuncs()
+
+
 def found_by(arguments, folder):
     """Run pytest in a process of its own; return which test failed ("" if none did), and what was run."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.setsid()
-        output = os.open("/tmp/mutation.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1), os.dup2(output, 2)
-        os.chdir(folder)
-        watch = Watch()
-        code = pytest.main(["-x", "-p", "no:cacheprovider", "--timeout=120", *arguments], plugins=[watch])
-        if code not in (0, 1) and not watch.failed and not watch.is_over:
-            watch.failed = f"pytest itself, {code!r}"
-        rest = ", the time was over" if watch.is_over else ""
-        os.write(write, f"{watch.failed}\n{watch.ran} tests{rest}".encode())
-        atexit._run_exitfuncs()
-        os._exit(0)
+        try:
+            run_tests(arguments, folder, write)
+        finally:
+            os._exit(0)
     os.close(write)
     deadline = time.monotonic() + MOST_WALL
     while not os.waitpid(pid, os.WNOHANG)[0]:
@@ -217,8 +235,9 @@ def main():
     mutants = [mutant for path in files for mutant in mutants_of(path)]
     drawn = random.Random(given.seed).sample(mutants, min(given.number, len(mutants)))
     counts = {name: [0, 0] for name in given.packages}
-    with tempfile.TemporaryDirectory(prefix="unisono-mutants-") as name:
-        folder = Path(name)
+    # Not a TemporaryDirectory: forked processes would remove it when they end.
+    folder = Path(tempfile.mkdtemp(prefix="unisono-mutants-"))
+    try:
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
         )
@@ -234,6 +253,8 @@ def main():
             counts[package][1] += bool(failed)
             verdict = f"found by {failed}" if failed else "SURVIVES"
             print(f"{i + 1}. {mutant.path}:{mutant.line}: {mutant.what!r}\n   {verdict} ({ran})", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
     print("\n| package | mutants | found |\n|---|---|---|")
     for package, (number, found) in [*counts.items(), ("all", total)]:
@@ -246,12 +267,11 @@ if __name__ == "__main__":
     os.environ["KERAS_BACKEND"] = "jax"
     # What tests load and does not load the library.
     import h5py  # noqa: F401
-    import hypothesis  # noqa: F401
     import jax  # noqa: F401
     import keras  # noqa: F401
     import optax  # noqa: F401
     import pytest
     import sklearn.datasets  # noqa: F401
-    from tests.needed import Tree
+    from tests.needed import ALWAYS, Tree
 
     main()
