@@ -121,7 +121,7 @@ class Estimator:
         steps: int | None = None,
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
-    ) -> Estimator:
+    ) -> Self:
         """Train until the data end, or for some steps.
 
         Args:
@@ -149,7 +149,7 @@ class Estimator:
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
         self._seed()
-        data = InputFunction(input_fn, self._arguments(ModeKeys.TRAIN))
+        data = self._data(input_fn, ModeKeys.TRAIN)
         task = TrainTask(
             self._function, self._config, strategy, self.model_dir, given, listeners,
             path, initializer_of(self._warm_start), self._executables,
@@ -185,7 +185,7 @@ class Estimator:
         given = checked_hooks(hooks, "hooks")
         _check_steps(steps, None)
         task = self._evaluation(self._config.eval_distribute, checkpoint_path, given, "evaluate")
-        data = InputFunction(input_fn, self._arguments(ModeKeys.EVAL))
+        data = self._data(input_fn, ModeKeys.EVAL)
         log_dir = self.eval_dir(name) if can_write_summaries(self._config) else None
         return evaluate(task, data, steps, log_dir)
 
@@ -212,7 +212,7 @@ class Estimator:
         checked_call(input_fn, "input_fn")
         given = checked_hooks(hooks, "hooks")
         task = self._evaluation(None, checkpoint_path, given, "predict")
-        data = InputFunction(input_fn, self._arguments(ModeKeys.PREDICT))
+        data = self._data(input_fn, ModeKeys.PREDICT)
         yield from predictions(task, data, predict_keys, yield_single_examples)
 
     def _evaluation(
@@ -376,8 +376,13 @@ class Estimator:
     def _function(self) -> ModelFunction:
         return ModelFunction(self._model_fn, self._params, self._config)
 
-    def _arguments(self, mode: str) -> dict[str, Any]:
-        return {"mode": mode, "params": self.params, "config": self.config}
+    def _data(self, input_fn: Callable[..., Any], mode: str) -> InputFunction:
+        given = {"mode": mode, "params": self.params, "config": self.config}
+        return InputFunction(self._input_fn(input_fn, mode), given)
+
+    def _input_fn(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
+        """Return the input_fn whose elements a step takes; canned Estimators encode them."""
+        return input_fn
 
     def _seed(self) -> None:
         if self._config.tf_random_seed is not None:

@@ -14,9 +14,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.estimator._docstrings import Texts
+
+if TYPE_CHECKING:
+    from unisono.estimator._estimator import Estimator
 
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
@@ -40,7 +44,7 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Results,
@@ -61,13 +65,79 @@ class Exporter(abc.ABC):
 
 
 class _SavedModelExporter(Exporter):
-    """Exports each model.
+    """Exports each model, and keeps the newest exports.
 
     Args:
-        name: string; the directory of the exports.
-        serving_input_receiver_fn: function that returns what the exported model takes.
-        assets_extra: dict of source paths of files to copy, by their paths in the export; None for none.
-        as_text: bool; has no effect.
+        exports_to_keep: how many; None for all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: ReceiverFunction,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = None,
+    ) -> None:
+        if not name or not isinstance(name, str):
+            raise InvalidArgumentError(f"`name` must be a directory's name. Received: {name!r}.")
+        if exports_to_keep is not None and exports_to_keep <= 0:
+            raise InvalidArgumentError(
+                f"`exports_to_keep` must be positive. Received: {exports_to_keep!r}. Write None for all."
+            )
+        self._name, self._exports_to_keep = name, exports_to_keep
+        self._receiver_fn, self._assets_extra = serving_input_receiver_fn, assets_extra
+
+    @property
+    def name(self) -> str:
+        """The directory of the exports."""
+        return self._name
+
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Results,
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export the model of a checkpoint, if this exporter's rule says so."""
+        if not self._is_due(estimator, eval_result, is_the_final_export):
+            return None
+        extra: dict[str, Any] = {} if self._assets_extra is None else {"assets_extra": self._assets_extra}
+        path: str | bytes = estimator.export_saved_model(
+            export_path, self._receiver_fn, checkpoint_path=checkpoint_path, **extra
+        )
+        _remove_old(export_path, self._exports_to_keep)
+        return os.fsdecode(path)
+
+    def _is_due(self, estimator: Estimator, eval_result: Results, is_the_final_export: bool) -> bool:
+        """Return whether a model is exported."""
+        return True
+
+
+_TEXTS = Texts(
+    {
+        "name": "string; the directory of the exports.",
+        "serving_input_receiver_fn": "function that returns what the exported model takes.",
+        "event_file_pattern": "string; the event files of the evaluations, below `model_dir`, from which "
+        "the best one of an earlier process is read. None for none.",
+        "compare_fn": "function from `best_eval_result` and `current_eval_result` to whether the latter is "
+        "better; by default, whether its loss is smaller.",
+        "assets_extra": "dict of source paths of files to copy, by their paths in the export; None for none.",
+        "as_text": "bool; has no effect.",
+        "exports_to_keep": "whole number; how many exports are kept. None for all.",
+    },
+    raises={"InvalidArgumentError": "`exports_to_keep` is not positive, or `name` is no name."},
+)
+
+
+@_TEXTS.with_texts(raises={"InvalidArgumentError": "`name` is no name."})
+class FinalExporter(_SavedModelExporter):
+    """Exports once, when training has ended.
+
+    >>> FinalExporter("final", lambda: None).name
+    'final'
     """
 
     def __init__(
@@ -77,73 +147,17 @@ class _SavedModelExporter(Exporter):
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
     ) -> None:
-        if not name or not isinstance(name, str):
-            raise InvalidArgumentError(f"`name` must be a directory's name. Received: {name!r}.")
-        self._name = name
-        self._receiver_fn = serving_input_receiver_fn
-        self._assets_extra = assets_extra
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
-    @property
-    def name(self) -> str:
-        """The directory of the exports."""
-        return self._name
-
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Results,
-        is_the_final_export: bool,
-    ) -> str | None:
-        """Export the model of a checkpoint."""
-        extra = {} if self._assets_extra is None else {"assets_extra": self._assets_extra}
-        path: str | bytes = estimator.export_saved_model(
-            export_path, self._receiver_fn, checkpoint_path=checkpoint_path, **extra
-        )
-        return os.fsdecode(path)
+    def _is_due(self, estimator: Estimator, eval_result: Results, is_the_final_export: bool) -> bool:
+        if is_the_final_export:
+            _LOG.info("Performing the final export in the end of training.")
+        return is_the_final_export
 
 
-class FinalExporter(_SavedModelExporter):
-    """Exports once, when training has ended.
-
-    Args:
-        name: string; the directory of the exports.
-        serving_input_receiver_fn: function that returns what the exported model takes.
-        assets_extra: dict of source paths of files to copy, by their paths in the export; None for none.
-        as_text: bool; has no effect.
-
-    >>> FinalExporter("final", lambda: None).name
-    'final'
-    """
-
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Results,
-        is_the_final_export: bool,
-    ) -> str | None:
-        """Export the model if training has ended."""
-        if not is_the_final_export:
-            return None
-        _LOG.info("Performing the final export in the end of training.")
-        return super().export(estimator, export_path, checkpoint_path, eval_result, True)
-
-
+@_TEXTS
 class LatestExporter(_SavedModelExporter):
     """Exports after each evaluation, and keeps the newest exports.
-
-    Args:
-        name: string; the directory of the exports.
-        serving_input_receiver_fn: function that returns what the exported model takes.
-        assets_extra: dict of source paths of files to copy, by their paths in the export; None for none.
-        as_text: bool; has no effect.
-        exports_to_keep: whole number; how many exports are kept. None for all.
-
-    Raises:
-        InvalidArgumentError: `exports_to_keep` is not positive.
 
     >>> LatestExporter("latest", lambda: None, exports_to_keep=2).name
     'latest'
@@ -157,21 +171,7 @@ class LatestExporter(_SavedModelExporter):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
-        self._exports_to_keep = _checked_number(exports_to_keep)
-
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Results,
-        is_the_final_export: bool,
-    ) -> str | None:
-        """Export the model, and remove the oldest exports."""
-        path = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
-        _remove_old(export_path, self._exports_to_keep)
-        return path
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
 
 def _has_smaller_loss(best_eval_result: Results, current_eval_result: Results) -> bool:
@@ -186,23 +186,14 @@ def _has_smaller_loss(best_eval_result: Results, current_eval_result: Results) -
     return bool(best_eval_result["loss"] > current_eval_result["loss"])
 
 
+@_TEXTS.with_texts(
+    raises={
+        "InvalidArgumentError": "`exports_to_keep` is not positive, or `compare_fn` has other arguments.",
+        "InvalidTypeError": "`compare_fn` cannot be called.",
+    }
+)
 class BestExporter(_SavedModelExporter):
     """Exports where an evaluation is better than all before it, and keeps the newest exports.
-
-    Args:
-        name: string; the directory of the exports.
-        serving_input_receiver_fn: function that returns what the exported model takes.
-        event_file_pattern: the event files of the evaluations, below `model_dir`: the best one of an earlier
-            process is read from there. None for none.
-        compare_fn: from `best_eval_result` and `current_eval_result` to whether the latter is better; by
-            default, whether its loss is smaller.
-        assets_extra: dict of source paths of files to copy, by their paths in the export; None for none.
-        as_text: bool; has no effect.
-        exports_to_keep: whole number; how many exports are kept. None for all.
-
-    Raises:
-        InvalidArgumentError: `exports_to_keep` is not positive, or `compare_fn` has other arguments.
-        InvalidTypeError: `compare_fn` cannot be called.
 
     >>> BestExporter(serving_input_receiver_fn=lambda: None).name
     'best_exporter'
@@ -223,24 +214,16 @@ class BestExporter(_SavedModelExporter):
                 "`serving_input_receiver_fn` must be given. Received: None. Write "
                 "`tf.estimator.export.build_raw_serving_input_receiver_fn({...})`."
             )
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         _check_compare(compare_fn)
         self._compare = compare_fn
         self._pattern = event_file_pattern
-        self._exports_to_keep = _checked_number(exports_to_keep)
         self._model_dir: str | None = None
         self._best: Results | None = None
         self._has_exported = False
 
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Results,
-        is_the_final_export: bool,
-    ) -> str | None:
-        """Export the model if it is the best so far, or the first of this process."""
+    def _is_due(self, estimator: Estimator, eval_result: Results, is_the_final_export: bool) -> bool:
+        """Return whether a model is the best so far, or the first of this process."""
         if self._pattern and self._model_dir != estimator.model_dir:
             self._model_dir = estimator.model_dir
             self._best = self._best_of_files()
@@ -248,13 +231,10 @@ class BestExporter(_SavedModelExporter):
             best_eval_result=self._best, current_eval_result=eval_result
         )
         if self._has_exported and not is_better:
-            return None
+            return False
         _LOG.info("Performing best model export.")
-        self._best = eval_result
-        path = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
-        _remove_old(export_path, self._exports_to_keep)
-        self._has_exported = True
-        return path
+        self._best, self._has_exported = eval_result, True
+        return True
 
     def _best_of_files(self) -> Results | None:
         """Return the best evaluation that event files have."""
@@ -277,14 +257,6 @@ def _check_compare(function: Callable[..., bool]) -> None:
         raise InvalidArgumentError(
             f"`compare_fn` must have the arguments {sorted(wanted)}. Received: {sorted(known)}."
         )
-
-
-def _checked_number(exports_to_keep: int | None) -> int | None:
-    if exports_to_keep is not None and exports_to_keep <= 0:
-        raise InvalidArgumentError(
-            f"`exports_to_keep` must be positive. Received: {exports_to_keep!r}. Write None for all."
-        )
-    return exports_to_keep
 
 
 def _remove_old(directory: str, number: int | None) -> None:

@@ -18,7 +18,7 @@ from unisono._types import PyTree
 from unisono.data._dataset import Dataset
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
-from unisono.estimator._spec import EstimatorSpec, ModeKeys, checked_call
+from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator.canned._head import Head
 from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
@@ -63,48 +63,6 @@ class CannedEstimator(Estimator):
 
         super().__init__(model_fn, model_dir=model_dir, config=config, warm_start_from=warm_start_from)
 
-    def train(
-        self,
-        input_fn: Callable[..., Any],
-        hooks: Sequence[Any] | None = None,
-        steps: int | None = None,
-        max_steps: int | None = None,
-        saving_listeners: Sequence[Any] | None = None,
-    ) -> CannedEstimator:
-        """Train until the data end, or for some steps; see `Estimator.train`.
-
-        Args:
-            input_fn: returns a dataset of pairs of a dict of features and labels, batched.
-            hooks: `SessionRunHook`s.
-            steps: how many steps from now on.
-            max_steps: the number of steps in all, those of earlier calls included.
-            saving_listeners: `CheckpointSaverListener`s.
-
-        Returns:
-            This Estimator.
-        """
-        super().train(self._encoded(input_fn), hooks, steps, max_steps, saving_listeners)
-        return self
-
-    def evaluate(
-        self,
-        input_fn: Callable[..., Any],
-        steps: int | None = None,
-        hooks: Sequence[Any] | None = None,
-        checkpoint_path: str | os.PathLike[str] | None = None,
-        name: str | None = None,
-    ) -> dict[str, Any]:
-        """Return the head's metrics of a checkpoint by name; see `Estimator.evaluate`.
-
-        Args:
-            input_fn: as for `train`.
-            steps: how many steps; None for all data.
-            hooks: `SessionRunHook`s.
-            checkpoint_path: of the checkpoint; the newest one by default.
-            name: of the evaluation, if there are several.
-        """
-        return super().evaluate(self._encoded(input_fn), steps, hooks, checkpoint_path, name)
-
     def predict(
         self,
         input_fn: Callable[..., Any],
@@ -127,18 +85,16 @@ class CannedEstimator(Estimator):
         """
         keys = {predict_keys} if isinstance(predict_keys, str) else set(predict_keys or ())
         computed: Any = list({_computed(key) for key in keys}) if keys else None
-        encoded = self._encoded(input_fn, with_labels=False)
-        for found in super().predict(encoded, computed, hooks, checkpoint_path, yield_single_examples):
+        for found in super().predict(input_fn, computed, hooks, checkpoint_path, yield_single_examples):
             named = self._head.host_predictions(found)
             yield {key: value for key, value in named.items() if not keys or key in keys}
 
-    def _encoded(self, input_fn: Any, with_labels: bool = True) -> Callable[..., Any]:
+    def _input_fn(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
         """Return an input_fn of the same arguments, whose data a step can take."""
-        checked_call(input_fn, "input_fn")
 
         @functools.wraps(input_fn)
         def encoded(*args: Any, **kwargs: Any) -> Any:
-            return self._encoded_data(input_fn(*args, **kwargs), with_labels)
+            return self._encoded_data(input_fn(*args, **kwargs), mode != ModeKeys.PREDICT)
 
         return encoded
 
