@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import jax
 
 from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.step._layout import CentralLayout
 from unisono.strategies._replicated import ReplicatedStrategy
 
@@ -32,7 +31,6 @@ class CentralStorageStrategy(ReplicatedStrategy):
     ) -> None:
         devices = resolve_devices(compute_devices)
         super().__init__(ReplicaMesh(devices))
-        self._ops = CrossDeviceOps()
         # As tf.distribute does: of one device the state is there, of several the host has it.
         if parameter_device is None:
             parameter_device = devices[0] if len(devices) == 1 else "cpu:0"
@@ -43,11 +41,6 @@ class CentralStorageStrategy(ReplicatedStrategy):
             self._parameter_devices = resolve_devices([parameter_device])
             home = jax.sharding.SingleDeviceSharding(self._parameter_devices[0])
         self._state_layout = CentralLayout(self._mesh, home)
-
-    @property
-    def cross_device_ops(self) -> CrossDeviceOps:
-        """XLA's own all-reduce."""
-        return self._ops
 
     #: The state returns to its one place after each step.
     runs_ahead = False

@@ -15,7 +15,6 @@ import keras
 from unisono._context import check_same_strategy, register_default_strategy
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._types import UserValue
-from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.data._sharding import InputOptions
 from unisono.strategies._base import hold
 from unisono.strategies._replicated import ReplicatedStrategy
@@ -35,12 +34,6 @@ class OneDeviceStrategy(ReplicatedStrategy):
 
     def __init__(self, device: str | jax.Device) -> None:
         super().__init__(ReplicaMesh(resolve_devices([device])))
-        self._ops = CrossDeviceOps()
-
-    @property
-    def cross_device_ops(self) -> CrossDeviceOps:
-        """Never used: there is one device."""
-        return self._ops
 
 
 class DefaultStrategy(OneDeviceStrategy):

@@ -17,7 +17,6 @@ from unisono._errors import ContextError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
-from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.ps._partition import shard_bounds, shard_count
 from unisono.ps.scheduling._closures import Rules
 from unisono.step._keras_internals import stored_dtype
@@ -125,11 +124,6 @@ class ParameterServerStrategy(ReplicatedStrategy):
             "`ParameterServerStrategy` without a cluster. Start the program with "
             "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
         )
-
-    @functools.cached_property
-    def cross_device_ops(self) -> CrossDeviceOps:
-        """XLA's own all-reduce, between the devices of one worker."""
-        return CrossDeviceOps()
 
     @functools.cached_property
     def parameter_devices(self) -> tuple[jax.Device, ...]:

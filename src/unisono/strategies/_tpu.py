@@ -9,7 +9,6 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster_resolver._tpu import TPUClusterResolver
 from unisono.cluster_resolver._tpu_topology import DeviceAssignment
-from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.strategies._replicated import ReplicatedStrategy
 
 T = TypeVar("T")
@@ -45,14 +44,8 @@ class TPUStrategy(ReplicatedStrategy):
         self._resolver = tpu_cluster_resolver or TPUClusterResolver()
         assigned = experimental_device_assignment
         super().__init__(ReplicaMesh(tuple(assigned.devices if assigned else self._resolver.devices)))
-        self._ops = CrossDeviceOps()
         # tf.distribute's TPU strategy has it set, and programs that pad their batches read it.
         self.extended.experimental_require_static_shapes = True
-
-    @property
-    def cross_device_ops(self) -> CrossDeviceOps:
-        """XLA's own all-reduce."""
-        return self._ops
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:

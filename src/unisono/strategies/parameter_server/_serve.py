@@ -159,6 +159,8 @@ class Service(abc.ABC):
 
     #: Set when the chief has ended the job.
     ended: threading.Event
+    _served: VariableServer | StepWorker
+    _rpc_server: RequestServer
 
     def __init__(self, roles: Roles) -> None:
         servers_joined()
@@ -235,14 +237,20 @@ class Service(abc.ABC):
         )
 
     @property
-    @abc.abstractmethod
     def chief_lease(self) -> Lease:
         """Of the chief on this task: renewed by what the chief sends."""
+        return self._served.chief_lease
 
     @property
-    @abc.abstractmethod
     def exit_code(self) -> int:
-        """For the process, once the job has ended."""
+        """For the process, once the job has ended: what the chief has said."""
+        return self._served.exit_code
+
+    def _accepts(self, client: ClientId) -> bool:
+        return any(map(client.acts_for, self._roles.accepted))
+
+    def _reply(self, client: ClientId, answer: Frame) -> None:
+        self._rpc_server.reply(client, answer)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -252,33 +260,22 @@ class Service(abc.ABC):
 class _VariableService(Service):
     """A parameter server and its `RpcServer`."""
 
+    _rpc_server: RpcServer
+
     def __init__(self, roles: Roles) -> None:
         super().__init__(roles)
         fuse_results()
         keys = read_keys(process_environ(), roles.task, roles.spec)
         self._durable = durable_store(roles.task.index)
-        self._server = VariableServer(
+        self._served = server = VariableServer(
             VariableStore() if self._durable is None else self._durable.store,
             self._durable,
-            lambda client: any(map(client.acts_for, roles.accepted)),
+            self._accepts,
             self._reply,
         )
-        self.ended = self._server.ended
-        self._rpc_server = RpcServer(roles.addresses[roles.task], self._server.handle, keys)
+        self.ended = server.ended
+        self._rpc_server = RpcServer(roles.addresses[roles.task], server.handle, keys)
         self._rpc_server.start()
-
-    def _reply(self, client: ClientId, answer: Frame) -> None:
-        self._rpc_server.reply(client, answer)
-
-    @property
-    def exit_code(self) -> int:
-        """What the chief has said."""
-        return self._server.exit_code
-
-    @property
-    def chief_lease(self) -> Lease:
-        """Of the chief on this task: renewed by what the chief sends."""
-        return self._server.chief_lease
 
     def close(self) -> None:
         """End all connections; what was kept on the disk is removed where the job has ended well."""
@@ -302,31 +299,18 @@ class WorkerService(Service):
     ) -> None:
         super().__init__(roles)
         self._client = ServerClient(servers)
-        self._worker = StepWorker(
+        self._served = self._worker = StepWorker(
             roles.workers.index(roles.task),
             len(roles.workers),
             self._client,
             load_program,
             self._reply,
-            lambda client: any(map(client.acts_for, roles.accepted)),
+            self._accepts,
         )
         self.ended = self._worker.ended
-        self._rpc_server: RequestServer = make_rpc_server(self._worker.handle)
+        self._rpc_server = make_rpc_server(self._worker.handle)
         self._worker.start()
         self._rpc_server.start()
-
-    def _reply(self, client: ClientId, answer: Frame) -> None:
-        self._rpc_server.reply(client, answer)
-
-    @property
-    def exit_code(self) -> int:
-        """What the chief has said."""
-        return self._worker.exit_code
-
-    @property
-    def chief_lease(self) -> Lease:
-        """Of the chief on this task: renewed by what the chief sends."""
-        return self._worker.chief_lease
 
     def close(self) -> None:
         """End all connections."""

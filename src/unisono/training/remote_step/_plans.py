@@ -82,8 +82,14 @@ class PlanMaker:
             program: of a step, whose variables are placed.
             arrays: which of a call's arrays the program takes.
         """
-        blob, count = in_parts(program, self._placed)
-        outputs = _Outputs.of(program, self._placed, count)
+        trained = [v for _, v in program.gradients]
+        changed = [*trained, *(None for _ in program.extras), *program.adds, *program.assigns]
+        blob = _in_parts(
+            program.blob,
+            [self._placed[v].division for v in program.reads],
+            [None if v is None or self._placed[v].is_table else self._placed[v].division for v in changed],
+        )
+        outputs = _Outputs.of(program, self._placed, len(jax.export.deserialize(bytearray(blob)).out_avals))
         pushes = [self._push(server, program, outputs) for server in range(self._client.num_servers)]
         plan = StepPlan(
             digest_of(blob),
@@ -110,9 +116,7 @@ class PlanMaker:
         # Numbers of rows that depend on variables are rare: of divided ones all parts are taken.
         takes = tuple(first[i] + n for i in lookups.takes for n in range(counts[i] if i < len(counts) else 1))
         reads = [program.reads[i] if i < len(counts) else None for i in lookups.takes]
-        blob = _numbers_in_parts(
-            lookups.blob, [None if v is None else self._placed[v].division for v in reads]
-        )
+        blob = _in_parts(lookups.blob, [None if v is None else self._placed[v].division for v in reads])
         return LookupPlan(digest_of(blob), takes, groups, lookups.sites), [blob]
 
     def _table(self, variable: keras.Variable) -> TablePlan:
@@ -195,77 +199,37 @@ class PlanMaker:
         return self._updates[key]
 
 
-def _numbers_in_parts(blob: bytes, divisions: Sequence[Division | None]) -> bytes:
-    """Return a program that takes the parts of divided variables.
+def _parts_of(division: Division | None) -> Sequence[VariablePart]:
+    return division.parts if division is not None and division.is_divided else _WHOLE
+
+
+def _in_parts(blob: bytes, takes: Sequence[Division | None], gives: Sequence[Division | None] = ()) -> bytes:
+    """Return a program that takes and gives the parts of divided variables.
 
     Args:
-        blob: takes whole ones.
-        divisions: of its arguments; None for what is no variable.
+        blob: takes and gives whole ones.
+        takes: where its first arguments lie; None for what is no variable.
+        gives: likewise of its first results.
     """
-    if not any(division is not None and division.is_divided for division in divisions):
+    if all(_parts_of(division) is _WHOLE for division in (*takes, *gives)):
         return blob
     inner = jax.export.deserialize(bytearray(blob))
 
-    def numbers(*arrays: jax.Array) -> list[jax.Array]:
+    def run(*arrays: jax.Array) -> list[jax.Array]:
         left = iter(arrays)
         whole = [
-            jnp.concatenate([next(left) for _ in d.pulled]) if d is not None and d.is_divided else next(left)
-            for d in divisions
+            next(left) if _parts_of(d) is _WHOLE else jnp.concatenate([next(left) for _ in _parts_of(d)])
+            for d in takes
         ]
-        return list(inner.call(*whole))
+        results = itertools.zip_longest(inner.call(*whole, *left), gives)
+        return [part.of(value) for value, division in results for part in _parts_of(division)]
 
     specs = [
         jax.ShapeDtypeStruct(part.shape(aval.shape), aval.dtype)
-        for aval, division in zip(inner.in_avals, divisions, strict=True)
-        for part in (division.pulled if division is not None else _WHOLE)
+        for aval, division in itertools.zip_longest(inner.in_avals, takes)
+        for part in _parts_of(division)
     ]
-    return exported(numbers, specs, inner.platforms)
-
-
-def in_parts(program: WorkerProgram, placed: RemoteVariables) -> tuple[bytes, int]:
-    """Return a program that takes and gives the parts of divided variables, and the number of its outputs.
-
-    Args:
-        program: takes and gives whole variables.
-    """
-    inner = jax.export.deserialize(bytearray(program.blob))
-    reads = [placed[v].division for v in program.reads]
-    changed = [
-        [v for _, v in program.gradients],
-        [None for _ in program.extras],
-        program.adds,
-        program.assigns,
-    ]
-    given = [
-        None if v is None or placed[v].is_table else placed[v].division for group in changed for v in group
-    ]
-    if not any(division is not None and division.is_divided for division in (*reads, *given)):
-        return program.blob, len(inner.out_avals)
-    given += [None] * (len(inner.out_avals) - len(given))
-
-    def step(*arrays: jax.Array) -> list[jax.Array]:
-        left = iter(arrays)
-        whole = [
-            jnp.concatenate([next(left) for _ in division.parts]) if division.is_divided else next(left)
-            for division in reads
-        ]
-        found = inner.call(*whole, *left)
-        return [
-            part.of(value)
-            for value, division in zip(found, given, strict=True)
-            for part in (division.parts if division is not None and division.is_divided else _WHOLE)
-        ]
-
-    specs = [
-        jax.ShapeDtypeStruct(part.shape(spec.shape), spec.dtype)
-        for spec, division in itertools.zip_longest(program.specs, reads)
-        for part in (division.pulled if division is not None else _WHOLE)
-    ]
-    # Of tables, with numbers of rows that are open.
-    specs += [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inner.in_avals[len(program.specs) :]]
-    return exported(step, specs, inner.platforms), sum(
-        len(division.parts) if division is not None and division.is_divided else 1 for division in given
-    )
+    return exported(run, specs)
 
 
 def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable, is_again: bool) -> UnsupportedError:
@@ -304,7 +268,4 @@ def as_lists(update: ServerUpdate) -> bytes:
         after = dict(zip([piece.key for piece in update.writes], new, strict=True))
         return [after.get(key, value) for key, value in zip(touched, values, strict=True)], []
 
-    made = jax.export.export(jax.jit(lists), platforms=inner.platforms)(
-        list(specs.values()), [], of_gradients
-    )
-    return bytes(made.serialize())
+    return exported(lists, [list(specs.values()), [], of_gradients])

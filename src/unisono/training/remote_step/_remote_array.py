@@ -5,7 +5,7 @@ Tests: tests/virtual/training/remote_step/test_remote_array.py.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,8 @@ import numpy as np
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value
 from unisono.step._value_handle import RowsHandle
 
-
-class ServerValues(Protocol):
-    """The values that servers hold, as the chief reads and writes them."""
-
-    def read(self, variable: keras.Variable) -> np.ndarray:
-        """Return the value of a variable."""
-
-    def write(self, variable: keras.Variable, value: Any) -> None:
-        """Replace the value of a variable by an array of its shape and type."""
-
-    def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:
-        """Return rows that follow each other."""
-
-    def take(self, variable: keras.Variable, indices: np.ndarray) -> np.ndarray:
-        """Return the rows of these numbers."""
-
-    def write_rows(self, variable: keras.Variable, begin: int, value: Any) -> None:
-        """Replace rows that follow each other."""
+if TYPE_CHECKING:
+    from unisono.training.remote_step._remote_variables import RemoteVariables
 
 
 class RemoteArray(RowsHandle):
@@ -41,7 +25,7 @@ class RemoteArray(RowsHandle):
     Each read asks the servers, each assignment goes to them: no copy here can be out of date.
     """
 
-    def __init__(self, variable: keras.Variable, servers: ServerValues) -> None:
+    def __init__(self, variable: keras.Variable, servers: RemoteVariables) -> None:
         super().__init__(tuple(variable.shape), jnp.dtype(stored_dtype(variable)))
         self._variable, self._servers = variable, servers
 
@@ -78,7 +62,7 @@ class RemoteArray(RowsHandle):
         return f"<on servers: {self._variable.path!r} {self.dtype}{list(self.shape)}>"
 
 
-def keep_on_servers(variable: keras.Variable, servers: ServerValues) -> Any:
+def keep_on_servers(variable: keras.Variable, servers: RemoteVariables) -> Any:
     """Let a variable's value lie on servers; return the array that it has held here."""
     value = stored_value(variable)
     store_value(variable, RemoteArray(variable, servers))

@@ -135,11 +135,11 @@ def _is_same_step(one: Equation, other: Equation) -> bool:
             return False
         if isinstance(a, jex.Literal) and not _are_same_numbers(a.val, b.val):
             return False
-    pairs = zip(_inner(one), _inner(other), strict=True)
-    return len(_inner(one)) == len(_inner(other)) and all(_are_same(a, b) for a, b in pairs)
+    pairs = zip(inner_programs(one), inner_programs(other), strict=True)
+    return len(inner_programs(one)) == len(inner_programs(other)) and all(_are_same(a, b) for a, b in pairs)
 
 
-def _inner(step: Equation) -> list[Trace]:
+def inner_programs(step: Equation) -> list[Trace]:
     """Return the traces that an operation holds, such as the branches of a condition."""
     leaves = jax.tree.leaves(
         [step.params[name] for name in sorted(step.params)],

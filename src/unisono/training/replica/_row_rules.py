@@ -401,7 +401,8 @@ def _random(step: Step, operands: list[RowState]) -> RowState:
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
-_ELEMENTWISE = (
+#: Operations on elements that neither add up nor scale rows.
+SIMPLE_ELEMENTWISE = (
     "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil "
     "clamp cos cosh digamma eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag "
     "integer_pow is_finite le lgamma log log1p logistic lt max min ne nextafter not or pow real "
@@ -410,7 +411,7 @@ _ELEMENTWISE = (
 )
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(SIMPLE_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(("add", "sub", "add_any"), _sum_of_two),
     **dict.fromkeys(("mul", "div"), _product),
     **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient"), _linear),

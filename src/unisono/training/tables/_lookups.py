@@ -153,9 +153,7 @@ class RowStep:
         ordered = [arguments[i] for i in range(len(self._program.jaxpr.invars))]
         return self._program.evaluate(ordered, lambda root: hands[id(root)], list(left))
 
-    def lookups(
-        self, place: Mapping[int, int], specs: Sequence[jax.ShapeDtypeStruct], platforms: Sequence[str]
-    ) -> TableLookups:
+    def lookups(self, place: Mapping[int, int], specs: Sequence[jax.ShapeDtypeStruct]) -> TableLookups:
         """Return what a worker does before the step.
 
         Args:
@@ -165,7 +163,7 @@ class RowStep:
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]
         sites = self._program.sites
-        blob = exported(jex.jaxpr_as_fun(closed), [specs[i] for i in takes], platforms) if sites else b""
+        blob = exported(jex.jaxpr_as_fun(closed), [specs[i] for i in takes]) if sites else b""
         return TableLookups(
             blob,
             tuple(takes),

@@ -90,7 +90,7 @@ class RowInitializer:
             numbers = first + begin + jnp.arange(count, dtype=jnp.int32)
             return self._program.evaluate([], lambda _: GatheredRows(count, count, numbers))
 
-        return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)], ("cpu",))
+        return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)])
 
 
 def initialize_later(

@@ -19,7 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.remote_step.programs._jaxprs import pruned
+from unisono.training.remote_step.programs._jaxprs import exported, pruned
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
@@ -53,7 +53,6 @@ def row_update(
     slots: Sequence[int],
     gradient: int,
     variables: int,
-    platforms: Sequence[str],
 ) -> RowUpdate:
     """Return the update of rows of one table.
 
@@ -100,8 +99,7 @@ def row_update(
         return jax.ShapeDtypeStruct((size, *specs[i].shape[1:]) if is_row else specs[i].shape, specs[i].dtype)
 
     pushed = [sized(gradient), *(jax.ShapeDtypeStruct((size,), specs[i].dtype) for i in flags)]
-    export = jax.export.export(jax.jit(compute), platforms=tuple(platforms))
-    blob = bytes(export([sized(i) for i in values], [], pushed).serialize())
+    blob = exported(compute, [[sized(i) for i in values], [], pushed])
     return RowUpdate(blob, tuple(values), tuple(flags), _is_whole(compute, values, rows, pushed, specs))
 
 

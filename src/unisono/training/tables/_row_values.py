@@ -17,6 +17,9 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from unisono.training.replica._elementwise import inner_programs
+from unisono.training.replica._row_rules import SIMPLE_ELEMENTWISE
+
 #: An argument or result of an operation in a trace.
 Operand = jex.Var | jex.Literal
 
@@ -80,79 +83,10 @@ class Spread:
 RowKnowledge = Rows | Spread | None
 
 #: Operations on elements, each of which looks at one element of each operand.
-ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "bitcast_convert_type",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "pow",
-        "reduce_precision",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-    ]
-)
+ELEMENTWISE = {
+    *SIMPLE_ELEMENTWISE.split(),
+    *"add add_any convert_element_type copy copy_p div mul neg stop_gradient sub".split(),  # noqa: SIM905
+}
 
 #: What a row that is not computed must hold, so that a reduction over the rows can leave it out.
 NEUTRAL = {"reduce_sum": 0, "reduce_and": True, "reduce_or": False}
@@ -264,17 +198,7 @@ def avals_in(jaxpr: jex.Jaxpr) -> Any:
         for atom in eqn.outvars:
             yield atom.aval
         for inner in inner_programs(eqn):
-            yield from avals_in(inner)
-
-
-def inner_programs(eqn: jex.JaxprEqn) -> Any:
-    """Yield the programs that an operation calls."""
-    for param in eqn.params.values():
-        for inner in param if isinstance(param, (tuple, list)) else (param,):
-            if isinstance(inner, jex.ClosedJaxpr):
-                yield inner.jaxpr
-            elif isinstance(inner, jex.Jaxpr):
-                yield inner
+            yield from avals_in(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
 
 
 def bound(eqn: jex.JaxprEqn, operands: Sequence[Any], **change: Any) -> list[Any]:

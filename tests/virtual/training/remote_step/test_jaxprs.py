@@ -46,7 +46,7 @@ def test_unused_arguments_and_constants_are_dropped():
 
 def test_a_program_is_the_same_after_its_bytes():
     spec = jax.ShapeDtypeStruct((3,), jnp.float32)
-    blob = exported(lambda x, y: [x @ y, x - y], [spec, spec], ["cpu"])
+    blob = exported(lambda x, y: [x @ y, x - y], [spec, spec])
     x = np.arange(3, dtype="float32")
     product, difference = jax.export.deserialize(bytearray(blob)).call(x, x)
     assert float(product) == 5
@@ -65,4 +65,4 @@ def test_a_program_cannot_call_python():
 
     for fn in (printing, calling):
         with pytest.raises(unisono.UnsupportedError, match="must not call Python"):
-            exported(fn, [spec], ["cpu"])
+            exported(fn, [spec])

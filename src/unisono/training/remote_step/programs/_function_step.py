@@ -113,7 +113,6 @@ class FunctionSteps:
 
     Args:
         strategy: of one replica, with a `PushLayout`.
-        platforms: on which workers compute, by JAX's names.
         tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
             gives a gradient of it.
     """
@@ -121,10 +120,9 @@ class FunctionSteps:
     def __init__(
         self,
         strategy: ReplicatedStrategy,
-        platforms: Sequence[str] = ("cpu",),
         tables: MayBeTable = no_table,
     ) -> None:
-        self._strategy, self._platforms = strategy, tuple(platforms)
+        self._strategy = strategy
         self._tables = tables
         self._layout = push_layout_of(strategy)
         #: By signature.
@@ -178,7 +176,6 @@ class FunctionSteps:
             variables,
             push.notes,
             arrays,
-            self._platforms,
             self._tables,
         )
         if index in step.arrays:

@@ -16,6 +16,8 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from unisono._errors import UnsupportedError
+from unisono._types import PyTree
+from unisono.training.replica._elementwise import inner_programs
 from unisono.training.replica._row_analysis import CALLS
 
 #: A set of arguments of a program: the n-th bit stands for the n-th argument.
@@ -91,30 +93,23 @@ def operations(jaxpr: jex.Jaxpr) -> list[str]:
     names = []
     for eqn in jaxpr.eqns:
         names.append(eqn.primitive.name)
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                names += operations(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
+        for inner in inner_programs(eqn):
+            names += operations(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
     return names
 
 
-def _is_program(value: Any) -> bool:
-    return isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr))
-
-
-def exported(
-    function: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], platforms: Sequence[str]
-) -> bytes:
-    """Return a function as bytes, which a process without its code can run.
+def exported(function: Callable[..., Any], specs: Sequence[PyTree]) -> bytes:
+    """Return a function as bytes, which a process without its code can run, on CPUs.
 
     Args:
-        function: of arrays; returns a list of arrays.
-        platforms: on which it may run, by JAX's names: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
+        function: of arrays, or of structures of them.
+        specs: shapes and types of its arguments.
 
     Raises:
         UnsupportedError: for a function that calls Python code while it runs.
     """
     try:
-        program = jax.export.export(jax.jit(function), platforms=tuple(platforms))(*specs)
+        program = jax.export.export(jax.jit(function), platforms=("cpu",))(*specs)
         return bytes(program.serialize())
     except (NotImplementedError, ValueError) as error:
         if "callback" not in str(error) and "effect" not in str(error):

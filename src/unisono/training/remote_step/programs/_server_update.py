@@ -113,18 +113,21 @@ class OptimizerUpdates:
 
     Args:
         optimizer: built.
-        platforms: on which servers compute, by JAX's names.
     """
 
-    def __init__(self, optimizer: keras.Optimizer, platforms: Sequence[str] = ("cpu",)) -> None:
+    def __init__(self, optimizer: keras.Optimizer) -> None:
         if not optimizer.built:
             raise InvalidArgumentError(
                 f"An optimizer must be built before its update is divided. Received: {optimizer.name!r}. "
                 "Call `optimizer.build(model.trainable_variables)`."
             )
-        self._optimizer, self._platforms = optimizer, tuple(platforms)
+        self._optimizer = optimizer
         self.trained: tuple[keras.Variable, ...] = tuple(trained_variables(optimizer))
         self.slots: tuple[keras.Variable, ...] = tuple(optimizer.variables)
+        #: By which gradients are there, and the shapes of weights and slots.
+        self._full: dict[tuple[tuple[bool, ...], Shapes], _FullUpdate] = {}
+        #: By which weights are divided: whether each weight and slot is.
+        self._divided: dict[tuple[bool, ...], list[bool]] = {}
 
     def divisions(self, trained: Sequence[Division]) -> list[Division]:
         """Return where each slot lies.
@@ -188,7 +191,7 @@ class OptimizerUpdates:
             ]
 
         return ServerUpdate(
-            exported(compute, specs, self._platforms),
+            exported(compute, specs),
             tuple(kinds[_VALUE]),
             tuple(kinds[_GRADIENT]),
             tuple(kinds[_EXTRA]),
@@ -254,7 +257,6 @@ class OptimizerUpdates:
             self._slots_of(number),
             variables + number,
             variables,
-            self._platforms,
         )
 
     def slots_of(self, number: int) -> list[keras.Variable]:
@@ -292,10 +294,6 @@ class OptimizerUpdates:
             if is_fixed and len(readers) == 1 and self.slots[slot].shape:
                 owners[slot] = 1 << readers[0]
         return [tuple(i for i in range(count) if mask >> i & 1) for mask in owners]
-
-    @functools.cached_property
-    def _divided(self) -> dict[tuple[bool, ...], list[bool]]:
-        return {}
 
     def _rows_of(self, divided: tuple[bool, ...]) -> list[bool]:
         """Return for each weight and slot whether it is divided.
@@ -352,10 +350,6 @@ class OptimizerUpdates:
             with of_shapes([(v, shape) for v, shape in variables if tuple(v.shape) != shape]):
                 self._full[key] = _FullUpdate.of(self._optimizer, self.trained, self.slots, present)
         return self._full[key]
-
-    @functools.cached_property
-    def _full(self) -> dict[tuple[tuple[bool, ...], Shapes], _FullUpdate]:
-        return {}
 
     def _mixes_rows(self, number: int) -> UnsupportedError:
         variable = (*self.trained, *self.slots)[number]

@@ -136,7 +136,6 @@ def make_program(
     variables: Sequence[keras.Variable],
     notes: Sequence[GradientNotes],
     arrays: Sequence[jax.ShapeDtypeStruct],
-    platforms: Sequence[str],
     tables: MayBeTable = no_table,
 ) -> WorkerProgram:
     """Trace a step and return its program.
@@ -162,7 +161,7 @@ def make_program(
         # Only here, since the update takes time to trace, and its slots time to pull.
         trace = _StepTrace(body, variables, notes, arrays, computes_updates=True)
         found = _TracedProgram(trace, trace.closed())
-    return found.program(platforms, tables)
+    return found.program(tables)
 
 
 class _StepTrace:
@@ -339,7 +338,7 @@ class _TracedProgram:
         """Whether the step reads a weight or slot after its update, where there is a stand-in."""
         return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
-    def program(self, platforms: Sequence[str], tables: MayBeTable) -> WorkerProgram:
+    def program(self, tables: MayBeTable) -> WorkerProgram:
         """Return the program of what was found.
 
         Args:
@@ -358,9 +357,9 @@ class _TracedProgram:
         specs = tuple(self._trace.specs[i] for i in taken)
         place = {at: taken.index(i) for at, i in enumerate(used) if i not in of_tables}
         step = self._step(_whole(closed, place) if rows is None else rows.runner(place, len(taken)), taken)
-        lookups = None if rows is None else rows.lookups(place, specs, platforms)
+        lookups = None if rows is None else rows.lookups(place, specs)
         return WorkerProgram(
-            exported(step, [*specs, *([] if rows is None else rows.specs())], platforms),
+            exported(step, [*specs, *([] if rows is None else rows.specs())]),
             tuple(self._trace.variables[i] for i in given),
             tuple(streams),
             tuple(i - self._first_array for i in arrays),

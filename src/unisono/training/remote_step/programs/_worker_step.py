@@ -36,7 +36,6 @@ class WorkerStep:
     Args:
         model: built and compiled in the strategy's scope, its optimizer built.
         strategy: of one replica, with a `PushLayout`.
-        platforms: on which workers compute, by JAX's names.
         tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
             gives a gradient of it.
     """
@@ -46,10 +45,9 @@ class WorkerStep:
         model: keras.Model,
         strategy: ReplicatedStrategy,
         task: TrainerTask,
-        platforms: Sequence[str] = ("cpu",),
         tables: MayBeTable = no_table,
     ) -> None:
-        self._model, self._task, self._platforms = model, task, tuple(platforms)
+        self._model, self._task = model, task
         self._tables = tables
         self._step = TrainerStep(model, strategy, task)
         self._layout = push_layout_of(strategy)
@@ -103,7 +101,7 @@ class WorkerStep:
         def body(values: list[Any], leaves: list[Any]) -> tuple[Any, Mapping[int, Any]]:
             return self._traced(lists, values, jax.tree.unflatten(structure, leaves))
 
-        return make_program(body, variables, notes, arrays, self._platforms, self._tables)
+        return make_program(body, variables, notes, arrays, self._tables)
 
     def _traced(
         self, lists: Sequence[list[keras.Variable]], values: list[Any], batch: PyTree
