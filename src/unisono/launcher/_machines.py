@@ -40,7 +40,7 @@ class Machines(Protocol):
         """Return the tasks whose output is shown."""
 
     def finish_evaluator(self, plan: LaunchPlan) -> None:
-        """Tell the evaluator that training has succeeded, where it is on another machine."""
+        """Let the evaluator know that training has succeeded, where it is on another machine."""
 
     def sweep(self) -> set[int]:
         """Kill what the tasks have left behind, and return the processes' ids."""

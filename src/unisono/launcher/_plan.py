@@ -30,7 +30,7 @@ CLUSTER_VARIABLES = (
 #: The variable that marks every process of a launch, including daemons that its tasks start: they inherit it.
 MARK = "UNISONO_LAUNCH"
 
-#: What the launcher tells its tasks: those of another launch around this one are not theirs.
+#: What the launcher gives its tasks: those of another launch around this one are not theirs.
 _OF_A_LAUNCH = (
     MARK,
     "UNISONO_CLUSTER_KEY",

@@ -1,7 +1,7 @@
 """What the chief and the workers ask of the parameter servers: pull, push, read, write, on all of them.
 
 A request that a server does not answer is sent again under its number, until the server is there again: the
-servers carry it out once. Meanwhile the caller waits; after `patience` the error names the server.
+servers carry it out once. Meanwhile the caller waits; after `absence_limit` the error names the server.
 
 Tests: tests/unit/ps/test_client.py.
 """
@@ -34,10 +34,10 @@ from unisono.rpc._ops import Op
 RETRY_AFTER = 5.0
 RETRY_EVERY = 0.2
 
-#: Seconds for the answer of a server that is told to end.
+#: Seconds for the answer of a server that is asked to end.
 _END_WITHIN = 5.0
 #: Seconds for which a server may be away: it may be started again, and then reads its state from a disk.
-PATIENCE = 300.0
+ABSENCE_SECONDS = 300.0
 
 #: Seconds after which a request that waits for a server says so in the log, once; a server that is just
 #: starting imports for 2 to 8 s.
@@ -66,13 +66,13 @@ class ServerClient:
 
     Args:
         clients: one for each server, in the order of their numbers.
-        patience: seconds for which a server may be away.
+        absence_limit: seconds for which a server may be away.
     """
 
     def __init__(
-        self, clients: Sequence[RequestClient], generation: int = 0, patience: float = PATIENCE
+        self, clients: Sequence[RequestClient], generation: int = 0, absence_limit: float = ABSENCE_SECONDS
     ) -> None:
-        self._clients, self._generation, self._patience = list(clients), generation, patience
+        self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
         self._numbers = RequestNumbers()
         self._lock = threading.Lock()
         #: Counts what goes to the servers, and what comes.
@@ -123,7 +123,7 @@ class ServerClient:
             The answer, later; or the server's error.
         """
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
-        attempts = _Attempts(self._clients[server], frame, self._patience, self._is_closed)
+        attempts = _Attempts(self._clients[server], frame, self._absence_limit, self._is_closed)
         attempts.answer.add_done_callback(self.traffic.sent(server, op, arrays))
         attempts.begin()
         return attempts.answer
@@ -179,7 +179,7 @@ class ServerClient:
         return answers
 
     def _asked(self, keys: Sequence[Key]) -> dict[str, Any]:
-        """Return what a pull of variables of one server tells it."""
+        """Return the fields of a pull of variables of one server."""
         with self._lock:
             versions = [self._known[key][0] if key in self._known else -1 for key in keys]
             lineage, count = self._lineages.get(keys[0][0]), self._counts.get(keys[0][0], 0)
@@ -329,14 +329,14 @@ class _Attempts:
 
     Args:
         frame: its number is the same in each attempt.
-        patience: seconds for which the server may be away.
+        absence_limit: seconds for which the server may be away.
     """
 
     def __init__(
-        self, client: RequestClient, frame: Frame, patience: float, is_closed: threading.Event
+        self, client: RequestClient, frame: Frame, absence_limit: float, is_closed: threading.Event
     ) -> None:
         self._client, self._frame = client, frame
-        self._patience, self._is_closed = patience, is_closed
+        self._absence_limit, self._is_closed = absence_limit, is_closed
         self._began = time.monotonic()
         self._has_warned = False
         self.answer: Future[Frame] = Future()
@@ -369,10 +369,10 @@ class _Attempts:
         if self._is_closed.is_set():
             self.answer.set_exception(error)
             return
-        if away >= self._patience:
+        if away >= self._absence_limit:
             self.answer.set_exception(
                 ClusterError(
-                    f"A parameter server must answer within {self._patience:g} s, also after a restart. "
+                    f"A parameter server must answer within {self._absence_limit:g} s, also after a restart. "
                     f"Received: nothing from {error.task} at {error.address} for {away:.1f} s"
                     f"{error.why and f' ({error.why})'}. Start it again; with its directory it goes on where "
                     "it was."
@@ -388,7 +388,7 @@ class _Attempts:
                 away,
                 error.why and f" ({error.why})",
                 self._frame.op.name,
-                self._patience,
+                self._absence_limit,
             )
         timer = threading.Timer(RETRY_EVERY, self.begin)
         timer.daemon = True
@@ -423,7 +423,7 @@ class _PullAnswers:
 
 
 def error_of(answer: Frame) -> Exception:
-    """Return the exception that an answer tells of: an error of Unisono or a builtin by its name.
+    """Return the exception of an answer: an error of Unisono or a builtin by its name.
 
     >>> error_of(Frame(Op.ERROR, meta={"kind": "KeyError", "text": "'w'"}))
     KeyError("'w'")

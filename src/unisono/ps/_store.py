@@ -347,7 +347,7 @@ class VariableStore:
         """Raise an error where a client knows of more updates than there are.
 
         Args:
-            count: of this lineage's pushes, that the client was told of.
+            count: of this lineage's pushes, that the client knows of.
         """
         if count > self.applied_count:
             known = LogPosition(updates=count, generation=self.generation)

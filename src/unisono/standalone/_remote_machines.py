@@ -212,7 +212,7 @@ class RemoteMachines:
         return (plan.shown, *(task for task in plan.tasks if task != plan.shown))
 
     def finish_evaluator(self, plan: LaunchPlan) -> None:
-        """Tell the evaluator's server that training has succeeded."""
+        """Let the evaluator's server know that training has succeeded."""
         for task, server in self._placed.items():
             if task.type == "evaluator" and self._links[server].is_live:
                 self._links[server].put(plan.paths.finished.name, f"{plan.generation}\n".encode())

@@ -133,7 +133,7 @@ def test_a_lost_request_is_sent_again_under_its_number(monkeypatch):
 def test_a_server_that_stays_away_is_named(monkeypatch):
     monkeypatch.setattr(_client, "RETRY_AFTER", 0.05)
     monkeypatch.setattr(_client, "RETRY_EVERY", 0.01)
-    client = client_of([Server()], lambda frame, is_answer: 0, patience=0.2)
+    client = client_of([Server()], lambda frame, is_answer: 0, absence_limit=0.2)
     with pytest.raises(ClusterError, match=r"nothing from ps:0 at 0 for 0\.\d s \(not connected yet\)\."):
         client.pull([(0, 0)]).result(10)
 
@@ -149,7 +149,7 @@ def test_the_log_names_a_server_that_is_away_once_for_a_request(monkeypatch, cap
     monkeypatch.setattr(_client, "RETRY_AFTER", 0.02)
     monkeypatch.setattr(_client, "RETRY_EVERY", 0.001)
     monkeypatch.setattr(_client, "WARN_AFTER", 0.05)
-    client = client_of([Server()], lambda frame, is_answer: 0, patience=0.3)
+    client = client_of([Server()], lambda frame, is_answer: 0, absence_limit=0.3)
     with pytest.raises(ClusterError, match="nothing from ps:0"):
         client.read((0, 0))
     (record,) = [r for r in caplog.records if "does not answer" in r.message]

@@ -1,4 +1,4 @@
-"""A task without a key is found out by those who ask it: at once, and not when their patience is over."""
+"""A task without a key is found out by those who ask it: at once, and not when their time is over."""
 
 import socket
 import threading
@@ -45,7 +45,7 @@ def test_a_chief_learns_that_a_server_has_no_key(elsewhere, monkeypatch, caplog)
     serving = threading.Thread(target=serve)
     serving.start()
     # Longer than the test may take: it is the refusal that ends the wait.
-    client = ServerClient([RpcClient(PS, elsewhere, keys)], patience=600.0)
+    client = ServerClient([RpcClient(PS, elsewhere, keys)], absence_limit=600.0)
     with pytest.raises(PeerRejectedError, match=f"ps:0 at {elsewhere} rejects this task"):
         client.begin_job(0)
     client.close()

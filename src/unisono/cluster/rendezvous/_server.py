@@ -215,7 +215,7 @@ class RendezvousServer:
         peer.process_id = member.process_id
         peer.inbox.clear()
         self._roster_changed = True
-        # At once: the first roster tells the client that this is process 0, and not another program.
+        # At once: by the first roster the client knows that this is process 0, and not another program.
         self._send(peer, {"kind": "roster", "roster": _protocol.roster(self._state)})
 
     def _disconnect(self, peer: _RendezvousPeer) -> None:

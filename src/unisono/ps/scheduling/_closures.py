@@ -169,7 +169,7 @@ def _keeps_bound(state: Closures, bound: int | None) -> bool:
 
 
 def finish(state: Closures, number: int) -> Closures:
-    """Return the state after a worker has replied with a closure's results, or was told to leave it.
+    """Return the state after a worker has replied with a closure's results, or was asked to leave it.
 
     Args:
         number: of the closure; one that runs no more, as after a late reply, changes nothing.

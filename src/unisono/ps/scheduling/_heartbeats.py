@@ -1,4 +1,4 @@
-"""A sign of life of the chief to all tasks that serve it: without one they end, instead of waiting for ever.
+"""The chief's heartbeats to all tasks that serve it: without them a task ends, and does not wait for ever.
 
 Tests: tests/unit/ps/scheduling/test_heartbeats.py.
 """
@@ -29,7 +29,7 @@ class ChiefHeartbeats:
     """Sends HEARTBEAT to all tasks, from a thread.
 
     Args:
-        every: seconds between two signs.
+        every: seconds between two heartbeats.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class QueuedClosure:
     is_left: bool = False
 
     def resolve(self, outcome: Any) -> None:
-        """Hand the result or the error to those that wait, unless they were told something before.
+        """Hand the result or the error to those that wait, unless they have an outcome already.
 
         Args:
             outcome: the result, or an exception.
@@ -106,7 +106,7 @@ class ClosureQueue:
     Args:
         prepare: gets a closure's payload and what a worker needs for it, and provides that. It runs in the
             thread that schedules or waits, never in one of the transport.
-        on_loss: is told the number of a worker that was lost, and why.
+        on_loss: called with the number of a worker that was lost, and why.
         generation: how often this chief was started before.
         signals: where Ctrl-C is obeyed: a closure that was sent must not be forgotten.
     """

@@ -39,7 +39,7 @@ from unisono.rpc._ops import Op
 _LOG = logging.getLogger("unisono")
 
 #: Seconds for which all workers may be away.
-PATIENCE = 300.0
+ABSENCE_SECONDS = 300.0
 
 #: The arrays of several closures go in one message up to so many bytes.
 _JOINT_BYTES = 1 << 20
@@ -129,7 +129,7 @@ class WorkerPool:
     Args:
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
-        patience: seconds for which all workers may be away.
+        absence_limit: seconds for which all workers may be away.
         signals: where a thread that waits for closures obeys Ctrl-C.
         find_used: returns how many batches are in the servers' updates, by `iterator@worker`.
     """
@@ -140,11 +140,11 @@ class WorkerPool:
         rules: Rules,
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
-        patience: float = PATIENCE,
+        absence_limit: float = ABSENCE_SECONDS,
         signals: Signals | None = None,
         find_used: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._clients, self._generation, self._patience = list(clients), generation, patience
+        self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
         self._find_used = find_used
         self._numbers = RequestNumbers()
         self._lock = threading.RLock()
@@ -346,7 +346,7 @@ class WorkerPool:
                 asked = to_ask(absent, now)
                 for absence in asked:
                     self._absent[absence.worker] = dataclasses.replace(absence, tries=absence.tries + 1)
-            gone = given_up(absent, len(self._clients), now, self._patience)
+            gone = given_up(absent, len(self._clients), now, self._absence_limit)
             if gone:
                 self.queue.abort(self._absence_error(gone))
                 return
@@ -407,7 +407,7 @@ class WorkerPool:
         clients = ", ".join(f"{self._clients[i].task} at {self._clients[i].address}" for i in workers)
         return ClusterError(
             f"A worker must be there to run what was scheduled. Received: no answer from {clients} for "
-            f"{self._patience:g} s. Start them with the same TF_CONFIG, or look into their logs."
+            f"{self._absence_limit:g} s. Start them with the same TF_CONFIG, or look into their logs."
         )
 
     # --- the end -------------------------------------------------------------------------------
@@ -457,5 +457,5 @@ def _are_alike(calls: Sequence[Mapping[str, Any]], arrays: Sequence[Sequence[Any
 
 
 def _is_lost(answer: Frame) -> bool:
-    """Return whether a worker says that it is not the one, or not in the life, that was meant."""
+    """Return whether a worker says that it is not the one, or not the incarnation, that was meant."""
     return answer.meta.get("kind") == WorkerLostError.__name__

@@ -1,7 +1,7 @@
 """How far a server's log must reach: what was acknowledged is noted in a file of its own.
 
-A log that ends early looks like one whose last change was cut off before it was answered. The note tells them
-apart: it is written after the change and before the answer, and survives the process as the log does.
+A log that ends early looks like one whose last change was cut off before it was answered. The note shows
+which it was: it is written after the change and before the answer, and survives the process as the log does.
 
 Tests: tests/unit/ps/test_damage.py.
 """

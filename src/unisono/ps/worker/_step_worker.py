@@ -136,7 +136,7 @@ class StepWorker:
         self.exit_code = 0
 
     def _begin_incarnation(self, generation: int) -> None:
-        """Forget what a chief has sent: it sends programs and datasets to each new life of a worker."""
+        """Forget what a chief has sent: each incarnation of a worker gets programs and datasets anew."""
         self._generation, self._has_lived = generation, False
         self._data = WorkerData(self._index, self._num_workers)
         self._plans: dict[str, StepPlan] = {}
@@ -226,7 +226,7 @@ class StepWorker:
         is_new = chief not in self._chiefs
         if is_new:
             self._chiefs.append(chief)
-        # What waits of an earlier chief, or is run by others, is left. Several greetings may come at once.
+        # What waits of an earlier chief, or is run by others, is left. Several HELLOs may arrive at once.
         if is_new or (frame.meta.get("anew") and self._has_lived):
             self._begin_incarnation(frame.generation)
         if not frame.meta.get("anew"):

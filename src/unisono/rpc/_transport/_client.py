@@ -384,7 +384,7 @@ class _Link:
         if number in _TIMED_OUT:
             self._failed(f"it did not answer a handshake within {sockets.HANDSHAKE_MS / 1000:g} s")
             return
-        # With another key the server cannot read what it gets, and closes without a word.
+        # With another key the server cannot read what it gets, and closes without an answer.
         self._broken_handshakes += 1
         if self._broken_handshakes < _BROKEN_HANDSHAKES or self._is_local:
             self._failed("it broke off a handshake")

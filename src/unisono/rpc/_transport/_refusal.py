@@ -1,7 +1,7 @@
 """The end of a task that others can reach and that has no key: those who ask it learn why.
 
 It cannot read what a task with a key sends. But a handshake without keys is one that such a task cannot take,
-and ends at once with an error, where it would try to connect until its patience is over.
+and ends at once with an error, where it would try to connect until its time is over.
 
 Tests: tests/unit/rpc/test_refusal.py.
 """

@@ -165,7 +165,7 @@ class Service(abc.ABC):
     def __init__(self, roles: Roles) -> None:
         servers_joined()
         self._roles = roles
-        self._patience = seconds_of(CHIEF_VARIABLE, CHIEF_SECONDS)
+        self._chief_seconds = seconds_of(CHIEF_VARIABLE, CHIEF_SECONDS)
         self._grace = seconds_of(GRACE_VARIABLE, GRACE_SECONDS)
         #: When the task got SIGTERM, in seconds of the monotonic clock; and whether it obeys now.
         self._asked_at: float | None = None
@@ -213,7 +213,7 @@ class Service(abc.ABC):
         while True:
             if (code := end_marker_of(address, began)) is not None:
                 return code
-            if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._patience / 10))):
+            if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._chief_seconds / 10))):
                 return None
             silence = self.chief_lease.silence
             if self._waits_no_longer(silence):
@@ -224,7 +224,7 @@ class Service(abc.ABC):
                     "%s got SIGTERM, and serves until %s ends the job, for %g s at most (%s).",
                     self._roles.task, self._roles.chief, self._grace, GRACE_VARIABLE,
                 )  # fmt: skip
-            if self._patience and silence >= self._patience:
+            if self._chief_seconds and silence >= self._chief_seconds:
                 raise self._alone()
 
     def _alone(self) -> ClusterError:
@@ -232,8 +232,8 @@ class Service(abc.ABC):
         where = f" at {self._roles.addresses[chief]}" if chief in self._roles.addresses else ""
         return ClusterError(
             f"A task serves a chief that is there. Received: no sign of {chief}{where} for "
-            f"{self._patience:g} s; {self._roles.task} ends. Start all tasks again. {CHIEF_VARIABLE} sets "
-            "another limit in seconds, 0 none."
+            f"{self._chief_seconds:g} s; {self._roles.task} ends. Start all tasks again. {CHIEF_VARIABLE} "
+            "sets another limit in seconds, 0 none."
         )
 
     @property

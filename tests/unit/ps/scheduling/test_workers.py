@@ -197,7 +197,7 @@ def test_a_closures_error_is_raised_and_others_run():
 
 
 def test_without_any_worker_the_error_names_them():
-    pool = pool_of(LoopbackNetwork(), workers=2, patience=0.3)
+    pool = pool_of(LoopbackNetwork(), workers=2, absence_limit=0.3)
     pool.queue.schedule(RunRequest("p"))
     with pytest.raises(ClusterError, match=r"no answer from worker:0 at 0, worker:1 at 1 for 0\.3 s"):
         pool.queue.join()
