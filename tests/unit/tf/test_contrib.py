@@ -59,15 +59,10 @@ class Worker(SingleProcessGroup):
     """One of two workers; what the chief says is kept from its call."""
 
     said = {}
-    size = 2
 
     def __init__(self, index):
         super().__init__()
-        self._number = index
-
-    @property
-    def index(self):
-        return self._number
+        self._index, self._size = index, 2
 
     def from_chief(self, make):
         return self.said.setdefault("seed", make())
