@@ -47,7 +47,7 @@ class ExportedModel:
     def __init__(
         self,
         exported: jax.export.Exported,
-        weights: list[np.ndarray[Any, Any]],
+        weights: list[np.ndarray],
         manifest: dict[str, Any],
     ) -> None:
         self._exported = exported
@@ -142,7 +142,7 @@ def load_exported(folder: Path) -> ExportedModel:
     return ExportedModel(exported, weights, manifest)
 
 
-def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.ndarray[Any, Any]]:
+def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.ndarray]:
     try:
         # From the bytes whose checksum was verified. Without pickle: to load an artefact must not run code of
         # it.
@@ -153,7 +153,7 @@ def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nda
     return [_typed(array, spec) for array, spec in zip(found, specs, strict=True)]
 
 
-def _typed(array: np.ndarray[Any, Any], spec: ArraySpec) -> np.ndarray[Any, Any]:
+def _typed(array: np.ndarray, spec: ArraySpec) -> np.ndarray:
     # NumPy's format stores bfloat16 and similar types as raw bytes.
     # See https://github.com/jax-ml/ml_dtypes/issues/41.
     return array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array

@@ -99,7 +99,7 @@ def write_stablehlo(
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 
 
-def one_replica(value: ArrayLike) -> np.ndarray[Any, Any]:
+def one_replica(value: ArrayLike) -> np.ndarray:
     """Return one replica's copy of a variable's value.
 
     Args:
@@ -129,7 +129,7 @@ def _spec_of(aval: jax.core.ShapedArray) -> ArraySpec:
 
 
 def _export(
-    serve: _Serve, weights: list[np.ndarray[Any, Any]], inputs: list[ArraySpec], platforms: Sequence[str]
+    serve: _Serve, weights: list[np.ndarray], inputs: list[ArraySpec], platforms: Sequence[str]
 ) -> jax.export.Exported:
     """Trace and lower the model; where that fails, find out whether open sizes or a platform cause it."""
     shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in weights]

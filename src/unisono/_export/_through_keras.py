@@ -71,8 +71,8 @@ def write_onnx(model: keras.Model, path: Path) -> None:
         try_onnx(aside, leaves(inputs), model.name)
 
 
-def _sample(spec: ArraySpec) -> np.ndarray[Any, Any]:
-    return np.zeros([2 if isinstance(size, str) else size for size in spec.shape], jnp.dtype(spec.dtype))
+def _sample(spec: ArraySpec) -> np.ndarray:
+    return np.zeros([size if isinstance(size, int) else 2 for size in spec.shape], jnp.dtype(spec.dtype))
 
 
 def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:

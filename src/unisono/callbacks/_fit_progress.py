@@ -101,15 +101,16 @@ def restore_model(
     Raises:
         CheckpointMismatchError: the model has other metrics or variables.
     """
+    arrays = snapshot.on_host()
     names = [f"metrics/{i}" for i in range(len(model.metrics_variables))]
-    metrics = {n: a for n, a in snapshot.arrays.items() if n.startswith("metrics/")}
+    metrics = {n: a for n, a in arrays.items() if n.startswith("metrics/")}
     if set(names) != set(metrics):
         raise CheckpointMismatchError(
             "The model must have the metrics that were saved. Received: "
             f"{len(names)} metric variables, in the backup {len(metrics)}. Compile with the same ones, "
             f"or delete {directory} to start from scratch."
         )
-    logs = {n: a for n, a in snapshot.arrays.items() if n.startswith("logs/")}
-    weights = {n: a for n, a in snapshot.arrays.items() if n not in metrics and n not in logs}
+    logs = {n: a for n, a in arrays.items() if n.startswith("logs/")}
+    weights = {n: a for n, a in arrays.items() if n not in metrics and n not in logs}
     Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
-    return [np.asarray(metrics[n]) for n in names], {n.removeprefix("logs/"): a for n, a in logs.items()}
+    return [metrics[n] for n in names], {n.removeprefix("logs/"): a for n, a in logs.items()}

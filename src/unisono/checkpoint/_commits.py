@@ -20,9 +20,9 @@ import shutil
 import socket
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from unisono._errors import CheckpointError
 from unisono._system._files import flush, flush_tree, swap_folder
@@ -32,6 +32,22 @@ _LOG = logging.getLogger("unisono")
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+
+
+class FileEntry(TypedDict):
+    """A file of a commit in its manifest."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """What a manifest says, but for its hash of itself."""
+
+    format: int
+    files: dict[str, FileEntry]
+
+
 _ASIDE = re.compile(
     r"^\.(?P<name>.+)\.(?P<host>[^@]+)@(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<kind>partial|replaced)$"
 )
@@ -142,7 +158,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise CheckpointError(
             f"A checkpoint must exist to be restored. Received: {path}, where there is no directory. "
@@ -151,17 +167,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
             raise _damaged(path, f"{MANIFEST} is not a file")
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        found = json.loads((path / MANIFEST).read_text())
         # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
-        own = manifest.pop("sha256")
+        own = found.pop("sha256")
     except FileNotFoundError:
         raise _damaged(path, f"{MANIFEST} is missing") from None
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _damaged(path, f"{MANIFEST} cannot be read ({error!r})") from None
-    if _hash_json(manifest) != own:
+    if _hash_json(found) != own:
         raise _damaged(path, f"{MANIFEST} has other contents than were written")
+    manifest: Manifest = found
     if manifest["format"] > FORMAT:
         raise CheckpointError(
             f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
@@ -300,17 +317,13 @@ def _is_alive(pid: int) -> bool:
 
 
 def _write_manifest(folder: Path) -> None:
-    files = {
+    files: dict[str, FileEntry] = {
         str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _hash(file)}
-        for file in _files(folder)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
     }
-    manifest: dict[str, Any] = {"format": FORMAT, "files": files}
-    manifest["sha256"] = _hash_json(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (p for p in sorted(folder.rglob("*")) if p.is_file())
+    manifest: Manifest = {"format": FORMAT, "files": files}
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "sha256": _hash_json(manifest)}, indent=1))
 
 
 def _hash(file: Path) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
 from unisono._types import ArrayLike, Json, Trackable
-from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
 from unisono.step._keras_internals import (
@@ -47,6 +47,17 @@ class Copies(np.ndarray):
     """The copies of a variable that have no common value: one for each replica, along the first dimension."""
 
 
+class Facts(TypedDict):
+    """What a checkpoint holds besides arrays, by the names of the objects."""
+
+    states: dict[str, Json]
+    values: dict[str, Json]
+    #: The arrays that are `Copies`.
+    copies: NotRequired[list[str]]
+    #: Where a run of `fit` stands, in its backups.
+    progress: NotRequired[Json]
+
+
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
     """The contents of a checkpoint, no longer touched by what trains on.
@@ -55,12 +66,12 @@ class Snapshot:
         arrays: by name; on the devices or the host.
     """
 
-    arrays: Mapping[str, Any]
-    facts: Json
+    arrays: Mapping[str, Array]
+    facts: Facts
 
     def on_host(self) -> dict[str, np.ndarray]:
         """The arrays as numpy arrays, those of several copies as `Copies`; waits for the devices."""
-        copies = self.facts.get("copies", ()) if isinstance(self.facts, dict) else ()
+        copies = self.facts.get("copies", ())
         arrays = {name: np.asarray(a) for name, a in self.arrays.items()}
         return {name: a.view(Copies) if name in copies else a for name, a in arrays.items()}
 
@@ -230,21 +241,21 @@ class Parts:
             values: `id` of a variable -> the array to keep instead of what the variable holds:
                 while Keras trains, the variables are empty.
         """
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, Array] = {}
+        facts: Facts = {"states": {}, "values": {}}
         copies: list[str] = []
         for name, variable in self.variables.items():
             given = values.get(id(variable)) if values else None
             arrays[name] = copy_of(_logical_value(variable) if given is None else given)
             if given is None and _keeps_copies(variable):
                 copies.append(name)
-        states: dict[str, Any] = {}
         for name, owner in self.stateful.items():
-            states[name] = encode(owner.get_state(), arrays, name)
-        plain = {}
+            facts["states"][name] = encode(owner.get_state(), arrays, name)
         for name, value in self.values.items():
-            plain[name] = encode(jax.tree.map(np.asarray, value), arrays, name)
-        facts = {"states": states, "values": plain}
-        return Snapshot(arrays, {**facts, "copies": copies} if copies else facts)
+            facts["values"][name] = encode(jax.tree.map(np.asarray, value), arrays, name)
+        if copies:
+            facts["copies"] = copies
+        return Snapshot(arrays, facts)
 
     def restore(self, snapshot: Snapshot, parts: Sequence[str] | None = None) -> dict[str, Any]:
         """Put the contents of a snapshot into the objects, all of it or nothing.

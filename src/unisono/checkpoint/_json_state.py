@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from typing import TypeAlias
 
+import jax
 import numpy as np
 
 from unisono._errors import InvalidTypeError
@@ -16,8 +18,11 @@ from unisono._types import Json, State
 
 _KIND = "__kind__"
 
+#: On a device or the host.
+Array: TypeAlias = "jax.Array | np.ndarray"
 
-def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
+
+def encode(value: State, arrays: dict[str, Array], where: str) -> Json:
     """Return `value` as JSON, with its arrays put into `arrays`.
 
     Args:
@@ -59,7 +64,7 @@ def encode(value: State, arrays: dict[str, np.ndarray], where: str) -> Json:
     )
 
 
-def _encode_dict(value: Mapping[State, State], arrays: dict[str, np.ndarray], where: str) -> Json:
+def _encode_dict(value: Mapping[State, State], arrays: dict[str, Array], where: str) -> Json:
     # A JSON object has only strings as keys, and `__kind__` marks the forms of this module.
     if all(type(k) is str for k in value) and _KIND not in value:
         return {k: encode(v, arrays, f"{where}.{k}") for k, v in value.items()}
@@ -67,7 +72,7 @@ def _encode_dict(value: Mapping[State, State], arrays: dict[str, np.ndarray], wh
     return {_KIND: "dict", "pairs": pairs}
 
 
-def decode(value: Json, arrays: Mapping[str, np.ndarray]) -> State:
+def decode(value: Json, arrays: Mapping[str, Array]) -> State:
     """Inverse of `encode`.
 
     Args:

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from unisono._types import PyTree, UserValue
-from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster._process_group import ProcessGroup
@@ -186,7 +186,7 @@ class _EncodedRandomState:
     """The random state of this process, encoded to be compared and sent."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, Array] = {}
         self._random_state = json.dumps(encode(RandomState().get_state(), self._arrays, "random")).encode()
 
     def digest(self) -> bytes:
