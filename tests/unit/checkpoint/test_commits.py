@@ -358,3 +358,10 @@ def test_a_place_is_made_where_it_is_written(tmp_path):
     assert not (tmp_path / "a").exists()
     _commits.check_place(tmp_path / "a" / "b", writes=True)
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_what_another_process_has_deleted_is_deleted(tmp_path):
+    """Two that sweep at the same time find the same files."""
+    _commits._remove(tmp_path / "gone")
+    _commits.delete_commit(tmp_path / "gone")
+    assert not list(tmp_path.iterdir())

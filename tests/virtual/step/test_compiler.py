@@ -147,3 +147,16 @@ def test_the_same_without_a_strategy():
     step()
     np.testing.assert_array_equal(source.value, np.full(3, 4.0))
     np.testing.assert_array_equal(target.value, np.full(3, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"args": (np.array([1 << 40]),)}, r"args\[0\]"),
+        ({"kwargs": {"x": np.array([1 << 40])}}, r"kwargs\['x'\]"),
+    ],
+    ids=["args", "kwargs"],
+)
+def test_integers_that_32_bits_cannot_hold_are_named(given, named):
+    with pytest.raises(unisono.InvalidArgumentError, match=named):
+        mirrored(2).run(lambda x: x, **given)

@@ -106,3 +106,14 @@ def test_a_layer_that_names_no_random_operation_has_no_further_state():
     layer(np.ones(2))
     assert not layer.variables
     assert not np.array_equal(noisy(np.zeros(2)), noisy(np.zeros(2)))
+
+
+def test_a_seed_that_is_set_before_the_first_step_is_its_seed(monkeypatch):
+    """No generator is made then, as that would start JAX."""
+    monkeypatch.setattr(_seeds, "_GENERATORS", [])
+    monkeypatch.setattr(_seeds, "_FIRST_SEEDS", [])
+    _seeds.set_step_seed(7)
+    assert _seeds.step_state() is None
+    first = drawn(made())
+    tf.random.set_seed(7)
+    assert drawn(made()) == first
