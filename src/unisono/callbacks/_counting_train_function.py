@@ -14,8 +14,8 @@ import keras
 from unisono._types import PyTree
 from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
-from unisono.training.trainer._lookahead import StepLookahead
-from unisono.training.trainer._protocol import set_lookahead, set_usual_rows, usual_rows_of
+from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.trainer._protocol import set_lookahead
 
 #: Methods of a callback that have been called for the batches that are passed over.
 _HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -127,15 +127,6 @@ class CountingTrainFunction:
     def plain_function(self) -> Callable[..., Any]:
         """The function alone, for calls that a callback makes within `fit`."""
         return self._function
-
-    @property
-    def usual_rows(self) -> int | None:
-        """How many rows the batches have, but for a ragged last one; None where no size is usual."""
-        return usual_rows_of(self._function)
-
-    @usual_rows.setter
-    def usual_rows(self, value: int | None) -> None:
-        set_usual_rows(self._function, value)
 
     @property
     def is_between(self) -> bool:

@@ -57,6 +57,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, Shar
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
 from unisono.training.stateful._form import optimizers_of
+from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
 _LOG = logging.getLogger("unisono")
@@ -240,7 +241,7 @@ class FitBackup:
         self._watching.batches = self._saved_at = progress.batches
         self._watching.first_of_run = progress.first_of_run
         # The first batch may be the ragged last one of its epoch.
-        self._watching.usual_rows = progress.usual_rows
+        set_usual_rows(self._watching, progress.usual_rows)
         # What an epoch ends with if all its batches were done before.
         self._watching.logs = logs
         self._random.set_state(progress.random)
@@ -364,7 +365,7 @@ class FitBackup:
             batches=self._watching.batches,
             first_of_run=self._watching.first_of_run or [],
             first_of_epoch=self._watching.first,
-            usual_rows=self._watching.usual_rows,
+            usual_rows=usual_rows_of(self._watching),
             used=0 if self._data.shared_size is None else self._watching.used,
             random=self._random.get_state(),
             data=self._data.state_after(self._watching.used),

@@ -18,7 +18,7 @@ from unisono._errors import CheckpointMismatchError
 from unisono._types import PyTree, State
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._json_state import decode, encode
-from unisono.training.trainer._multi_step import StepLog
+from unisono.training.groups._lazy_array import LazyArray
 
 
 @dataclasses.dataclass
@@ -76,7 +76,7 @@ def snapshot_of(
         arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
     # At the end of an epoch there is nothing to keep: the next one begins with new logs.
     if isinstance(logs, dict):
-        found = {n: v.value if isinstance(v, StepLog) else v for n, v in logs.items()}
+        found = {n: v.value if isinstance(v, LazyArray) else v for n, v in logs.items()}
         arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
     # Not `asdict`, which would copy all that callbacks remember, such as the best weights.
     fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}

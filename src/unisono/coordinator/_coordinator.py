@@ -21,8 +21,8 @@ from unisono._types import PyTree, UserValue
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Call
-from unisono.step._identity import identity_of
 from unisono.step.functions._function import Function
+from unisono.step.functions._identity import identity_of
 from unisono.training.remote_step._dataset_function import dataset_maker, pickled
 from unisono.training.remote_step._job import Job
 from unisono.training.remote_step._scheduled_function import ScheduledFunction

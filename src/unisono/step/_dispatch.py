@@ -1,11 +1,10 @@
-"""From a pure step to a running one: jit with donation, and a bound on how far the host runs ahead.
+"""From a pure step to a running one: jit with donation.
 
 Tests: tests/virtual/step/test_run_ahead.py, tests/virtual/step/test_compiler.py.
 """
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,47 +20,10 @@ from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._types import PyTree
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.step._interrupts import INTERRUPTS
-
-#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
-#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
-RUN_AHEAD = 16
+from unisono.step._run_ahead import run_ahead_of
 
 #: Calls in which JAX may compile, and starts the program from Python code.
 _CAREFUL_CALLS = 3
-
-
-class RunAhead:
-    """Holds the host back when it is too many steps ahead of the devices.
-
-    Args:
-        limit: how many unfinished steps are allowed.
-    """
-
-    def __init__(self, limit: int = RUN_AHEAD) -> None:
-        self._limit = limit
-        self._tokens: collections.deque[Any] = collections.deque()
-        self.waits = 0
-
-    def wait_for_capacity(self, token: Any) -> None:
-        """Note a step that was started; wait for the one `limit` steps before it.
-
-        Args:
-            token: an output of the step that nothing donates.
-        """
-        self._tokens.append(token)
-        if len(self._tokens) > self._limit:
-            oldest = self._tokens.popleft()
-            self.waits += not oldest.is_ready()
-            # Also where it is ready: a step that failed is, and raises its error here.
-            oldest.block_until_ready()
-
-
-_RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}
-
-
-def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
-    """The bound that all programs on the devices of `mesh` share."""
-    return _RUN_AHEAD.setdefault(mesh, RunAhead())
 
 
 class CompiledStep:

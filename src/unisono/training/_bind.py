@@ -72,6 +72,7 @@ from unisono.training._model_state import LISTS, State, taken_state, weights_kep
 from unisono.training._replica_patches import replica_patches
 from unisono.training._run_numbers import without_run_numbers
 from unisono.training._scope_warnings import check_fit
+from unisono.training.groups._batch_policy import build_sequential
 from unisono.training.stateful._form import (
     STEPS,
     explaining_form,
@@ -82,7 +83,6 @@ from unisono.training.stateful._form import (
 )
 from unisono.training.stateful._inherited_steps import inherited_step
 from unisono.training.tables._row_initial import initialize_later
-from unisono.training.trainer._batch_policy import build_sequential
 from unisono.training.trainer._nested_calls import apart_from_outer_call
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (

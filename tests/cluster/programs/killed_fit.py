@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 import unisono
 from unisono.callbacks import BackupAndRestore
-from unisono.training.trainer import _multi_step
+from unisono.training.groups import _group_size, _multi_step
 
 EPOCHS, BATCH, ROWS = 4, 48, 500
 L = keras.layers
@@ -59,7 +59,7 @@ class Seen(keras.callbacks.Callback):
 
 
 #: The most steps in one program.
-STEPS = _multi_step._STEPS
+STEPS = _multi_step.MOST_STEPS
 
 
 class SeenEpochs(keras.callbacks.Callback):
@@ -117,9 +117,9 @@ def train(run):
     model = model_of(run["replicas"])
     ahead = run.get("ahead", 0)
     if ahead:
-        _multi_step._FIRST = ahead
+        _group_size._FIRST = ahead
     # Steps may run ahead of callbacks that look at batches, too; without, each is a program of its own.
-    _multi_step._STEPS = STEPS if ahead else 1
+    _multi_step.MOST_STEPS = STEPS if ahead else 1
     seen = SeenEpochs() if ahead else Seen()
     callbacks = [
         keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),

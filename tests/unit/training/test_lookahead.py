@@ -4,15 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.trainer import _lookahead
-from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.groups import _batch_source
+from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._run_ahead_of_loop import can_run_ahead
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(_lookahead, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_batch_source, "perf_counter", lambda: now[0])
     return now
 
 
@@ -21,7 +21,7 @@ def test_batches_are_taken_up_to_the_end_of_the_epoch():
     ahead.begin_epoch(4)
     assert ahead.next_logs() is None
     assert ahead.take_first(data) == 0
-    assert list(ahead.take_more(data, 31, lambda b: True, waits=False)) == [1, 2, 3]
+    assert list(ahead.take_more(data, ahead.room, lambda b: True, waits=False)) == [1, 2, 3]
     assert next(data) == 4
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from unisono.training.trainer import _multi_step
-from unisono.training.trainer._multi_step import AdaptiveGroupSize, slots_for
+from unisono.training.groups import _group_size
+from unisono.training.groups._group_size import AdaptiveGroupSize
+from unisono.training.groups._multi_step import slots_for
 
 
 class Token:
@@ -26,7 +27,7 @@ class Token:
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(_multi_step, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_group_size, "perf_counter", lambda: now[0])
     return now
 
 

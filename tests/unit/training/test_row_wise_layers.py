@@ -8,14 +8,14 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.trainer._batch_policy import (
+from unisono.training.groups._batch_policy import (
     ROW_WISE,
     BatchPolicy,
     Mode,
     depends_on_batch,
     one_batch_size,
 )
+from unisono.training.replica._row_analysis import RowUse, row_uses
 
 L = keras.layers
 VECTOR, SERIES, IMAGE, VOLUME = (6,), (5, 4), (6, 6, 4), (4, 4, 4, 2)

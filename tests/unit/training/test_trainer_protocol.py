@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono.callbacks import BackupAndRestore, StepTimer
-from unisono.training.trainer._host_timing import HostTimer
+from unisono.training.groups._host_timing import HostTimer
 from unisono.training.trainer._protocol import set_lookahead, timer_of
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -35,12 +35,9 @@ class TimedEagerFunction(EagerFunction):
         self.timer = HostTimer()
 
     def __call__(self, state, iterator):
-        self.timer.begin()
         batch = next(iterator)
-        self.timer.add([batch])
-        result = super().__call__(state, iter([batch]))
-        self.timer.end()
-        return result
+        self.timer.add(batch, seconds=0.0)
+        return super().__call__(state, iter([batch]))
 
 
 class EagerStrategy(unisono.Strategy):

@@ -14,7 +14,7 @@ from unisono import CheckpointMismatchError
 from unisono.callbacks import BackupAndRestore
 from unisono.callbacks._counting_train_function import mute
 from unisono.data import Dataset
-from unisono.training.trainer._batch_policy import Mode
+from unisono.training.groups._batch_policy import Mode
 
 
 class Stop(keras.callbacks.Callback):

@@ -11,6 +11,8 @@ from tests.support import count_host_reads
 import unisono
 from unisono.callbacks import BackupAndRestore, StepTimer
 from unisono.callbacks import _timer as timer
+from unisono.training.groups import _step_loop
+from unisono.training.trainer import _trainer_function
 
 ADDED = {"data_ms", "step_ms", "examples_per_s"}
 
@@ -47,7 +49,8 @@ class Watch:
 def watch(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(timer, "perf_counter", watch)
-    monkeypatch.setattr(unisono.training.trainer._host_timing, "perf_counter", watch)
+    monkeypatch.setattr(_step_loop, "perf_counter", watch)
+    monkeypatch.setattr(_trainer_function, "perf_counter", watch)
     return watch
 
 

@@ -12,8 +12,9 @@ import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.step._dispatch import CompiledStep
-from unisono.training.trainer import _multi_step, _trainer_step
-from unisono.training.trainer._loop_cost import exchanges_in_loop
+from unisono.training.groups import _group_size, _multi_step
+from unisono.training.groups._loop_cost import exchanges_in_loop
+from unisono.training.trainer import _trainer_step
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
 
@@ -34,7 +35,7 @@ def program_of(batch_normalization=False):
     )
     (program,) = model.train_function._programs.values()
     state = strategy.mesh.put(parts, strategy.mesh.replicated)
-    (stager,) = model.train_function._stagers.values()
+    (stager,) = model.train_function.loop._stagers._stagers.values()
     stager.begin()
     stager.append((x[:rows], y[:rows], None))
     data = (strategy.mesh.put_own(np.int32(1)), stager.place())
@@ -196,7 +197,7 @@ def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
 
 def evaluated(rows, monkeypatch):
     """A model after `evaluate` and `predict` in groups of four, what they gave, and plain Keras' results."""
-    monkeypatch.setattr(_multi_step, "_FIRST", 4)
+    monkeypatch.setattr(_group_size, "_FIRST", 4)
     monkeypatch.setattr(_multi_step, "_SECONDS_AGREED", (-1.0, float("inf")))
     x, y = (a[:rows] for a in digits())
     found = []

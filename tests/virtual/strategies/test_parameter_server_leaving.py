@@ -15,7 +15,7 @@ from tests.ps_cluster import local_strategy
 from unisono.coordinator import ClusterCoordinator
 from unisono.ps import _client
 from unisono.rpc._calls import PeerLostError
-from unisono.training.remote_step._train_function import LazyArray
+from unisono.training.groups._lazy_array import LazyArray
 
 
 def compiled(strategy):

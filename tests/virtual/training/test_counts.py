@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.batch_path import path_of_last_batch
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._dispatch import CompiledStep
-from unisono.training.trainer._batch_policy import Mode
+from unisono.training.groups._batch_policy import Mode
 
 L = keras.layers
 
@@ -91,7 +92,7 @@ def collectives(model, x, y):
         strategy.mesh.replicated,
     )
     (program,) = model.train_function._programs.values()
-    (stager,) = model.train_function._stagers.values()
+    (stager,) = model.train_function.loop._stagers._stagers.values()
     stager.begin()
     stager.append((x, y, None))
     text = program.lower(state, stager.place()).compile().as_text()
@@ -281,3 +282,21 @@ def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
     assert started < 8
     # One by Keras, which builds the model's metrics from symbols, and one by the program.
     assert traces == 2
+
+
+@pytest.mark.parametrize(("kind", "most"), [("ahead", 8), ("alone", 8), ("together", 9)])
+def test_a_batch_passes_few_files_twice(kind, most):
+    """Where one who follows a batch through the library must go back to a file; see `tests/batch_path.py`."""
+    x, y = digits()
+    arguments = {"x": x[:104], "y": y[:104], "batch_size": 8}
+    if kind == "ahead":
+        # Such steps begin with groups of one.
+        arguments = {"x": x[:128], "y": y[:128], "batch_size": 32}
+    if kind == "alone":
+        sees = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+        batches = ((x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8))
+        arguments = {"x": batches, "steps_per_epoch": 5, "callbacks": [sees], "shuffle": False}
+    # Of 13 steps that run three at a time one is left: such a call also asks for what follows it.
+    path = path_of_last_batch(compiled(steps_per_execution=3 if kind == "together" else 1), **arguments)
+    assert path.num_returns <= most
+    assert path.num_visits("training/trainer/_trainer_function.py") <= 4

@@ -9,7 +9,7 @@ import pytest
 from tests.support import count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._dispatch import CompiledStep
-from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.groups import _batch_source, _group_size, _lookahead, _multi_step
 
 L = keras.layers
 
@@ -17,9 +17,9 @@ L = keras.layers
 @pytest.fixture(autouse=True)
 def five_together(monkeypatch):
     """Whatever the machine's speed."""
-    monkeypatch.setattr(_multi_step, "_FIRST", 5)
-    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
-    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
+    monkeypatch.setattr(_group_size, "_FIRST", 5)
+    monkeypatch.setattr(_group_size, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_batch_source, "_PATIENCE", float("inf"))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_predictions_are_fetched_while_programs_run(monkeypatch):
 
     monkeypatch.setattr(_lookahead.StepLookahead, "queue_predictions", queue)
     compiled().predict(x, verbose=0)
-    assert max(held) == _multi_step.IN_FLIGHT
+    assert max(held) == _group_size.IN_FLIGHT
 
 
 def test_large_predictions_share_programs_with_fewer(monkeypatch, started):

@@ -12,7 +12,7 @@ import pytest
 
 import unisono
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
-from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.groups import _batch_source, _group_size
 
 _STEPS = 6
 
@@ -94,9 +94,9 @@ class Looks(keras.callbacks.Callback):
 @pytest.fixture(autouse=True)
 def two_together(monkeypatch):
     """How many steps run together depends on time, and so would the instructions."""
-    monkeypatch.setattr(_multi_step, "_FIRST", 2)
-    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
-    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
+    monkeypatch.setattr(_group_size, "_FIRST", 2)
+    monkeypatch.setattr(_group_size, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_batch_source, "_PATIENCE", float("inf"))
 
 
 @pytest.mark.parametrize(("replicas", "callbacks"), [(1, []), (2, []), (2, [Looks()])])
@@ -265,7 +265,8 @@ def test_an_interrupt_while_jax_starts_a_program_for_the_first_time_is_put_off()
     with pytest.raises(KeyboardInterrupt):
         model.fit(x[:64], y[:64], verbose=0)
     assert started == [1]
-    assert int(model.optimizer.iterations.numpy()) == 1
+    # The first program has two steps.
+    assert int(model.optimizer.iterations.numpy()) == 2
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.callbacks import BackupAndRestore, TensorBoard
 from unisono.callbacks._fit_backup import FitBackup
-from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.groups import _batch_source, _group_size
 
 pytestmark = pytest.mark.numbers
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.numbers
 @pytest.fixture(params=[1, 5])
 def together(request, monkeypatch):
     """How many steps run together, whatever the machine's speed."""
-    monkeypatch.setattr(_multi_step, "_FIRST", request.param)
-    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
-    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
+    monkeypatch.setattr(_group_size, "_FIRST", request.param)
+    monkeypatch.setattr(_group_size, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_batch_source, "_PATIENCE", float("inf"))
     return request.param
 
 
@@ -55,7 +55,7 @@ def test_numbers_do_not_depend_on_how_many_run_together(batch_size, monkeypatch)
     rows = 11 * batch_size + 8
     found = []
     for first in (1, 3, 32):
-        monkeypatch.setattr(_multi_step, "_FIRST", first)
+        monkeypatch.setattr(_group_size, "_FIRST", first)
         model = compiled()
         history = model.fit(x[:rows], y[:rows], batch_size=batch_size, epochs=2, verbose=0)
         found.append((model.get_weights(), history.history))

@@ -8,8 +8,9 @@ import pytest
 
 from tests.virtual.training._digits import digits, mlp
 from tests.virtual.training.test_evaluate_ahead import compiled, five_together, same, started  # noqa: F401
-from unisono.training.trainer import _merge_once, _multi_step
-from unisono.training.trainer._loop_cost import exchanges_in_loop
+from unisono.training.groups import _group_size
+from unisono.training.groups._loop_cost import exchanges_in_loop
+from unisono.training.trainer import _merge_once
 
 pytestmark = pytest.mark.numbers
 
@@ -123,7 +124,7 @@ def test_the_bits_do_not_depend_on_how_many_steps_run_together(layer, monkeypatc
     x, y = (a[: 11 * 32 + 7] for a in digits())
     results = []
     for steps in 1, 3, 5:
-        monkeypatch.setattr(_multi_step, "_FIRST", steps)
+        monkeypatch.setattr(_group_size, "_FIRST", steps)
         model = compiled(lambda: mlp(layer(0.5) if layer is L.Dropout else layer()))
         results.append([model.evaluate(x, y, verbose=0), *(v.numpy() for v in model.non_trainable_variables)])
     for other in results[1:]:

@@ -16,9 +16,9 @@ import pytest
 import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
-from unisono.step._dispatch import run_ahead_of
-from unisono.training.trainer import _multi_step
-from unisono.training.trainer._batch_placement import BatchPlacer, BatchStager
+from unisono.step._run_ahead import run_ahead_of
+from unisono.training.groups import _multi_step
+from unisono.training.groups._batch_placement import BatchPlacer, BatchStager
 
 #: Seconds after which a held step gives up: only a test that fails waits for them.
 GIVE_UP = 20
@@ -127,7 +127,7 @@ def test_one_device_does_not_hold_the_host_either():
     ids=["one by one", "several in one program"],
 )
 def test_fit_places_the_next_batch_while_a_step_runs(monkeypatch, placer, method, steps):
-    monkeypatch.setattr(_multi_step, "_STEPS", steps)
+    monkeypatch.setattr(_multi_step, "MOST_STEPS", steps)
     gate = Gate(6)
     place = getattr(placer, method)
     placed = []

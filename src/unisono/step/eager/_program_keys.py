@@ -19,7 +19,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from unisono.step._identity import IdentityKey
+from unisono.step.functions._identity import IdentityKey
 
 #: By jaxpr: its number, or None where it holds functions, which have no key.
 _NUMBERS: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()

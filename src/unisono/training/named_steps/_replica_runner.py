@@ -6,7 +6,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_count
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,13 @@ import numpy as np
 from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono.training._bind import install
+from unisono.training.groups._batch_placement import BatchStager, StagerCache
+from unisono.training.groups._group_size import AdaptiveGroupSize
+from unisono.training.groups._lazy_array import LazyArray
+from unisono.training.groups._multi_step import slots_for
 from unisono.training.named_steps._programs import Programs
 from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for
 from unisono.training.named_steps._rows import Row, RowSource, rows_of
-from unisono.training.trainer._batch_placement import BatchStager
-from unisono.training.trainer._multi_step import AdaptiveGroupSize, StepLog, slots_for
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -62,7 +64,7 @@ class ReplicaStepRunner:
         install()
         self._strategy, self._step = strategy, step
         self._programs = Programs(strategy, executables)
-        self._stagers: dict[Hashable, RowStager] = {}
+        self._stagers = StagerCache(strategy.mesh, RowStager)
         self._pace = AdaptiveGroupSize()
         rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
         self._source = RowSource(rows, strategy.process_group, step.shared_errors)
@@ -110,7 +112,7 @@ class ReplicaStepRunner:
             if losses is not None:
                 losses.append((count, found["loss"]))
             done += count
-            values = {name: StepLog(every, count - 1) for name, every in found.items()}
+            values = {n: LazyArray.of_step(x, count - 1) for n, x in found.items()}
         return done, values
 
     def _run_group(self, room: int, extra: frozenset[str]) -> tuple[int, Mapping[str, jax.Array]]:
@@ -151,14 +153,9 @@ class ReplicaStepRunner:
 
     def _staged(self, rows: Sequence[Row], slots: int) -> list[Any]:
         """Return rows on the devices, with their number."""
-        leaves, structure = jax.tree.flatten(rows[0].batch)
-        key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
-        if key not in self._stagers:
-            shapes = [(self._strategy.num_replicas_in_sync, *x.shape[1:]) for x in leaves]
-            like = [np.broadcast_to(x[0], shape) for x, shape in zip(leaves, shapes, strict=True)]
-            like = jax.tree.unflatten(structure, like)
-            self._stagers[key] = RowStager(self._strategy.mesh, like, slots)
-        stager = self._stagers[key]
+        replicas = self._strategy.num_replicas_in_sync
+        like = jax.tree.map(lambda x: np.broadcast_to(x[0], (replicas, *x.shape[1:])), rows[0].batch)
+        stager = self._stagers.get(like, slots)
         stager.begin()
         for row in rows:
             stager.append(row.batch)

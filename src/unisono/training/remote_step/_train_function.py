@@ -11,7 +11,7 @@ Tests: tests/virtual/strategies/test_parameter_server_fit.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from unisono.step._call_signature import Result
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import mark_synced, set_training_state
 from unisono.step.variables._merge_rules import kind_of
+from unisono.training.groups._lazy_array import LazyArray
 from unisono.training.remote_step._job import Job
 from unisono.training.remote_step._worker_datasets import RunningCalls
 from unisono.training.remote_step.programs._function_step import FunctionProgram, FunctionSteps
@@ -214,34 +215,3 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
         """Return the program for batches like this one."""
         given = (as_tensorflow(self._model, self._task, batch),)
         return dataclasses.replace(self._functions.program(self._step, given), reads=(0,))
-
-
-class LazyArray:
-    """An array of a step's result, which is waited for where it is read.
-
-    >>> float(LazyArray(lambda: [np.float32(1), np.float32(2)], 1))
-    2.0
-    """
-
-    def __init__(self, wait: Callable[[], Sequence[Any]], index: int) -> None:
-        self._wait, self._index = wait, index
-
-    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        array: np.ndarray = np.asarray(self._wait()[self._index], dtype)
-        return array
-
-    def __float__(self) -> float:
-        return float(np.asarray(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(np.asarray(self)[()], spec)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The array's."""
-        return np.asarray(self).shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The array's."""
-        return np.asarray(self).dtype

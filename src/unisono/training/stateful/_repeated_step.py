@@ -14,8 +14,8 @@ from unisono._types import PyTree
 from unisono.step._call_signature import Call
 from unisono.step._compiler import Entry
 from unisono.step._functional import ReplicatedStep
+from unisono.training.groups._batch_placement import BatchStager
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
-from unisono.training.trainer._batch_placement import BatchStager
 
 
 class RepeatedEntry(GroupEntry):

@@ -10,6 +10,7 @@ Tests: tests/virtual/training/stateful/test_steps.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,14 +29,17 @@ from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
+from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._batch_placement import BatchStager
+from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
+from unisono.training.groups._batch_source import BatchSource
+from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.groups._step_loop import GroupTrace, StepLoop
 from unisono.training.stateful._form import STEPS, as_tensorflow
 from unisono.training.stateful._repeated_step import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
-from unisono.training.stateful._step_groups import GroupResult, StepGroups
-from unisono.training.trainer._batch_policy import BatchPolicy, Mode, rows_in
-from unisono.training.trainer._host_timing import HostTimer
-from unisono.training.trainer._lookahead import StepLookahead
 from unisono.training.trainer._protocol import State
+from unisono.training.trainer._speculation import Speculation
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
@@ -56,24 +60,18 @@ class StatefulFunction:
         self._step = StatefulStep(model, strategy, task)
         # Its arguments are batches, of whose shapes the policy says more.
         self._compiler = StepCompiler(strategy, explains_many=False)
-        self._policy = BatchPolicy(model, strategy.num_replicas_in_sync)
+        self.batch_policy = BatchPolicy(model, strategy.num_replicas_in_sync)
         self._split = self._step.split
         self._whole = self._step.whole
         self._is_prepared = False
+        # A program of one step notes its batch itself.
+        self._loop = StepLoop(model, strategy, task.name.lower(), self, notes_lone=False)
         #: Where the host's time goes.
-        self.timer = HostTimer()
-        self._groups = StepGroups(model, strategy, task, self)
+        self.timer = self._loop.timer
+        #: What runs ahead of Keras' loop, during a call in which no callback sees single batches.
+        self.lookahead: StepLookahead | None = None
         self._repeating: dict[tuple[Entry, int], RepeatedEntry] = {}
         self._used: set[Entry] = set()
-
-    @property
-    def lookahead(self) -> StepLookahead | None:
-        """What runs ahead of Keras' loop, during a call in which no callback sees single batches."""
-        return self._groups.ahead
-
-    @lookahead.setter
-    def lookahead(self, value: StepLookahead | None) -> None:
-        self._groups.look_ahead(value)
 
     @property
     def num_programs(self) -> int:
@@ -101,15 +99,6 @@ class StatefulFunction:
         mark_built(self._model)
         self._is_prepared = True
 
-    @property
-    def usual_rows(self) -> int | None:
-        """How many rows the batches of the running call have, but for a ragged last one."""
-        return self._policy.usual_rows
-
-    @usual_rows.setter
-    def usual_rows(self, value: int | None) -> None:
-        self._policy.usual_rows = value
-
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run the next batch, or `steps_per_execution` of them; Keras' convention.
 
@@ -118,76 +107,81 @@ class StatefulFunction:
         """
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
-        ahead = self._groups.ahead
-        result = None if ahead is None else ahead.next_logs()
-        if result is None:
-            self.timer.begin()
-            try:
-                result = self._hand_out(self._groups.run(iterator))
-            finally:
-                self.timer.end()
-        # The variables hold the newest state: what Keras has carried is of no use.
-        mark_synced(self._model, True)
-        return result, state
+        # A guess what callbacks do needs a state that Keras carries.
+        if self.lookahead is None or isinstance(self.lookahead, Speculation):
+            return self.run(BatchSource(), state, iterator)
+        return self.lookahead.step(self, state, iterator)
 
-    def _hand_out(self, results: list[GroupResult]) -> PyTree:
-        """Return what Keras gets for a call, and queue what it asks for in the next ones."""
-        if not results:
-            self._strategy.process_group.note_step(self._task.name.lower(), [])
-            raise StopIteration
-        ahead, last = self._groups.ahead, results[-1]
-        is_predict = self._task is TrainerTask.PREDICT
-        if ahead is not None and last.is_stacked:
-            queue = ahead.queue_predictions if is_predict else ahead.queue_logs
-            return queue(last.value, last.count)
-        if is_predict and (len(results) > 1 or last.is_stacked):
-            return jax.tree.map(_concatenated, *[r.rows() for r in results])
-        return last.newest()
-
-    def run_one(self, batch: PyTree) -> PyTree:
-        """Run the step of a batch alone.
+    def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run the groups of one call.
 
         Args:
-            batch: as Keras' loop gives it.
+            source: takes the batches, and hands out the results.
+            state: what Keras carries: nothing.
+            iterator: the data.
+
+        Raises:
+            StopIteration: at the end of the data.
         """
-        batch = as_tensorflow(self._model, self._task, batch)
-        if self._model.run_eagerly or not self._model.jit_compile:
-            return _run_eagerly(self._step, batch)
+        began = perf_counter()
+        try:
+            results = self._loop.run(source, iterator)
+        finally:
+            self.timer.calls += perf_counter() - began
+        return source.hand_out(results, self._task is TrainerTask.PREDICT), self.state_after(state)
+
+    def state_after(self, state: State) -> State:
+        """Return what Keras carries; the variables hold the newest state."""
+        mark_synced(self._model, True)
+        return state
+
+    def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
+        """Return how the rows of a batch reach the replicas: all on each where they do not divide."""
+        sizes = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
+        if self._strategy.num_replicas_in_sync == 1 and len(sizes) != 1:
+            # Such a step may get arrays that have not the same number of rows.
+            return Mode.WHOLE, 0
+        rows = rows_in(batch)
+        mode = self.batch_policy.mode(rows)
+        return mode if mode is Mode.SPLIT else Mode.WHOLE, rows
+
+    def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
+        """Start a group's program; see `GroupRunner`."""
+        if group.stager is not None:
+            return self._repeated(group).run(group.stager, self._loop.group_size.wish)
+        batch = as_tensorflow(self._model, self._task, group.first)
+        if self._loop.is_eager:
+            return _run_eagerly(self._step, batch), None
         fn, call = self._call_of(batch)
         entry = self._entry(fn, call)
         self._used.add(entry)
-        return entry(call).value
+        return entry(call).value, None
 
-    def repeated(self, batch: PyTree, slots: int) -> RepeatedEntry:
-        """Return the program for several batches like this one.
+    def trace(self, group: BatchGroup, stager: BatchStager) -> GroupTrace:
+        """Return the program of a group of several batches; see `GroupRunner`."""
+        program = self._repeated(group)
+        call = program.call_with(stager, self._loop.group_size.wish)
+        jaxpr = program.step.jaxpr(*program.arguments(call))
+        size = 0
+        if self._task is TrainerTask.PREDICT:
+            outputs = jaxpr.out_avals[: len(jaxpr.out_avals) - program.num_other_outputs]
+            size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)
+        return GroupTrace(jaxpr, size, lambda: None)
 
-        Args:
-            batch: as Keras' loop gives it.
-            slots: how many batches there is room for.
-        """
-        fn, call = self._call_of(as_tensorflow(self._model, self._task, batch))
+    def _repeated(self, group: BatchGroup) -> RepeatedEntry:
+        """Return the program for several batches like the first one."""
+        fn, call = self._call_of(as_tensorflow(self._model, self._task, group.first))
         one = self._entry(fn, call)
-        found = self._repeating.get((one, slots))
-        if found is None:
-            found = self._repeating[one, slots] = RepeatedEntry(one, fn, call, slots)
-        return found
-
-    def divides(self, batch: PyTree) -> bool:
-        """Return whether several batches like this one may be placed together.
-
-        Args:
-            batch: as Keras' loop gives it.
-        """
-        if self._strategy.num_replicas_in_sync == 1:
-            # Such a step may get arrays that have not the same number of rows.
-            return len({np.shape(x)[:1] for x in jax.tree.leaves(batch)}) == 1
-        return self._policy.mode(rows_in(batch)) is Mode.SPLIT
+        key = one, group.slots
+        if key not in self._repeating:
+            self._repeating[key] = RepeatedEntry(one, fn, call, group.slots)
+        return self._repeating[key]
 
     def _call_of(self, batch: PyTree) -> tuple[Callable[[PyTree], PyTree], Call]:
         """Return what each replica calls with a batch, and the arguments."""
-        self._policy.note_shapes(batch)
+        self.batch_policy.note_shapes(batch)
         replicas = self._strategy.num_replicas_in_sync
-        if replicas == 1 or self._policy.mode(rows_in(batch)) is not Mode.SPLIT:
+        if replicas == 1 or self.batch_policy.mode(rows_in(batch)) is not Mode.SPLIT:
             return self._whole, Call.parse((batch,), {})
         return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), batch),), {})
 
@@ -232,10 +226,6 @@ def _ids_of_metrics(model: keras.Model) -> set[int]:
 
 def _in_rows(array: ArrayLike, replicas: int) -> PerReplica:
     return PerReplica.from_stacked(np.reshape(array, (replicas, -1, *np.shape(array)[1:])))
-
-
-def _concatenated(*parts: np.ndarray) -> np.ndarray:
-    return np.concatenate(parts)
 
 
 def _run_eagerly(step: StatefulStep, batch: PyTree) -> PyTree:

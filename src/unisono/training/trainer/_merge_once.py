@@ -25,8 +25,8 @@ from jax.extend import core
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree
 from unisono.step.variables._merge_rules import Merge, localize, merge_all
+from unisono.training.groups._multi_step import Program
 from unisono.training.replica._fused_metrics import DryRunEngine, NeedsPeersError
-from unisono.training.trainer._multi_step import Program
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 

@@ -6,7 +6,7 @@ convention; what else it can do, it shows by three attributes, which it may leav
 | attribute | who uses it | without it |
 |---|---|---|
 | `lookahead` | set while no callback sees single batches | each call of the function is one step |
-| `usual_rows` | None when `fit`, `evaluate` or `predict` begins; backups keep it | no size is usual |
+| `batch_policy` | its `usual_rows` is None when a call of `fit` begins; backups keep it | no size is usual |
 | `timer` | `callbacks.StepTimer` reads it | `StepTimer` rejects the model |
 
 A user's own `make_train_function` may return any other callable: hence functions instead of an
@@ -25,8 +25,8 @@ import jax
 from unisono._types import PyTree
 
 if TYPE_CHECKING:
-    from unisono.training.trainer._host_timing import HostTimer
-    from unisono.training.trainer._lookahead import StepLookahead
+    from unisono.training.groups._host_timing import HostTimer
+    from unisono.training.groups._lookahead import StepLookahead
 
 #: The values of a step's variables: one sequence for each of Keras' lists, in its order.
 State = tuple[Sequence[jax.Array], ...]
@@ -79,8 +79,8 @@ def set_usual_rows(function: Callable[..., object] | None, rows: int | None) -> 
         function: of a model, as for `set_lookahead`; None where no call has made one yet.
         rows: the size; None for that of the next batch.
     """
-    if function is not None and hasattr(function, "usual_rows"):
-        function.usual_rows = rows
+    if function is not None and hasattr(function, "batch_policy"):
+        function.batch_policy.usual_rows = rows
 
 
 def usual_rows_of(function: Callable[..., object] | None) -> int | None:
@@ -89,7 +89,7 @@ def usual_rows_of(function: Callable[..., object] | None) -> int | None:
     Args:
         function: of a model, as for `set_usual_rows`.
     """
-    return getattr(function, "usual_rows", None)
+    return getattr(getattr(function, "batch_policy", None), "usual_rows", None)
 
 
 def set_lookahead(function: Callable[..., object] | None, lookahead: StepLookahead | None) -> None:

@@ -20,7 +20,7 @@ import keras
 
 from unisono._types import PyTree, UserValue
 from unisono.training._fit_extension import FitExtension, flat_callbacks, overrides
-from unisono.training.trainer._lookahead import StepLookahead
+from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import lookahead_of, set_lookahead
 from unisono.training.trainer._speculation import Speculation, batches_come_from_memory
 

@@ -16,19 +16,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
-from unisono.training.trainer._batch_group import BatchGroup
-from unisono.training.trainer._batch_placement import BatchStager
-from unisono.training.trainer._lookahead import StepLookahead
-from unisono.training.trainer._multi_step import StepLog
+from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._batch_placement import BatchStager
+from unisono.training.groups._lazy_array import LazyArray
+from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import State
+
+if TYPE_CHECKING:
+    from unisono.training.trainer._trainer_function import TrainerFunction
 
 #: Programs that run ahead: the one whose steps are handed out, and the next.
 _GROUPS = 2
@@ -106,20 +112,83 @@ class StateAfterStep:
 class Speculation(StepLookahead):
     """A lookahead for callbacks that see single batches."""
 
+    #: A step that was not run ahead runs by itself.
+    is_ahead = False
+
     def __init__(self) -> None:
         super().__init__()
+        #: Programs that are known to have no effects besides their results.
+        self._repeatable: set[CompiledStep] = set()
         self._started: collections.deque[StartedGroup] = collections.deque()
         self._again: collections.deque[PyTree] = collections.deque()
         self._is_first = True
         #: Steps that still run one by one, and how many do after the next use of the state.
         self._alone, self._patience = 0, _PATIENCE
 
-    # --- what was started ----------------------------------------------------------------------
+    # --- the steps -----------------------------------------------------------------------------
 
-    @property
-    def newest(self) -> State | None:
-        """The state after the last step that was started; None where nothing runs ahead."""
-        return self._started[-1].after if self._started else None
+    # Steps in TensorFlow's form, whose state Keras does not carry, are not run in this way.
+    def step(  # type: ignore[override]
+        self, function: TrainerFunction, state: State, iterator: Iterator[PyTree]
+    ) -> tuple[PyTree, State]:
+        """Run the next step, or hand out one that was run ahead, and start others."""
+        self.skip(1)
+        carried = function.carried
+        self.continue_from(is_unchanged=carried.is_unchanged(state))
+        self._run_ahead(function, state, iterator)
+        if self.pending:
+            logs, position = self.next_step()
+            return logs, carried.keep_unread(position.read)
+        self.run_alone(is_used=not carried.is_returned(state))
+        return function.run(self, state, iterator)
+
+    def _run_ahead(self, function: TrainerFunction, given: State, iterator: Iterator[PyTree]) -> None:
+        """Start groups, as far ahead as the callbacks allow; none where the next batch must run by itself."""
+        began = perf_counter()
+        try:
+            while self.wants_group:
+                newest = self._started[-1].after if self._started else None
+                function.begin_with(given if newest is None else newest, is_placed=newest is not None)
+                group = function.loop.take(self, iterator, is_ahead=True, keeps_state=True)
+                if group is None:
+                    return
+                started = self._start(function, group, is_first=newest is None)
+                if started is None:
+                    # It comes again.
+                    self._again.appendleft(group.first)
+                    return
+                self._started.append(started)
+        except Exception as error:
+            # Raised again where Keras asks for this step.
+            if not self.pending:
+                raise
+            self._raised = error
+        finally:
+            function.timer.calls += perf_counter() - began
+
+    def _start(self, function: TrainerFunction, group: BatchGroup, is_first: bool) -> StartedGroup | None:
+        """Start a group that can run again; None where its first batch must run by itself."""
+        if group.stager is None:
+            return None
+        program, state, data = function.prepare(group)
+        if is_first and sum(x.nbytes for x in jax.tree.leaves(state)) > _LARGEST_STATE:
+            # Several versions of it would be kept.
+            self._give_up()
+        if program not in self._repeatable and program.jaxpr(state, data).effects:
+            # It prints, for example: a step that is discarded or runs again would be seen.
+            self._give_up()
+            return None
+        self._repeatable.add(program)
+        logs, after = program(state, data, [])
+        function.num_steps += group.count
+        function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
+        return StartedGroup(group, group.stager, program, state, data, logs, after)
+
+    def _give_up(self) -> None:
+        """Run all further steps one by one."""
+        self._alone = self._patience = _FOREVER
+
+    # --- what was started ----------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
@@ -140,33 +209,13 @@ class Speculation(StepLookahead):
         self._started.clear()
         self._again.clear()
 
-    def check_size(self, state: State) -> None:
-        """Run all steps one by one where a state is too large to keep several of it.
-
-        Args:
-            state: the arrays of a program.
-        """
-        if sum(x.nbytes for x in jax.tree.leaves(state)) > _LARGEST_STATE:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Run all further steps one by one."""
-        self._alone = self._patience = _FOREVER
-
-    def add(self, started: StartedGroup) -> None:
-        """Note a group that was started.
-
-        Args:
-            started: the group.
-        """
-        self._started.append(started)
-
     def next_step(self) -> tuple[PyTree, StateAfterStep]:
         """Hand out the next step: its logs, and the state after it."""
         while not self._started[0].left:
             self._started.popleft()
         started = self._started[0]
-        logs = jax.tree.map(lambda every, i=started.used: StepLog(every, i), started.logs)
+        index = started.used
+        logs = jax.tree.map(lambda every: LazyArray.of_step(every, index), started.logs)
         started.used += 1
         return logs, StateAfterStep(started, started.used, self.note_use)
 
@@ -203,22 +252,6 @@ class Speculation(StepLookahead):
         is_used, self._is_first = is_used and not self._is_first, False
         self._alone = self._patience if is_used else self._alone - 1
 
-    def postpone(self, error: Exception) -> None:
-        """Note an error of the data, to be raised where Keras asks for the batch.
-
-        Args:
-            error: which.
-        """
-        self._raised = error
-
-    def put_back(self, batch: PyTree) -> None:
-        """Take a batch back, which comes again.
-
-        Args:
-            batch: the last that was taken.
-        """
-        self._again.appendleft(batch)
-
     # --- the batches ---------------------------------------------------------------------------
 
     def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
@@ -226,20 +259,22 @@ class Speculation(StepLookahead):
         self.is_again = bool(self._again)
         return self._again.popleft() if self._again else super().take_first(iterator)
 
+    @property
+    def room(self) -> int:
+        """How many batches may follow, up to the end of the epoch; Keras' loop is at the step it asks for."""
+        return sys.maxsize if self.left is None else self.left - self.pending
+
     def take_more(
         self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
     ) -> Iterator[PyTree]:
-        """Give further batches, up to the end of the epoch: those that come again, then others."""
-        if self.left is not None:
-            # Keras' loop is at the step that it asks for now.
-            most = min(most, self.left - self.pending)
+        """Give further batches: those that come again, then others."""
         while most > 0 and self._again and fits(self._again[0]):
             self.is_again = True
             most -= 1
             yield self._again.popleft()
         if not self._again and not self._held and self._raised is None:
             self.is_again = False
-            yield from super(StepLookahead, self).take_more(iterator, most, fits, waits)
+            yield from super().take_more(iterator, most, fits, waits)
 
 
 def batches_come_from_memory(data: Sequence[PyTree]) -> bool:

@@ -16,10 +16,11 @@ from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
-from unisono.training.trainer._batch_policy import Mode
+from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._batch_policy import Mode
+from unisono.training.groups._multi_step import multi_step_program, with_agreed_size
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._merge_once import merge_once
-from unisono.training.trainer._multi_step import multi_step_program, with_agreed_size
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
@@ -60,9 +61,25 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
-    def __missing__(self, key: ProgramKey) -> CompiledStep:
-        program = self[key] = self.compile(key)
-        return program
+    def of_group(self, group: BatchGroup) -> CompiledStep:
+        """Return the program of a group.
+
+        Args:
+            group: about to run.
+        """
+        true_rows = group.rows if group.mode is Mode.PADDED else 0
+        key = ProgramKey(group.mode, true_rows, group.slots, self._state.sizes, group.keeps_state)
+        if key not in self:
+            self[key] = self.compile(key)
+        return self[key]
+
+    def remove(self, program: CompiledStep) -> None:
+        """Forget a program that was traced, and will not run.
+
+        Args:
+            program: one of these.
+        """
+        del self[next(key for key, found in self.items() if found is program)]
 
     def compile(self, key: ProgramKey) -> CompiledStep:
         """Return a new program; JAX compiles it at its first call.

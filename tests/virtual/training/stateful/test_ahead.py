@@ -13,7 +13,7 @@ from tests.virtual.training.test_counts import HostReads
 from tests.virtual.training.test_lookahead import Looks
 from unisono import tf
 from unisono.step._dispatch import CompiledStep
-from unisono.training.trainer import _lookahead, _multi_step
+from unisono.training.groups import _batch_source, _group_size
 
 pytestmark = pytest.mark.numbers
 
@@ -108,9 +108,9 @@ def test_the_numbers_are_those_of_single_steps(monkeypatch):
 
 def run_together(monkeypatch, steps):
     """Let so many steps run together, whatever the machine's speed."""
-    monkeypatch.setattr(_lookahead, "_PATIENCE", float("inf"))
-    monkeypatch.setattr(_multi_step, "_SECONDS", (-1.0, float("inf")))
-    monkeypatch.setattr(_multi_step, "_FIRST", steps)
+    monkeypatch.setattr(_batch_source, "_PATIENCE", float("inf"))
+    monkeypatch.setattr(_group_size, "_SECONDS", (-1.0, float("inf")))
+    monkeypatch.setattr(_group_size, "_FIRST", steps)
 
 
 def runs(monkeypatch):

@@ -26,9 +26,9 @@ from unisono._reads import DataIterator, current_reader
 from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Call, Kind
 from unisono.step._functional import discarded, discover
-from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
+from unisono.step.functions._identity import identity_of
 from unisono.training.remote_step.programs._push_layout import PushTrace, push_layout_of, pushing
 from unisono.training.remote_step.programs._worker_program import (
     MayBeTable,

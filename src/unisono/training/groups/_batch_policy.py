@@ -124,6 +124,16 @@ class BatchPolicy:
                 "`dataset.bucket_by_sequence_length(..., pad_to_bucket_boundary=True)` for a few.",
             )
 
+    def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
+        """Return how a batch reaches the replicas, and its number of rows.
+
+        Args:
+            batch: that is about to be run.
+        """
+        rows = rows_in(batch)
+        self.note_shapes(batch)
+        return self.mode(rows), rows
+
     def mode(self, rows: int) -> Mode:
         """Return how a batch with this number of rows reaches the replicas.
 

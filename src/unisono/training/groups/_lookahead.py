@@ -11,75 +11,34 @@ Tests: tests/virtual/training/test_lookahead.py.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
-from time import perf_counter
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import jax
 
 from unisono._types import PyTree
-from unisono.training.trainer._multi_step import IN_FLIGHT, StepLog
-from unisono.training.trainer._predictions import GroupPredictions
+from unisono.training.groups._batch_source import BatchSource
+from unisono.training.groups._group_results import GroupPredictions, GroupResult
+from unisono.training.groups._group_size import IN_FLIGHT
+from unisono.training.groups._lazy_array import LazyArray
+from unisono.training.trainer._protocol import State
 
-#: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
-#: idle devices.
-_PATIENCE = 0.01
 
+class AheadFunction(Protocol):
+    """A function whose steps may run ahead of Keras' loop."""
 
-class BatchSource:
-    """Takes batches from the data, and keeps what was taken too early."""
+    def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run the groups of one call, and return what the source hands out."""
 
-    #: Whether the last batch had been taken before, and was given back.
-    is_again = False
-
-    def __init__(self) -> None:
-        self._held: list[PyTree] = []
-        self._raised: Exception | None = None
-
-    def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
-        """Return the next batch.
-
-        Args:
-            iterator: the data.
-
-        Raises:
-            Exception: what the data raised when they were asked ahead of time.
-        """
-        if self._held:
-            return self._held.pop()
-        if self._raised is not None:
-            raised, self._raised = self._raised, None
-            raise raised
-        return next(iterator)
-
-    def take_more(
-        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
-    ) -> Iterator[PyTree]:
-        """Give further batches for the program of the first one.
-
-        Args:
-            iterator: the data.
-            most: how many at most.
-            fits: whether a batch may go with the first. One that does not is the next first one.
-            waits: whether to wait for slow data.
-        """
-        began = perf_counter()
-        for _ in range(most):
-            if not waits and perf_counter() - began > _PATIENCE:
-                return
-            try:
-                batch = next(iterator)
-            except Exception as error:
-                # Raised by `take_first`, when Keras asks for this batch: the steps before it count.
-                self._raised = error
-                return
-            if not fits(batch):
-                self._held.append(batch)
-                return
-            yield batch
+    def state_after(self, state: State) -> State:
+        """Return the state for Keras after a step that was run ahead."""
 
 
 class StepLookahead(BatchSource):
     """What a call of `fit`, `evaluate` or `predict` has taken and computed ahead of Keras' loop."""
+
+    is_ahead = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +71,19 @@ class StepLookahead(BatchSource):
         self._logs.clear()
         self._raised = None
 
+    def step(self, function: AheadFunction, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Hand out a step that was run ahead, or run the next group.
+
+        Args:
+            function: runs steps.
+            state: what Keras carries.
+            iterator: the data.
+        """
+        logs = self.next_logs()
+        if logs is not None:
+            return logs, function.state_after(state)
+        return function.run(self, state, iterator)
+
     def next_logs(self) -> PyTree | None:
         """Note that Keras asks for a step; return its logs where it was run ahead, else None."""
         self.skip(1)
@@ -126,15 +98,19 @@ class StepLookahead(BatchSource):
         if self.left is not None:
             self.left -= steps
 
-    def take_more(
-        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
-    ) -> Iterator[PyTree]:
-        """Give further batches, up to the end of the epoch and to the next step that is looked at."""
-        if self.left is not None:
-            most = min(most, self.left)
-        if self.until is not None:
-            most = min(most, self.until() - 1)
-        return super().take_more(iterator, most, fits, waits)
+    @property
+    def room(self) -> int:
+        """How many batches may follow, up to the end of the epoch and to the next step that is looked at."""
+        limits = [sys.maxsize if self.left is None else self.left]
+        return min(limits if self.until is None else [*limits, self.until() - 1])
+
+    def hand_out(self, results: Sequence[GroupResult], is_predict: bool) -> PyTree:
+        """Return the first step's logs or predictions, and queue what Keras asks for in the next calls."""
+        last = results[-1]
+        if not last.is_stacked:
+            return last.value
+        queue = self.queue_predictions if is_predict else self.queue_logs
+        return queue(last.value, last.count)
 
     def queue_logs(self, logs: PyTree, count: int) -> PyTree:
         """Queue the logs of several steps, and return the first one's.
@@ -144,7 +120,7 @@ class StepLookahead(BatchSource):
             count: how many steps.
         """
         for i in range(count):
-            self._logs.append(jax.tree.map(lambda every, i=i: StepLog(every, i), logs))
+            self._logs.append(jax.tree.map(lambda every, i=i: LazyArray.of_step(every, i), logs))
         return self._logs.popleft()
 
     def queue_predictions(self, outputs: PyTree, count: int) -> PyTree:

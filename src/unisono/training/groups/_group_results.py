@@ -1,19 +1,46 @@
-"""Predictions of several steps in one program, on their way to host memory.
+"""What the steps of a group have returned; predictions on their way to host memory.
 
 Keras' `predict` keeps what each step returns, and concatenates at the end. A group's predictions are copied
 to the host when its program is done and others are in flight: no step waits for a transfer.
 
-Tests: tests/unit/training/test_predictions.py.
+Tests: tests/unit/training/test_group_results.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 
 from unisono._types import PyTree
+from unisono.training.groups._lazy_array import LazyArray
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupResult:
+    """What the steps of one program have returned: logs, or predictions.
+
+    Args:
+        value: pytree of arrays.
+        count: how many steps.
+        is_stacked: whether the arrays have a first dimension for the steps.
+    """
+
+    value: PyTree
+    count: int
+    is_stacked: bool
+
+    def newest(self) -> PyTree:
+        """Return the last step's."""
+        return jax.tree.map(lambda x: x[self.count - 1], self.value) if self.is_stacked else self.value
+
+    def rows(self) -> PyTree:
+        """Return the rows of all steps, on the host."""
+        if not self.is_stacked:
+            return jax.tree.map(np.asarray, self.value)
+        return jax.tree.map(lambda x: np.asarray(x)[: self.count].reshape(-1, *x.shape[2:]), self.value)
 
 
 class GroupPredictions:
@@ -41,7 +68,8 @@ class GroupPredictions:
         """Return the predictions of each step: pytrees of what NumPy takes as arrays."""
         return [
             jax.tree.unflatten(
-                self._structure, [StepPrediction(self, leaf, i) for leaf in range(self._num_leaves)]
+                self._structure,
+                [LazyArray(functools.partial(self._rows, leaf), i) for leaf in range(self._num_leaves)],
             )
             for i in range(self._count)
         ]
@@ -52,35 +80,10 @@ class GroupPredictions:
             self._host = [_on_host(x, self._count) for x in self._devices]
             self._devices = []
 
-    def at(self, leaf: int, step: int) -> np.ndarray:
-        """Return one array of a step.
-
-        Args:
-            leaf: its number in the pytree.
-            step: the step's number in the group.
-        """
+    def _rows(self, leaf: int) -> np.ndarray:
+        """Return one array of all steps."""
         self.fetch()
-        rows: np.ndarray = self._host[leaf][step]
-        return rows
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StepPrediction:
-    """An array of one step's predictions; read where NumPy needs it.
-
-    Args:
-        group: which holds it.
-        leaf: its number in the group.
-        step: the number of the step.
-    """
-
-    group: GroupPredictions
-    leaf: int
-    step: int
-
-    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        array: np.ndarray = np.asarray(self.group.at(self.leaf, self.step), dtype)
-        return array
+        return self._host[leaf]
 
 
 def _on_host(array: jax.Array, count: int) -> np.ndarray:

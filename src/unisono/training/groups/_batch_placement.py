@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
 
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
-from unisono.step._dispatch import RUN_AHEAD
+from unisono.step._run_ahead import RUN_AHEAD
+from unisono.training.groups._batch_policy import Mode, pad_rows
+
+if TYPE_CHECKING:
+    from unisono.training.groups._batch_group import BatchGroup
 
 #: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64
@@ -173,6 +177,58 @@ class BatchStager:
             return buffers[(start or 0) // rows]
 
         return jax.make_array_from_callback(shape, self._mesh.scanned, part)
+
+
+class StagerCache:
+    """The stagers of one function: one for each form of batches, and number of slots.
+
+    Args:
+        mesh: the devices.
+        kind: of the stagers.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, kind: type[BatchStager] = BatchStager) -> None:
+        self._mesh, self._kind = mesh, kind
+        self._stagers: dict[Hashable, BatchStager] = {}
+
+    def get(self, batch: PyTree, slots: int) -> BatchStager:
+        """Return the stager for batches like one.
+
+        Args:
+            batch: pytree of arrays with the rows of all replicas, of which only the form counts.
+            slots: how many batches there is room for.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
+        if key not in self._stagers:
+            self._stagers[key] = self._kind(self._mesh, batch, slots)
+        return self._stagers[key]
+
+
+class GroupPlacer:
+    """Puts groups onto the devices.
+
+    Args:
+        mesh: the devices.
+    """
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        self._num_replicas = mesh.num_replicas
+        split = BatchPlacer(mesh, mesh.sharded)
+        self._placers = {
+            Mode.SPLIT: split,
+            Mode.PADDED: split,
+            Mode.WHOLE: BatchPlacer(mesh, mesh.replicated),
+        }
+
+    def __call__(self, group: BatchGroup) -> PyTree:
+        """Return the batch of a group; the number of batches and the batches where it is staged."""
+        if group.stager is not None:
+            return group.stager.place()
+        batch = group.first
+        if group.mode is Mode.PADDED:
+            batch = jax.tree.map(lambda x: pad_rows(x, self._num_replicas), batch)
+        return self._placers[group.mode](batch)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,49 @@
+"""A bound on how far the host runs ahead of the devices.
+
+Tests: tests/virtual/step/test_run_ahead.py.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from unisono._mesh import ReplicaMesh
+
+#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
+#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
+RUN_AHEAD = 16
+
+
+class RunAhead:
+    """Holds the host back when it is too many steps ahead of the devices.
+
+    Args:
+        limit: how many unfinished steps are allowed.
+    """
+
+    def __init__(self, limit: int = RUN_AHEAD) -> None:
+        self._limit = limit
+        self._tokens: collections.deque[Any] = collections.deque()
+        self.waits = 0
+
+    def wait_for_capacity(self, token: Any) -> None:
+        """Note a step that was started; wait for the one `limit` steps before it.
+
+        Args:
+            token: an output of the step that nothing donates.
+        """
+        self._tokens.append(token)
+        if len(self._tokens) > self._limit:
+            oldest = self._tokens.popleft()
+            self.waits += not oldest.is_ready()
+            # Also where it is ready: a step that failed is, and raises its error here.
+            oldest.block_until_ready()
+
+
+_RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}
+
+
+def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
+    """The bound that all programs on the devices of `mesh` share."""
+    return _RUN_AHEAD.setdefault(mesh, RunAhead())

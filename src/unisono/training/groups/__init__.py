@@ -1,0 +1,1 @@
+"""Batches that one program runs together, and where they come from."""

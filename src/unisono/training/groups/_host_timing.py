@@ -1,0 +1,86 @@
+"""Where the host's time goes in `fit`: waiting for data, placing batches, starting steps.
+
+Only the host's time is measured: the timer never waits for the devices, which compute meanwhile, and so
+cannot hold them up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from unisono._types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTimes:
+    """What a `HostTimer` shows, or the difference of two of them.
+
+    Args:
+        data: seconds in which the host waited for the next batch.
+        placing: seconds in which it put batches onto the devices.
+        starting: seconds in which it started steps, and waited because it was too many steps ahead.
+        batches: how many batches.
+        rows: how many rows these had.
+    """
+
+    data: float = 0.0
+    placing: float = 0.0
+    starting: float = 0.0
+    batches: int = 0
+    rows: int = 0
+
+    def since(self, earlier: HostTimes) -> HostTimes:
+        """Return what happened after another reading of the same clock.
+
+        Args:
+            earlier: that reading.
+
+        >>> HostTimes(data=3.0, batches=12).since(HostTimes(data=1.0, batches=2))
+        HostTimes(data=2.0, placing=0.0, starting=0.0, batches=10, rows=0)
+        """
+        return HostTimes(
+            self.data - earlier.data,
+            self.placing - earlier.placing,
+            self.starting - earlier.starting,
+            self.batches - earlier.batches,
+            self.rows - earlier.rows,
+        )
+
+
+class HostTimer:
+    """Adds up the host's time over all steps of one train function; costs about a microsecond a step.
+
+    >>> import numpy as np
+    >>> timer = HostTimer()
+    >>> timer.add((np.zeros((4, 2)), None), seconds=0.5)
+    >>> timer.calls += 2.0
+    >>> timer.read()
+    HostTimes(data=0.5, placing=0.0, starting=1.5, batches=1, rows=4)
+    """
+
+    def __init__(self) -> None:
+        #: Seconds in which batches were placed, and of all calls of the function.
+        self.placing = self.calls = 0.0
+        self._data = 0.0
+        self._batches = self._rows = 0
+
+    def add(self, batch: PyTree, seconds: float) -> None:
+        """Note that a batch has arrived.
+
+        Args:
+            batch: the batch.
+            seconds: in which the host waited for it.
+        """
+        self._data += seconds
+        self._batches += 1
+        leaves = jax.tree.leaves(batch)
+        # What is not a batch is rejected by the step itself, whose error names it.
+        shape = getattr(leaves[0], "shape", ()) if leaves else ()
+        self._rows += shape[0] if shape else 0
+
+    def read(self) -> HostTimes:
+        """Return the sums so far."""
+        starting = self.calls - self._data - self.placing
+        return HostTimes(self._data, self.placing, starting, self._batches, self._rows)

@@ -1,0 +1,129 @@
+"""Several steps of `fit` in one program.
+
+The program holds one body, repeated as often as there are batches: the numbers do not depend on how
+many steps run together.
+
+Tests: tests/unit/training/test_multi_step.py, tests/virtual/training/test_lookahead.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._types import ArrayLike, PyTree
+
+#: The most steps, and the most bytes of batches, in one program. Three buffers of that many bytes are kept.
+MOST_STEPS, _BYTES = 32, 8 << 20
+
+#: From `(state, data)` to `(logs, state)`; traced.
+Program = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
+def multi_step_program(step: Program, slots: int) -> Program:
+    """Return the program that repeats a step over the first batches of several.
+
+    Args:
+        step: from `(state, batch)` to `(logs, state)`; pure.
+        slots: how many batches there is room for.
+
+    Returns:
+        A function of `(state, (count, batches))`, whose arrays have a first dimension of `slots`.
+        It gives the logs, stacked likewise, and the state after `count` steps.
+
+    >>> run = multi_step_program(lambda state, batch: ({"seen": batch}, state + batch), slots=3)
+    >>> logs, state = run(jnp.array(1), (2, jnp.array([10, 20, 0])))
+    >>> int(state), logs["seen"].tolist()
+    (31, [10, 20, 0])
+    """
+
+    def program(state: PyTree, several: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
+        count, batches = several
+
+        # Traced once: for its shapes first, and from jit's cache in the loop.
+        @jax.jit
+        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            logs, new = step(state, batch)
+            # A loop carries fixed types: a weak type from a Python number must not change one.
+            return jax.tree.map(jnp.asarray, logs), jax.tree.map(_as_before, state, new)
+
+        def at(i: jax.Array, stacked: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
+
+        def body(i: jax.Array, carried: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            every, state = carried
+            logs, state = one(state, at(i, batches))
+            put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
+            return jax.tree.map(put, every, logs), state
+
+        shapes, _ = jax.eval_shape(lambda state, batches: one(state, at(count, batches)), state, batches)
+        every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
+        logs, state = jax.lax.fori_loop(0, count, body, (every, state))
+        return logs, state
+
+    return program
+
+
+def _as_before(old: jax.Array, new: ArrayLike) -> jax.Array:
+    return jnp.asarray(new, old.dtype)
+
+
+def with_agreed_size(program: Program, axis_name: str) -> Program:
+    """Return a program that also returns the smallest group size that the processes propose.
+
+    Args:
+        program: from `(state, data)` to `(logs, state)`, run on every device of `axis_name`.
+        axis_name: the mesh axis.
+
+    Returns:
+        A function of `(state, (wish, data))` that gives `(logs, smallest)` and the state; a device's
+        `wish` has one element.
+    """
+
+    def with_wish(state: PyTree, data: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
+        logs, state = program(state, data[1])
+        return (logs, jax.lax.pmin(data[0][0], axis_name)), state
+
+    return with_wish
+
+
+def slots_for(batch: PyTree, wanted: int | None = None) -> int:
+    """Return how many batches like this one may share a program; 1 where it must run alone.
+
+    Depends on shapes alone, so that the same training is always the same program.
+
+    Args:
+        batch: pytree of arrays.
+        wanted: the number that the user asks for; None for as many as pay.
+
+    >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
+    32
+    >>> slots_for(np.zeros((64, 784), "float32"), wanted=100)
+    100
+    """
+    if wanted == 1:
+        return 1
+    leaves = jax.tree.leaves(batch)
+    # Arrays of a device would be read back, which holds the host up: only where the user asks for groups.
+    kinds = np.ndarray if wanted is None else (np.ndarray, jax.Array)
+    numbers = (isinstance(x, kinds) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
+    if not leaves or not all(numbers):
+        return 1
+    if wanted is not None:
+        return wanted
+    return slots_of_size(sum(x.nbytes for x in leaves))
+
+
+def slots_of_size(size: int) -> int:
+    """Return how many batches, or predictions, of some bytes may be in one program.
+
+    Args:
+        size: of one in bytes.
+
+    >>> slots_of_size(4 << 20)
+    2
+    """
+    return max(1, min(MOST_STEPS, _BYTES // max(1, size)))
