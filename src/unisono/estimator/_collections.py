@@ -67,7 +67,7 @@ class Collections:
         self._taken[kind, name] = count + 1
         return name if count == 0 else self.unique(f"{name}_{count}", kind)
 
-    def add(self, collection: str, value: Any) -> None:
+    def add(self, collection: str, value: object) -> None:
         """Add a value to a collection of TensorFlow 1."""
         self.members.setdefault(collection, []).append(value)
 
@@ -114,12 +114,12 @@ def unique_name(name: str) -> str:
 # --- named values ------------------------------------------------------------------------------------------
 
 
-def key_of(exposed: Mapping[str, Any], thing: Any) -> str | None:
+def key_of(exposed: Mapping[str, Any], thing: object) -> str | None:
     """Return the name under which an object was exposed; None for another object."""
     return next((key for key, value in exposed.items() if value is thing), None)
 
 
-def fetch_in_all_runs(thing: Any, prefix: str) -> Any:
+def fetch_in_all_runs(thing: object, prefix: str) -> Any:
     """Return what a hook keeps to ask for a value in all runs of a model_fn.
 
     An array is another object in each run. It is exposed, if it is not yet, and the hook asks for its name.

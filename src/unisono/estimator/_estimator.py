@@ -35,6 +35,8 @@ from unisono.estimator.session._train import Training, TrainTask, can_write_summ
 from unisono.spi import Executables, default_strategy
 
 if TYPE_CHECKING:
+    from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
+    from unisono.estimator.hooks._hook import SessionRunHook
     from unisono.strategies._base import Strategy
     from unisono.strategies._replicated import ReplicatedStrategy
 
@@ -117,10 +119,10 @@ class Estimator:
     def train(
         self,
         input_fn: Callable[..., Any],
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         steps: int | None = None,
         max_steps: int | None = None,
-        saving_listeners: Sequence[Any] | None = None,
+        saving_listeners: Sequence[CheckpointSaverListener] | None = None,
     ) -> Self:
         """Train until the data end, or for some steps.
 
@@ -164,7 +166,7 @@ class Estimator:
         self,
         input_fn: Callable[..., Any],
         steps: int | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class Estimator:
         self,
         input_fn: Callable[..., Any],
         predict_keys: Sequence[str] | str | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:

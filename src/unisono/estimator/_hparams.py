@@ -44,7 +44,7 @@ class HParams:
         for name, value in values.items():
             self.add_hparam(name, value)
 
-    def add_hparam(self, name: str, value: Any) -> None:
+    def add_hparam(self, name: str, value: object) -> None:
         """Add a hyperparameter.
 
         Args:
@@ -220,7 +220,7 @@ def _read(name: str, kind: type, text: str) -> Any:
         ) from error
 
 
-def _cast(name: str, kind: type, value: Any) -> Any:
+def _cast(name: str, kind: type, value: object) -> Any:
     """Return a value in a type, where nothing is lost."""
     if kind is type(None) or value is None:
         return value

@@ -71,7 +71,7 @@ class RegressionOutput:
         value: array.
     """
 
-    value: Any
+    value: object
 
     def arrays(self) -> dict[str, Any]:
         """Return the array by its name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -17,6 +17,10 @@ import keras
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono.estimator._train_op import is_train_op
+
+if TYPE_CHECKING:
+    from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
+    from unisono.estimator.hooks._hook import SessionRunHook
 
 
 class ModeKeys:
@@ -71,11 +75,11 @@ class EstimatorSpec:
     train_op: Any = None
     eval_metric_ops: Mapping[str, Any] | None = None
     export_outputs: Mapping[str, Any] | None = None
-    training_chief_hooks: Sequence[Any] | None = None
-    training_hooks: Sequence[Any] | None = None
+    training_chief_hooks: Sequence[SessionRunHook] | None = None
+    training_hooks: Sequence[SessionRunHook] | None = None
     scaffold: Any = None
-    evaluation_hooks: Sequence[Any] | None = None
-    prediction_hooks: Sequence[Any] | None = None
+    evaluation_hooks: Sequence[SessionRunHook] | None = None
+    prediction_hooks: Sequence[SessionRunHook] | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -192,7 +196,7 @@ def metric_of(value: object) -> keras.metrics.Metric | None:
     return found if isinstance(found, keras.metrics.Metric) else None
 
 
-def checked_hooks(hooks: Sequence[object] | None, name: str) -> tuple[Any, ...]:
+def checked_hooks(hooks: Sequence[SessionRunHook] | None, name: str) -> tuple[Any, ...]:
     """Return hooks as a tuple.
 
     Args:
@@ -213,7 +217,7 @@ def checked_hooks(hooks: Sequence[object] | None, name: str) -> tuple[Any, ...]:
     return tuple(hooks)
 
 
-def checked_listeners(listeners: Sequence[object] | None) -> tuple[Any, ...]:
+def checked_listeners(listeners: Sequence[CheckpointSaverListener] | None) -> tuple[Any, ...]:
     """Return saving listeners as a tuple.
 
     Args:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
 from unisono.estimator._spec import checked_call, checked_hooks, checked_listeners
+
+if TYPE_CHECKING:
+    from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
+    from unisono.estimator.hooks._hook import SessionRunHook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +40,8 @@ class TrainSpec:
 
     input_fn: Callable[..., Any]
     max_steps: int | None = None
-    hooks: Sequence[Any] | None = None
-    saving_listeners: Sequence[Any] | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    saving_listeners: Sequence[CheckpointSaverListener] | None = None
 
     def __post_init__(self) -> None:
         checked_call(self.input_fn, "input_fn")
@@ -71,7 +75,7 @@ class EvalSpec:
     input_fn: Callable[..., Any]
     steps: int | None = 100
     name: str | None = None
-    hooks: Sequence[Any] | None = None
+    hooks: Sequence[SessionRunHook] | None = None
     exporters: UserValue = None
     start_delay_secs: float = 120
     throttle_secs: float = 600

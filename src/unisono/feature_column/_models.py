@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree
 from unisono.feature_column._column import CategoricalColumn, DenseColumn, FeatureColumn, Features
 from unisono.feature_column._dense import (
     COMBINERS,
@@ -75,7 +74,7 @@ class EmbeddingTable(keras.layers.Layer):
         super().__init__(**kwargs)
         self._buckets, self._settings = buckets, settings
 
-    def build(self, input_shape: PyTree = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Create the table."""
         settings = self._settings
         initializer = settings.initializer
@@ -163,7 +162,7 @@ class DenseFeatures(FeatureColumnsLayer):
             tables[id(column.settings)] if isinstance(column, EmbeddingColumn) else None for column in columns
         ]
 
-    def build(self, input_shape: PyTree = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Create the tables, whose shapes the columns say."""
         for table in self._tables:
             if table is not None and not table.built:
@@ -186,7 +185,9 @@ class DenseFeatures(FeatureColumnsLayer):
             return counts(column.categorical_column, features)
         return _numbers(column, features)
 
-    def compute_output_shape(self, input_shape: PyTree = None) -> tuple[int | None, int]:
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...] | None = None
+    ) -> tuple[int | None, int]:
         """Return the shape of the output."""
         return (None, sum(column.width for column in self._dense_columns))
 
@@ -211,7 +212,7 @@ class ColumnWeights(keras.layers.Layer):
         self._allow_non_tensor_positional_args = True
         self._column, self._units, self._combiner = column, units, combiner
 
-    def build(self, input_shape: PyTree = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Create the weights, which are zeros at first."""
         column = self._column
         rows = column.num_buckets if isinstance(column, CategoricalColumn) else column.width  # type: ignore[attr-defined]
@@ -267,7 +268,7 @@ class LinearModel(FeatureColumnsLayer):
             for column in sorted(columns, key=lambda column: column.name)
         ]
 
-    def build(self, input_shape: PyTree = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Create the weights and the bias."""
         for part in self._parts:
             part.build()
@@ -284,7 +285,9 @@ class LinearModel(FeatureColumnsLayer):
             total = total + part(given)
         return total
 
-    def compute_output_shape(self, input_shape: PyTree = None) -> tuple[int | None, int]:
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...] | None = None
+    ) -> tuple[int | None, int]:
         """Return the shape of the output."""
         return (None, self._units)
 

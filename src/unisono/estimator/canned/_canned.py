@@ -24,6 +24,7 @@ from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
 
 if TYPE_CHECKING:
+    from unisono.estimator.hooks._hook import SessionRunHook
     from unisono.feature_column._column import FeatureColumn
 
 #: From features and a mode to logits, and a function that returns the train op of a loss.
@@ -67,7 +68,7 @@ class CannedEstimator(Estimator):
         self,
         input_fn: Callable[..., Any],
         predict_keys: Sequence[str] | str | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def dnn_logits(
     """
     layers: list[keras.layers.Layer] = []
 
-    def apply(layer: keras.layers.Layer, value: Any, **kwargs: Any) -> Any:
+    def apply(layer: keras.layers.Layer, value: object, **kwargs: Any) -> Any:
         layers.append(layer)
         return layer(value, **kwargs)
 
@@ -88,7 +88,7 @@ class BaselineLogits(keras.layers.Layer):
         super().__init__(**kwargs)
         self._units = units
 
-    def build(self, input_shape: object = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Create the bias."""
         self.bias = self.add_weight(name="bias", shape=(self._units,), initializer="zeros")
 

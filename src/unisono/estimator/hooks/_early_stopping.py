@@ -11,12 +11,15 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.estimator._docstrings import Texts
 from unisono.estimator.hooks._hook import SessionRunContext, SessionRunHook
 from unisono.estimator.hooks._timer import IntervalHook
+
+if TYPE_CHECKING:
+    from unisono.estimator._estimator import Estimator
 
 _LOG = logging.getLogger("unisono")
 
@@ -66,7 +69,7 @@ class StopOnPredicateHook(IntervalHook):
 
 
 def make_early_stopping_hook(
-    estimator: Any,
+    estimator: Estimator,
     should_stop_fn: Callable[[], bool],
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
@@ -111,7 +114,7 @@ _TEXTS = Texts(
 
 @_TEXTS
 def stop_if_higher_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     threshold: float,
     eval_dir: str | None = None,
@@ -128,7 +131,7 @@ def stop_if_higher_hook(
 
 @_TEXTS
 def stop_if_lower_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     threshold: float,
     eval_dir: str | None = None,
@@ -145,7 +148,7 @@ def stop_if_lower_hook(
 
 @_TEXTS
 def stop_if_no_increase_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     max_steps_without_increase: int,
     eval_dir: str | None = None,
@@ -162,7 +165,7 @@ def stop_if_no_increase_hook(
 
 @_TEXTS
 def stop_if_no_decrease_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     max_steps_without_decrease: int,
     eval_dir: str | None = None,
@@ -182,7 +185,7 @@ class _Watch:
 
     def __init__(
         self,
-        estimator: Any,
+        estimator: Estimator,
         metric: str,
         eval_dir: str | None,
         min_steps: int,

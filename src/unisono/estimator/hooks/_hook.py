@@ -123,7 +123,7 @@ class HookSession:
         found = (self.key(leaf) for leaf in jax.tree.leaves(fetches))
         return {key for key in found if key is not None}
 
-    def key(self, leaf: Any) -> str | None:
+    def key(self, leaf: object) -> str | None:
         """Return the name of one fetch; None for a variable, and for what has no value.
 
         Raises:
@@ -176,11 +176,11 @@ class HookSession:
         return None if self._variable is None else self._variable(name)
 
 
-def _is_none(leaf: Any) -> bool:
+def _is_none(leaf: object) -> bool:
     return leaf is None
 
 
-def _is_operation(leaf: Any) -> bool:
+def _is_operation(leaf: object) -> bool:
     """Return whether a fetch is run for its effect, such as a train op."""
     return not isinstance(leaf, (str, keras.Variable, np.ndarray, np.generic, jax.Array, int, float))
 

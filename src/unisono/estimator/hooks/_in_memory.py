@@ -6,11 +6,14 @@ Tests: tests/unit/estimator/test_hooks.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.estimator.hooks._hook import HookSession, SessionRunContext, SessionRunHook
 from unisono.estimator.hooks._timer import IntervalHook
+
+if TYPE_CHECKING:
+    from unisono.estimator._estimator import Estimator
 
 
 class InMemoryEvaluatorHook(IntervalHook):
@@ -33,7 +36,7 @@ class InMemoryEvaluatorHook(IntervalHook):
 
     def __init__(
         self,
-        estimator: Any,
+        estimator: Estimator,
         input_fn: Callable[..., Any],
         steps: int | None = None,
         hooks: Sequence[SessionRunHook] | None = None,

@@ -127,7 +127,7 @@ def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., j
     """
     own = inspect.signature(cls)
 
-    def function(inputs: PyTree, *args: Any, reuse: Any = None, **kwargs: Any) -> jax.Array:
+    def function(inputs: PyTree, *args: Any, reuse: bool | str | None = None, **kwargs: Any) -> jax.Array:
         given = dict(own.bind(*args, **kwargs).arguments)
         name = given.pop("name", None)
         layer = found_or_made(kind, cls, name, reuse, lambda name: cls(**given, name=name))

@@ -6,6 +6,7 @@ Tests: tests/unit/estimator/test_layers.py.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -104,7 +105,7 @@ class Dropout(GraphLayer, keras.layers.Dropout):
     def __init__(
         self,
         rate: float = 0.5,
-        noise_shape: Any = None,
+        noise_shape: Sequence[int | None] | None = None,
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
@@ -152,7 +153,7 @@ class BatchNormalization(GraphLayer, keras.layers.BatchNormalization):
         super().__init__(**options)
         self._trains_scale = trainable
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None) -> None:
         """Make the variables.
 
         Args:
@@ -187,7 +188,7 @@ flatten = as_function(Flatten, "flatten", "(batch, ...)")
 def dropout(
     inputs: PyTree,
     rate: float = 0.5,
-    noise_shape: Any = None,
+    noise_shape: Sequence[int | None] | None = None,
     seed: int | None = None,
     training: bool = False,
     name: str | None = None,
@@ -214,7 +215,7 @@ def dropout(
     },
 )
 def batch_normalization(
-    inputs: PyTree, *args: Any, training: bool = False, reuse: Any = None, **kwargs: Any
+    inputs: PyTree, *args: Any, training: bool = False, reuse: bool | str | None = None, **kwargs: Any
 ) -> jax.Array:
     """Return what `BatchNormalization` computes.
 

@@ -39,7 +39,7 @@ class VariableScope:
     """
 
     name: str = ""
-    reuse: Any = None
+    reuse: bool | str | None = None
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -99,7 +99,7 @@ def variable_scope(
     values: object = None,
     initializer: object = None,
     regularizer: object = None,
-    reuse: Any = None,
+    reuse: bool | str | None = None,
 ) -> Iterator[VariableScope]:
     """Put a prefix before the names of the layers and variables of a block.
 
@@ -152,7 +152,7 @@ def _name_below(outer: VariableScope, given: str | VariableScope | None) -> str 
 
 
 def found_or_made(
-    kind: str, cls: type[Made], name: str | None, reuse: Any, make: Callable[[str | None], Made]
+    kind: str, cls: type[Made], name: str | None, reuse: bool | str | None, make: Callable[[str | None], Made]
 ) -> Made:
     """Return a layer or variable of an earlier call, or make it, by the rule of this module.
 

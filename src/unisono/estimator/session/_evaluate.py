@@ -145,7 +145,7 @@ def _mean_loss(run: DataPass, hooks: HookRunner, steps: int | None) -> np.float3
     return np.float32(np.mean(np.concatenate(numbers), dtype=np.float64)) if numbers else np.float32(np.nan)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     array = np.asarray(value)
     return array[()] if array.ndim == 0 else array
 

@@ -34,7 +34,7 @@ class ExponentialMovingAverage:
     def __init__(
         self,
         decay: float,
-        num_updates: Any = None,
+        num_updates: object = None,
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:

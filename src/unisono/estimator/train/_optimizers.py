@@ -164,7 +164,7 @@ def _rate(rate: Any) -> Any:
     return float(rate) if is_number and _train_op.current_call() is None else _value_of(rate)
 
 
-def _value_of(number: Any) -> Callable[[], jax.Array]:
+def _value_of(number: object) -> Callable[[], jax.Array]:
     return lambda: number.value if isinstance(number, keras.Variable) else keras.ops.convert_to_tensor(number)
 
 

@@ -17,7 +17,7 @@ class SlotOptimizer(keras.Optimizer):
     """A Keras optimizer with slots of given first values."""
 
     def __init__(
-        self, learning_rate: Any, name: str, slots: dict[str, float], options: dict[str, Any]
+        self, learning_rate: object, name: str, slots: dict[str, float], options: dict[str, Any]
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name)
         self._first_values = dict(slots)
