@@ -17,7 +17,7 @@ from unisono._types import Json
 from unisono.ps._programs import ProgramStore
 from unisono.ps.state._acknowledged import LogPosition, describe_loss
 from unisono.ps.state._create import NewVariable, decode_news, encode_news
-from unisono.ps.state._journal import Journal, NoJournal
+from unisono.ps.state._journal import Journal
 from unisono.ps.state._push import Array, Push
 from unisono.ps.state._request_dedup import RequestDedup
 from unisono.ps.state._update import StateLostError, check_push, check_rows, check_value, find, run_push
@@ -44,7 +44,7 @@ class VariableStore:
     def __init__(self, journal: Journal | None = None) -> None:
         #: Held while state is read or changed.
         self.lock = threading.RLock()
-        self.journal: Journal = journal or NoJournal()
+        self.journal = journal or Journal()
         self.programs = ProgramStore()
         self._request_dedup = RequestDedup()
         self.clear()

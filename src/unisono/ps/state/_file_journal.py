@@ -15,7 +15,7 @@ from unisono._system._files import replace_file
 from unisono._types import Json
 from unisono.ps.state._acknowledged import AcknowledgedFile, LogPosition
 from unisono.ps.state._container import Container, ImageFile, read_container
-from unisono.ps.state._journal import NoJournal, TableMemory
+from unisono.ps.state._journal import Journal, TableMemory
 from unisono.ps.state._push import Array
 from unisono.ps.state._records import Record, RecordFile, aligned, boot_id, map_file, read_records
 from unisono.ps.state._variables import TABLE, StoredSpec
@@ -31,7 +31,7 @@ _LEAST = 1 << 20
 _CHANGES = 8
 
 
-class FileJournal(NoJournal):
+class FileJournal(Journal):
     """Notes changes in files that survive the process.
 
     Args:

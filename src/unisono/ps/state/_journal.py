@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -30,39 +29,20 @@ class TableMemory:
     is_filled: bool = False
 
 
-class Journal(Protocol):
-    """Where changes are noted before they are applied."""
+class Journal:
+    """Where changes are noted before they are applied.
 
-    def begin(self, nbytes: int, recurs: bool = False) -> None:
-        """Make room for a change, whose arrays have so many bytes; the state is complete at this moment."""
-
-    def stage(self, arrays: Sequence[Array]) -> list[Array]:
-        """Take the next arrays of a change; return them as programs can read them best."""
-
-    def commit(self, kind: str, meta: dict[str, Json]) -> None:
-        """Complete a change: it is not lost from here on."""
-
-    def abort(self) -> None:
-        """Forget what was staged."""
-
-    def table(self, key: str, spec: StoredSpec) -> TableMemory:
-        """Return memory for a table, of zeros, or with its rows."""
-
-    def keep_program(self, digest: str, blob: bytes) -> None:
-        """Keep a program."""
-
-
-class NoJournal:
-    """Keeps nothing: what is not in a snapshot is lost with the process."""
+    This one keeps nothing: what is not in a snapshot is lost with the process.
+    """
 
     def __init__(self) -> None:
         self._scratch = np.empty(0, np.uint8)
 
     def begin(self, nbytes: int, recurs: bool = False) -> None:
-        """Do nothing."""
+        """Make room for a change, whose arrays have so many bytes; the state is complete at this moment."""
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return the arrays, large ones in memory that programs read without a copy of their own.
+        """Take the next arrays of a change; return them as programs read them without a copy of their own.
 
         Args:
             arrays: of a message, whose memory is not aligned.
@@ -85,14 +65,14 @@ class NoJournal:
         return staged
 
     def commit(self, kind: str, meta: dict[str, Json]) -> None:
-        """Do nothing."""
+        """Complete a change: it is not lost from here on."""
 
     def abort(self) -> None:
-        """Do nothing."""
+        """Forget what was staged."""
 
     def table(self, key: str, spec: StoredSpec) -> TableMemory:
-        """Return memory of this process."""
+        """Return memory for a table, of zeros, or with its rows."""
         return TableMemory(np.zeros(spec.shape, spec.dtype))
 
     def keep_program(self, digest: str, blob: bytes) -> None:
-        """Do nothing."""
+        """Keep a program."""
