@@ -107,11 +107,7 @@ def _precision(model: keras.Model) -> str:
 
 
 def size_of(data: UserValue) -> str:
-    """Return the type of some input, and what is known before the first batch: shapes, or how many.
-
-    Args:
-        data: of `fit`, `evaluate` or `predict`.
-    """
+    """Return the type of some input, and what is known before the first batch: shapes, or how many."""
     name = getattr(type(data), "described_as", type(data).__name__)
     return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"
 

@@ -80,7 +80,6 @@ def shared_decisions(
 
     Args:
         broadcast: gives the chief's bytes on every worker.
-        others: the callbacks before it.
         moments: `decision_hooks` of all workers together.
     """
     at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)

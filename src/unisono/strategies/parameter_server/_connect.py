@@ -20,39 +20,25 @@ from unisono.training.remote_step._job import Cluster
 def connect(roles: Roles) -> Cluster:
     """Return the connections of a chief. Tasks that have not started yet are waited for where they are asked.
 
-    Args:
-        roles: of the cluster; this task is the chief.
-
     Raises:
         ClusterError: when a task is on another machine and there is no key.
     """
     allow_open_files()
     keys = read_keys(process_environ(), roles.task, roles.spec)
-    servers = clients_of(roles.servers, roles, keys)
+    servers = _clients_of(roles.servers, roles, keys)
     if not roles.computes:
-        workers = clients_of(roles.workers, roles, keys)
+        workers = _clients_of(roles.workers, roles, keys)
         return Cluster(servers, workers, _generation(), is_supervised=is_supervised())
     # Worker 0 is the chief: it gets closures without a socket.
     network = LoopbackNetwork()
-    own = OwnWorker(roles, network, clients_of(roles.servers, roles, keys))
-    workers = [
-        network.rpc_client(task, str(task), roles.task) if task == roles.task else _client(task, roles, keys)
-        for task in roles.workers
-    ]
+    own = OwnWorker(roles, network, _clients_of(roles.servers, roles, keys))
+    own_client = network.rpc_client(roles.task, str(roles.task), roles.task)
+    workers = [own_client, *_clients_of(roles.remote_workers, roles, keys)]
     return Cluster(servers, workers, _generation(), own.close, is_supervised())
 
 
-def clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:
-    """Return a client for each task.
-
-    Args:
-        keys: likewise; None without.
-    """
-    return [_client(task, roles, keys) for task in tasks]
-
-
-def _client(task: Task, roles: Roles, keys: ClusterKeys | None) -> RequestClient:
-    return RpcClient(task, roles.addresses[task], keys)
+def _clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:
+    return [RpcClient(task, roles.addresses[task], keys) for task in tasks]
 
 
 def _generation() -> int:

@@ -25,10 +25,8 @@ class Roles:
     """The tasks of a cluster with parameter servers, as one of them sees it.
 
     Args:
-        task: this one.
         chief: the one that runs the user's program. In a cluster without a job `chief` it is worker 0, or a
             program beside the cluster, which has no address in it: as in TensorFlow's tutorial.
-        workers: those that compute.
         servers: those that hold the variables.
 
     >>> spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})

@@ -67,19 +67,12 @@ _LOG = logging.getLogger("unisono")
 
 
 def load_program(digest: str, data: bytes) -> ExportedProgram:
-    """Return a compiled program of a worker.
-
-    Args:
-        data: as `jax.export` has serialized it.
-    """
+    """Return a compiled program of a worker."""
     return ExportedProgram(data)
 
 
 def seconds_of(variable: str, default: float) -> float:
     """Return a number of seconds from the environment.
-
-    Args:
-        default: where it is not set.
 
     Raises:
         InvalidArgumentError: it is no number of seconds.
@@ -118,9 +111,6 @@ def durable_store(index: int) -> DurableStore | None:
 def serve(roles: Roles) -> int:
     """Serve the chief of a cluster until it ends the job; return the exit code.
 
-    Args:
-        roles: of the cluster; this task is a worker or a parameter server.
-
     Raises:
         ClusterError: when the task cannot listen at its address, or the chief has vanished.
     """
@@ -129,9 +119,6 @@ def serve(roles: Roles) -> int:
 
 def service_of(roles: Roles) -> Service:
     """Begin to serve the chief of a cluster, in threads.
-
-    Args:
-        roles: of the cluster; this task is a worker or a parameter server.
 
     Raises:
         ClusterError: when the task cannot listen at its address.
@@ -285,11 +272,7 @@ class _VariableService(Service):
 
 
 class WorkerService(Service):
-    """A worker and its `RpcServer`.
-
-    Args:
-        roles: of the cluster; this task computes.
-    """
+    """A worker and its `RpcServer`."""
 
     def __init__(
         self,

@@ -79,7 +79,6 @@ class PlanMaker:
         """Return how workers run a program, and what they run; the servers have their programs then.
 
         Args:
-            program: of a step, whose variables are placed.
             arrays: which of a call's arrays the program takes.
         """
         trained = [v for _, v in program.gradients]
@@ -252,11 +251,7 @@ def _touched(update: ServerUpdate) -> list[Piece]:
 
 
 def as_lists(update: ServerUpdate) -> bytes:
-    """Return an update in the servers' form: from lists of values, slots and gradients to values and slots.
-
-    Args:
-        update: with one argument for each array.
-    """
+    """Return an update in the servers' form: of lists of values, slots and gradients to values and slots."""
     inner = jax.export.deserialize(bytearray(update.blob))
     touched = [piece.key for piece in _touched(update)]
     at = {key: i for i, key in enumerate(touched)}

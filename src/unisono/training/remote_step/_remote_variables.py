@@ -43,9 +43,7 @@ class RemoteVariable:
     """A variable on servers.
 
     Args:
-        variable: the chief's object.
         division: which of its rows lie on which server.
-        numbers: of each part, on its server.
         is_table: whether the servers change it by rows.
     """
 
@@ -151,7 +149,6 @@ class RemoteVariables:
         Args:
             variables: of a step, each with its value, which Keras' loop may have taken from it.
             optimizers: that update some of them; built.
-            tables: those that the step uses by rows.
         """
         self._tables |= {id(v) for v in tables}
         values = {id(v): value for v, value in variables}

@@ -36,7 +36,6 @@ class ScheduledFunction:
     Args:
         make: gets shapes and types of a batch of each iterator, `()` for one that is not read; returns the
             program.
-        count: how many iterators a call has.
     """
 
     def __init__(

@@ -49,11 +49,7 @@ def makes_data(value: UserValue) -> bool:
 
 
 class WorkerDatasets:
-    """The workers' datasets of one argument of `fit` or `evaluate`.
-
-    Args:
-        function: makes one, given an `InputContext`.
-    """
+    """The workers' datasets of one argument of `fit` or `evaluate`."""
 
     def __init__(self, job: Job, function: UserValue) -> None:
         number = next(_NUMBERS)

@@ -29,11 +29,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableGroup:
-    """Tables of which a step uses the same rows.
-
-    Args:
-        size: how many rows each of them has.
-    """
+    """Tables of which a step uses the same rows."""
 
     size: int
     tables: tuple[keras.Variable, ...]
@@ -136,7 +132,6 @@ class RowStep:
 
         Args:
             place: by number of an argument that is no table: which of the other arguments it is.
-            count: how many these are.
         """
         return lambda values: self._compute({at: values[i] for at, i in place.items()}, values[count:])
 
@@ -158,7 +153,6 @@ class RowStep:
 
         Args:
             place: by number of an argument that is no table: which argument of the worker's program it is.
-            specs: shapes and types of the arguments of the worker's program.
         """
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]

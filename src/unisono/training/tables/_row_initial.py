@@ -77,11 +77,7 @@ class RowInitializer:
         self._program, self._first = program, value
 
     def program(self, begin: int) -> bytes:
-        """Return a program that gets a number and returns some rows from there on, counted from `begin`.
-
-        Args:
-            begin: the first row of a part.
-        """
+        """Return a program that gets a number and returns some rows from there on, counted from `begin`."""
         shape = self._first.shape
         row = math.prod(shape[1:]) * np.dtype(self._first.dtype).itemsize
         count = min(shape[0], max(1, _PIECE // max(row, 1)))

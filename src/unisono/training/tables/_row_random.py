@@ -21,10 +21,6 @@ from unisono.training.tables._row_values import NotByRowsError
 def random_rows(key: jax.Array, numbers: jax.Array, shape: Sequence[int], bit_width: int) -> jax.Array:
     """Return rows of random bits.
 
-    Args:
-        shape: of the whole array.
-        bit_width: of an element.
-
     Raises:
         NotByRowsError: for a generator whose bits depend on more than that.
 

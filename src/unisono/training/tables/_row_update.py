@@ -58,7 +58,6 @@ def row_update(
 
     Args:
         closed: the update of all variables: from variables, gradients and others to variables.
-        specs: shapes and types of its arguments.
         gradient: the number of the argument that is its gradient.
 
     Raises:

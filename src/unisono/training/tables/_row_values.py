@@ -29,11 +29,7 @@ class NotByRowsError(Exception):
 
 
 class RowGroup:
-    """Tables, and values like them, of which a program uses the same rows.
-
-    Args:
-        size: how many rows the tables have.
-    """
+    """Tables, and values like them, of which a program uses the same rows."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,11 +41,7 @@ class RowGroup:
         return self if self._joined is None else self._joined.root
 
     def join(self, other: RowGroup) -> RowGroup:
-        """Let two groups be one, and return it.
-
-        Args:
-            other: of as many rows.
-        """
+        """Let two groups be one, and return it."""
         one, two = self.root, other.root
         if one is not two:
             two._joined = one

@@ -113,8 +113,6 @@ class FunctionSteps:
 
     Args:
         strategy: of one replica, with a `PushLayout`.
-        tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
-            gives a gradient of it.
     """
 
     def __init__(
@@ -241,11 +239,7 @@ class _FunctionTrace:
 
 
 def not_a_workers(what: str) -> InvalidArgumentError:
-    """Return the error for an iterator that the chief has made, and not the workers.
-
-    Args:
-        what: what was done with it.
-    """
+    """Return the error for an iterator that the chief has made, and not the workers."""
     return InvalidArgumentError(
         "A scheduled function must take its batches from the iterator of a per-worker dataset, which each "
         f"worker makes for itself. Received: {what} an iterator that this process has made. Write `iterator "

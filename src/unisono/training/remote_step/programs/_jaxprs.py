@@ -103,7 +103,6 @@ def exported(function: Callable[..., Any], specs: Sequence[PyTree]) -> bytes:
 
     Args:
         function: of arrays, or of structures of them.
-        specs: shapes and types of its arguments.
 
     Raises:
         UnsupportedError: for a function that calls Python code while it runs.

@@ -97,11 +97,7 @@ class ServerUpdate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PartsUpdate:
-    """The update of at most one part of each weight and slot.
-
-    Args:
-        arguments: what it takes, with shape and type.
-    """
+    """The update of at most one part of each weight and slot."""
 
     closed: jex.ClosedJaxpr
     arguments: dict[ArgumentKey, tuple[Any, jax.ShapeDtypeStruct]]
@@ -417,11 +413,7 @@ class _FullUpdate:
         return cls(jax.make_jaxpr(update)(*specs), specs, gradients, extras, first_extra)
 
     def argument(self, number: int, pieces: Sequence[Piece]) -> tuple[str, Piece | str]:
-        """Return what an argument of the program is: its kind, and the piece or name.
-
-        Args:
-            pieces: of all weights and slots.
-        """
+        """Return what an argument of the program is: its kind, and the piece or name."""
         if number < len(pieces):
             return _VALUE, pieces[number]
         if number < self.first_extra:

@@ -123,11 +123,7 @@ class WorkerProgram:
 
 
 def no_table(variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
-    """Return False: every variable is used as a whole.
-
-    Args:
-        optimizer: that trains it.
-    """
+    """Return False: every variable is used as a whole."""
     return False
 
 
@@ -141,10 +137,7 @@ def make_program(
     """Trace a step and return its program.
 
     Args:
-        variables: all that it may read or write.
         notes: of the optimizers that it calls, from `PushLayout.notes_of`, as far as they are known.
-        arrays: shapes and types of the call's arrays.
-        tables: whether a variable is used by rows where the step looks up rows of it and nothing else.
 
     Raises:
         UnsupportedError: for a step that no worker can run by itself.
@@ -168,9 +161,6 @@ class _StepTrace:
     """One trace of a step: its arguments and results, with what each of them stands for.
 
     Args:
-        variables: all that it may read or write.
-        notes: of the optimizers that it may call.
-        arrays: shapes and types of the call's arrays.
         computes_updates: whether the step's code gets weights after an update, or stand-ins for them.
     """
 
@@ -339,11 +329,7 @@ class _TracedProgram:
         return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
     def program(self, tables: MayBeTable) -> WorkerProgram:
-        """Return the program of what was found.
-
-        Args:
-            tables: whether a variable is used by rows where the step allows it.
-        """
+        """Return the program of what was found."""
         closed, used = self._needed
         rows = self._by_rows(tables)
         of_tables = set() if rows is None else {used[i] for i in rows.arguments}
@@ -456,11 +442,7 @@ def _spec(variable: keras.Variable) -> jax.ShapeDtypeStruct:
 
 
 def array_specs(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
-    """Return shapes and types of the arrays of a structure, as a program takes them.
-
-    Args:
-        tree: pytree of arrays and numbers.
-    """
+    """Return shapes and types of the arrays of a structure, as a program takes them."""
     return [
         jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
         for x in jax.tree.leaves(tree)

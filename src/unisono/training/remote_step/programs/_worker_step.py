@@ -36,8 +36,6 @@ class WorkerStep:
     Args:
         model: built and compiled in the strategy's scope, its optimizer built.
         strategy: of one replica, with a `PushLayout`.
-        tables: whether a variable is used by rows where a step allows it, with the optimizer that the step
-            gives a gradient of it.
     """
 
     def __init__(
@@ -74,11 +72,7 @@ class WorkerStep:
         return self._lists
 
     def program(self, batch: PyTree) -> WorkerProgram:
-        """Return the program for batches like this one.
-
-        Args:
-            batch: host arrays, or their shapes and types.
-        """
+        """Return the program for batches like this one."""
         leaves, structure = jax.tree.flatten(batch)
         # `train_on_batch` gives arrays of JAX, which NumPy does not take for types.
         if not self._lists:
