@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import Task
-from unisono.rpc._calls import BYTES_IN_FLIGHT, CLOSE_SECONDS, ClientId, Handler, PendingCalls, error_answer
+from unisono.rpc._calls import CLOSE_SECONDS, ClientId, Handler, PendingCalls, error_answer
 from unisono.rpc._frames import DEFAULT_LIMIT, Frame, FrameError, total_bytes
 
 _LOG = logging.getLogger("unisono")
@@ -48,25 +48,18 @@ class LoopbackNetwork:
         self._rpc_clients: dict[bytes, LoopbackClient] = {}
         self._numbers = itertools.count(1)
 
-    def rpc_server(self, address: str, handler: Handler, limit: int = DEFAULT_LIMIT) -> LoopbackServer:
+    def rpc_server(self, address: str, handler: Handler) -> LoopbackServer:
         """Return a server, which begins to answer with its `start`."""
-        return LoopbackServer(self, address, handler, limit)
+        return LoopbackServer(self, address, handler)
 
-    def rpc_client(
-        self,
-        task: Task,
-        address: str,
-        own: Task | None = None,
-        limit: int = DEFAULT_LIMIT,
-        budget: int = BYTES_IN_FLIGHT,
-    ) -> LoopbackClient:
+    def rpc_client(self, task: Task, address: str, own: Task | None = None) -> LoopbackClient:
         """Return a client.
 
         Args:
             own: the task that asks, as whom the server sees it.
         """
         client = ClientId(b"%d" % next(self._numbers), own, is_same_user=True)
-        rpc_client = LoopbackClient(self, task, address, client, limit, budget)
+        rpc_client = LoopbackClient(self, task, address, client)
         with self._lock:
             self._rpc_clients[client.connection] = rpc_client
         return rpc_client
@@ -88,13 +81,9 @@ class LoopbackNetwork:
             if self._rpc_servers.get(rpc_server.address) is not rpc_server:
                 return
             del self._rpc_servers[rpc_server.address]
-            rpc_clients = [
-                rpc_client
-                for rpc_client in self._rpc_clients.values()
-                if rpc_client.address == rpc_server.address
-            ]
-        for rpc_client in rpc_clients:
-            rpc_client._lose()
+            asking = [c for c in self._rpc_clients.values() if c.address == rpc_server.address]
+        for rpc_client in asking:
+            rpc_client._pending.fail_sent("the connection was lost")
 
     def _ask(self, rpc_client: LoopbackClient, frame: Frame) -> None:
         with self._lock:
@@ -112,7 +101,7 @@ class LoopbackNetwork:
             rpc_client = self._rpc_clients.get(client.connection)
         if rpc_client is not None:
             for _ in range(1 if self._copies is None else self._copies(frame, True)):
-                rpc_client._take(_through_bytes(frame))
+                rpc_client._pending.settle(Frame.parse(_through_bytes(frame)))
 
     def _forget(self, rpc_client: LoopbackClient) -> None:
         with self._lock:
@@ -124,9 +113,9 @@ class LoopbackNetwork:
 class LoopbackServer:
     """Answers requests in a thread of its own."""
 
-    def __init__(self, network: LoopbackNetwork, address: str, handler: Handler, limit: int) -> None:
+    def __init__(self, network: LoopbackNetwork, address: str, handler: Handler) -> None:
         self.address = address
-        self._network, self._handler, self._limit = network, handler, limit
+        self._network, self._handler = network, handler
         self._inbox: queue.SimpleQueue[tuple[ClientId, list[bytes]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"unisono-loopback-{address}", daemon=True)
         self._closed = threading.Event()
@@ -155,7 +144,7 @@ class LoopbackServer:
         while (item := self._inbox.get()) is not None and not self._closed.is_set():
             client, parts = item
             try:
-                request = Frame.parse(parts, self._limit)
+                request = Frame.parse(parts)
             except FrameError as error:
                 _LOG.debug("A message was rejected: %s", error)
                 continue
@@ -171,12 +160,10 @@ class LoopbackServer:
 class LoopbackClient:
     """Sends requests to the server of an address."""
 
-    def __init__(
-        self, network: LoopbackNetwork, task: Task, address: str, client: ClientId, limit: int, budget: int
-    ) -> None:
+    def __init__(self, network: LoopbackNetwork, task: Task, address: str, client: ClientId) -> None:
         self.task, self.address, self.client = task, address, client
-        self._network, self._limit = network, limit
-        self._pending = PendingCalls(task, address, budget)
+        self._network = network
+        self._pending = PendingCalls(task, address)
 
     def call(self, frame: Frame, timeout: float) -> Frame:
         """Send a request and wait for its answer.
@@ -206,15 +193,9 @@ class LoopbackClient:
         self._pending.refuse(self._pending.closed)
 
     def _send(self, frame: Frame, timeout: float | None) -> Future[Frame]:
-        future = self._pending.add(frame, total_bytes(frame.parts(self._limit)), timeout)
+        future = self._pending.add(frame, total_bytes(frame.parts(DEFAULT_LIMIT)), timeout)
         self._network._ask(self, frame)
         return future
-
-    def _take(self, parts: list[bytes]) -> None:
-        self._pending.settle(Frame.parse(parts, self._limit))
-
-    def _lose(self) -> None:
-        self._pending.fail_sent("the connection was lost")
 
 
 def _through_bytes(frame: Frame) -> list[bytes]:
