@@ -67,11 +67,11 @@ def model_to_estimator(
             f"The given keras model {source.name!r} has not been compiled yet, or not been built. Received: "
             f"compiled={source.compiled}, built={source.built}. Call `compile`, and name the input's shape."
         )
-    described = _DescribedModel(source, dict(metric_names_map or {}))
-    return Estimator(described.model_fn, model_dir, config, warm_start_from=described.copy_weights)
+    description = _ModelDescription(source, dict(metric_names_map or {}))
+    return Estimator(description.model_fn, model_dir, config, warm_start_from=description.copy_weights)
 
 
-class _DescribedModel:
+class _ModelDescription:
     """A Keras model as a model_fn.
 
     Args:

@@ -74,7 +74,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         _train_in_cluster(estimator, train_spec)
         return None, []
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
-    listener = _EvaluatingListener(evaluations, eval_spec.throttle_secs)
+    listener = _EvaluationListener(evaluations, eval_spec.throttle_secs)
     _train(estimator, train_spec, [listener])
     return evaluations.metrics, evaluations.exports
 
@@ -195,7 +195,7 @@ class _Evaluations:
         return self.metrics, self.exports
 
 
-class _EvaluatingListener(CheckpointSaverListener):
+class _EvaluationListener(CheckpointSaverListener):
     """Evaluates each checkpoint of a training in this process.
 
     Args:

@@ -63,7 +63,7 @@ class Conv3DTranspose(_Transpose, keras.layers.Conv3DTranspose):
     """
 
 
-class _Separable(GraphLayer):
+class _SeparableConvolution(GraphLayer):
     """What the convolutions in two steps have in common: the order of their arguments."""
 
     def __init__(
@@ -94,7 +94,7 @@ class _Separable(GraphLayer):
 
 
 @TEXTS
-class SeparableConv1D(_Separable, keras.layers.SeparableConv1D):
+class SeparableConv1D(_SeparableConvolution, keras.layers.SeparableConv1D):
     """A convolution of each channel by itself over one axis, then one over channels.
 
     >>> SeparableConv1D(4, 3)(keras.ops.ones((2, 8, 3))).shape
@@ -103,7 +103,7 @@ class SeparableConv1D(_Separable, keras.layers.SeparableConv1D):
 
 
 @TEXTS
-class SeparableConv2D(_Separable, keras.layers.SeparableConv2D):
+class SeparableConv2D(_SeparableConvolution, keras.layers.SeparableConv2D):
     """A convolution of each channel by itself over two axes, then one over channels.
 
     >>> SeparableConv2D(4, 3)(keras.ops.ones((2, 8, 8, 3))).shape

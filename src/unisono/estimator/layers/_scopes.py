@@ -22,7 +22,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.estimator._collections import current_collections, required_collections
 from unisono.step.variables._merge_rules import VariableAggregation
 
-Made = TypeVar("Made")
+Part = TypeVar("Part")
 
 #: Make what is not there, and use what is.
 AUTO_REUSE = "auto_reuse"
@@ -152,8 +152,8 @@ def _name_below(outer: VariableScope, given: str | VariableScope | None) -> str 
 
 
 def found_or_made(
-    kind: str, cls: type[Made], name: str | None, reuse: bool | str | None, make: Callable[[str | None], Made]
-) -> Made:
+    kind: str, cls: type[Part], name: str | None, reuse: bool | str | None, make: Callable[[str | None], Part]
+) -> Part:
     """Return a layer or variable of an earlier call, or make it, by the rule of this module.
 
     Args:

@@ -41,24 +41,14 @@ class Programs:
         return len(self._entries)
 
     def create_variables(self, step: Step, batch: PyTree, is_whole: bool) -> None:
-        """Trace a step without computing it, so that the variables are made that it creates.
-
-        Args:
-            step: of one replica.
-            batch: as for a program.
-            is_whole: whether every replica computes the whole batch.
-        """
+        """Trace a step without computing it, so that the variables are made that it creates."""
         self._plan(step, _call(batch, is_whole, self._strategy.num_replicas_in_sync))
 
     def __call__(self, step: Step, key: Hashable, like: PyTree, slots: int, is_whole: bool) -> GroupEntry:
         """Return the program for a step and the form of its batches.
 
         Args:
-            step: of one replica.
-            key: what distinguishes the step from others of these programs.
             like: a batch: elements with a leading axis of this process' replicas; or rows for all.
-            slots: how many batches there is room for.
-            is_whole: whether every replica computes the whole batch.
         """
         leaves, structure = jax.tree.flatten(like)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)

@@ -59,7 +59,6 @@ class StepRunner(Protocol):
         """Run some steps; fewer at the end of the data.
 
         Args:
-            most: how many.
             names: of the values that are needed of the last step, besides numbers.
             losses: gets, for each program, the number of its steps and the array of their losses.
 
@@ -80,7 +79,6 @@ def elements_for(strategy: Strategy, source: ElementSource) -> Iterator[PyTree]:
     Args:
         strategy: whose replicas take the elements; all of them on each worker, unless its terms say that they
             are divided.
-        source: makes them.
     """
     group = strategy.process_group
     context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)

@@ -48,9 +48,6 @@ class ReplicaStepRunner:
 
     Args:
         strategy: on whose replicas.
-        step: of one replica.
-        source: makes the elements.
-        executables: programs of earlier trainings and evaluations.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class ReplicaStepRunner:
         """Run some steps; fewer at the end of the data.
 
         Args:
-            most: how many.
             names: of the values that are needed of the last step, besides numbers.
             losses: gets, for each program, the number of its steps and the array of their losses.
 
