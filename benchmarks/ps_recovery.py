@@ -82,6 +82,14 @@ def random_plan(seed):
     return Plan(faults, tuple(points), draw.choice([None, 0, 1, 3]))
 
 
+def start(command, env, out):
+    """Start a command; tests put a forked one in its place."""
+    with out.open("w") as file:
+        return subprocess.Popen(
+            command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
 class Run:
     """A cluster that runs, and what its tasks note.
 
@@ -98,14 +106,7 @@ class Run:
         command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--ps", "2", "--chief"]
         command += ["--log-dir", str(folder / "log"), "--grace", "5"]
         command += [str(HERE / "_ps_counts.py"), str(folder), json.dumps(options)]
-        with (folder / "out").open("w") as out:
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, **dict(plan.environ)},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.process = start(command, {**os.environ, **dict(plan.environ)}, folder / "out")
         self.deadline = time.monotonic() + LIMIT
 
     def notes(self, task, *kinds):

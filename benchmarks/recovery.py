@@ -199,8 +199,13 @@ def launch(folder, plan, steady=True):
     command += ["--log-dir", str(folder / "log"), os.path.abspath(__file__)]
     command += ["--train", str(folder), "--plan", plan.to_json(), *(["--steady"] if steady else [])]
     env = dict(os.environ, KERAS_BACKEND="jax")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = run(command, env)
     return done.returncode, done.stdout + done.stderr
+
+
+def run(command, env):
+    """Run a command to its end; tests put a forked one in its place."""
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def outcome(folder, plan, steady=True):

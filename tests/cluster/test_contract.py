@@ -14,7 +14,9 @@ CONTRACT = [
 ]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
-NAMES = "never or mean or (validation and data) or global or accumulation"
+NAMES = "(never and (size or weights)) or (validation and data) or global or accumulation"
+#: Further models whose rows never divide; what a worker does with the rows is the same.
+MORE = "feature and ((never and not (size or weights)) or mean)"
 ALL = f"multi-worker or test_multi_worker_program or test_spread or (feature and ({NAMES}))"
 #: What depends on the number of workers and devices.
 SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
@@ -24,6 +26,7 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
     ("count", "devices", "tests"),
     [
         pytest.param(2, 1, [*CONTRACT, *FEATURES, "-k", ALL], id="2 x 1, with features of fit"),
+        pytest.param(2, 1, [*FEATURES, "-k", MORE], id="2 x 1, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 2, [*CONTRACT, "-k", SOME], id="2 x 2", marks=pytest.mark.exhaustive),
         pytest.param(3, 1, [*CONTRACT, "-k", SOME], id="3 x 1", marks=pytest.mark.exhaustive),
     ],

@@ -8,8 +8,11 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import ps_recovery
 import pytest
 
+from tests import forked
 from tests.ps_history import HistoryError
 from unisono.testing import FaultPlan
+
+ps_recovery.start = lambda command, env, out: forked.Program(command[1:], Path.cwd(), out, env=env)
 
 #: A worker and the chief are killed from outside, a server by itself: its update is in the log, not answered.
 PLAN = ps_recovery.Plan(
