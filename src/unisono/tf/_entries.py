@@ -222,7 +222,7 @@ def taking_variables(function: Any) -> Any:
         return function
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         args, kwargs = jax.tree.map(lambda x: x.value if isinstance(x, keras.Variable) else x, (args, kwargs))
         return function(*args, **kwargs)
 

@@ -6,10 +6,9 @@ Tests: tests/unit/tf/test_objects.py.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-#: Returns the name below `tf` of an expression, or None.
-PathOf = Callable[[ast.expr], str | None]
+from unisono.tf._autograph import PathOf
 
 #: A line, the name on it, and what to write instead.
 Found = tuple[int, str, str]

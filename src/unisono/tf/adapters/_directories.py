@@ -19,7 +19,7 @@ from unisono.data._dataset import Dataset
 from unisono.data._pipeline._structure import TensorSpec
 
 
-def image_dataset_from_directory(*args: Any, **kwargs: Any) -> Any:
+def image_dataset_from_directory(*args: object, **kwargs: object) -> Any:
     """Return a data set of the images below a directory, with `class_names` and `file_paths`.
 
     Args:
@@ -60,7 +60,7 @@ def _dataset(images: Any, shuffle: bool, buffer: int, batch_size: int | None) ->
     return made
 
 
-def get_file(*args: Any, **kwargs: Any) -> Any:
+def get_file(*args: object, **kwargs: object) -> Any:
     """Return the path of a downloaded file, as Keras does; what it held lies next to it, too.
 
     Keras 3 extracts an archive into a directory of its own, and returns that. Earlier versions, whose paths

@@ -38,7 +38,7 @@ def _of_either(v1: Callable[..., Any], v2: Callable[..., Any]) -> Callable[..., 
     that of TensorFlow 1; else that of Keras.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Any:
         is_keras = bool(_OF_KERAS & set(kwargs))
         is_v1 = not is_keras and (bool(kwargs) or _train_op.current_call() is not None)
         return (v1 if is_v1 else v2)(*args, **kwargs)

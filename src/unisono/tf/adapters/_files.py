@@ -74,7 +74,7 @@ def write_file(filename: Path, contents: bytes | str) -> None:
         file.write(contents.encode() if isinstance(contents, str) else contents)
 
 
-def decode_image(contents: bytes, channels: int = 0, **kwargs: Any) -> np.ndarray:
+def decode_image(contents: bytes, channels: int = 0, **kwargs: object) -> np.ndarray:
     """Return the pixels of an image file: an array of shape [height, width, channels], uint8.
 
     Raises:
@@ -96,7 +96,7 @@ def encode_png(image: Any, compression: int = -1) -> HostTensor:
     return _encoded(image, format="PNG", **({} if compression < 0 else {"compress_level": compression}))
 
 
-def encode_jpeg(image: Any, format: str = "", quality: int = 95, **kwargs: Any) -> HostTensor:  # noqa: A002
+def encode_jpeg(image: Any, format: str = "", quality: int = 95, **kwargs: object) -> HostTensor:  # noqa: A002
     """Return a JPEG file of pixels of shape [height, width, channels], uint8, as a tensor of bytes."""
     return _encoded(image, format="JPEG", quality=quality)
 

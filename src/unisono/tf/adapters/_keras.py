@@ -111,7 +111,9 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
     """Return `Model.compile` with the argument `distribute` of TensorFlow 1: a strategy."""
 
     @functools.wraps(compile_model)
-    def compiled(self: keras.Model, *args: Any, distribute: Strategy | None = None, **kwargs: Any) -> None:
+    def compiled(
+        self: keras.Model, *args: object, distribute: Strategy | None = None, **kwargs: object
+    ) -> None:
         args, kwargs = _as_keras_3(args, kwargs)
         if distribute is not None:
             with distribute.scope():
@@ -134,7 +136,7 @@ def _matching_ranks(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def matching(
-        self: keras.Model, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any
+        self: keras.Model, x: Any = None, y: Any = None, y_pred: Any = None, *args: object, **kwargs: object
     ) -> Any:
         return method(self, x, _as_columns(y, y_pred), y_pred, *args, **kwargs)
 
@@ -211,7 +213,7 @@ def _to_any_path(save: Callable[..., None]) -> Callable[..., None]:
         overwrite: bool = True,
         zipped: bool | None = None,
         options: object = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if not save_to_directory(self, filepath):
             save(self, filepath, overwrite, zipped, **kwargs)
@@ -223,7 +225,7 @@ def _with_ending(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that reads or writes weights at paths as TensorFlow 2 has them."""
 
     @functools.wraps(method)
-    def with_ending(self: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_ending(self: keras.Model, filepath: Any, *args: object, **kwargs: object) -> Any:
         # The ending of the path says the format.
         kwargs = {name: value for name, value in kwargs.items() if name not in ("save_format", "options")}
         if method.__name__ == "save_weights" and not self.built:
@@ -274,7 +276,7 @@ def _let_models_take_strings() -> None:
         kind.__call__ = _call_with_strings
 
 
-def _call_of_any_size(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_of_any_size(self: Any, *args: object, **kwargs: object) -> Any:
     """Call a sequential model; one of preprocessing layers alone stays unbuilt.
 
     Keras 3 builds a model for the shape of the first call, Keras 2 for those of all. Images have many shapes.
@@ -288,7 +290,7 @@ def _call_of_any_size(self: Any, *args: Any, **kwargs: Any) -> Any:
     return value
 
 
-def _call_with_strings(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_with_strings(self: Any, *args: object, **kwargs: object) -> Any:
     given = args[0] if args else kwargs.get("inputs")
     if not any(_is_text(leaf) for leaf in keras.tree.flatten(given)):
         if isinstance(self, keras.Sequential) and not isinstance(given, keras.KerasTensor):
@@ -323,7 +325,7 @@ def _again(argument: Any) -> Any:
     return argument
 
 
-def input_of(shape: Any = None, *args: Any, **kwargs: Any) -> Any:
+def input_of(shape: Any = None, *args: object, **kwargs: object) -> Any:
     """Return `keras.Input`, whose shape may be a number.
 
     Args:
@@ -395,8 +397,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         verbose: int = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         path = os.fspath(filepath)
         end = ".weights.h5" if save_weights_only else ".keras"
@@ -405,7 +407,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().__init__(path, monitor, verbose, save_best_only, save_weights_only, *args, **kwargs)
 
 
-def SyncBatchNormalization(**kwargs: Any) -> keras.layers.BatchNormalization:  # noqa: N802 (TensorFlow's name)
+def SyncBatchNormalization(**kwargs: object) -> keras.layers.BatchNormalization:  # noqa: N802 (TensorFlow's name)
     """Return a `BatchNormalization` whose statistics are those of all replicas.
 
     Args:

@@ -61,8 +61,7 @@ def _messages() -> Mapping[str, Any]:
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, (number, kind, is_repeated) in fields.items():
-            in_map = name in _MAPS
-            scope = f"tensorflow.{name}." if in_map else "tensorflow."
+            scope = f"tensorflow.{name}." if name in _MAPS else "tensorflow."
             _add_field(message, field, number, kind, is_repeated, scope)
         if name in _MAPS:
             entry, value = _MAPS[name]
@@ -86,12 +85,8 @@ def _messages() -> Mapping[str, Any]:
 
 
 def _add_field(message: Any, name: str, number: int, kind: int | str, is_repeated: bool, scope: str) -> None:
-    if isinstance(kind, int):
-        message.field.add(name=name, number=number, type=kind, label=3 if is_repeated else 1)
-        return
-    message.field.add(
-        name=name, number=number, type=11, type_name=f".{scope}{kind}", label=3 if is_repeated else 1
-    )
+    own = {"type": kind} if isinstance(kind, int) else {"type": 11, "type_name": f".{scope}{kind}"}
+    message.field.add(name=name, number=number, label=3 if is_repeated else 1, **own)
 
 
 def __getattr__(name: str) -> Any:

@@ -105,8 +105,7 @@ class CheckpointManagerV2(CheckpointManager):
             if check_interval and last is not None and step - last < self.checkpoint_interval:
                 return None
             self._last_step = step
-        number = None if checkpoint_number is None else int(checkpoint_number)
-        path = super().save(number)
+        path = super().save(None if checkpoint_number is None else int(checkpoint_number))
         os.makedirs(self.directory, exist_ok=True)
         return path
 

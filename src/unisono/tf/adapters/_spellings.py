@@ -32,7 +32,7 @@ def replace(kind: type, name: str, wrapper: Callable[[Any], Any]) -> None:
 class Submodules:
     """The attribute `submodules` of a layer; one that a program sets itself comes first."""
 
-    def __get__(self, layer: Any, owner: type) -> Any:
+    def __get__(self, layer: keras.Layer | None, owner: type) -> Any:
         return self if layer is None else tuple(all_layers(layer, include_self=False))
 
 
@@ -43,7 +43,7 @@ def taking_lists(call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(call)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self: keras.Layer, *args: object, **kwargs: object) -> Any:
         if args and isinstance(args[0], (list, tuple, int, float)) and _is_number(args[0]):
             args = (_as_array(args[0]), *args[1:])
         elif args and isinstance(args[0], ValuesView):
@@ -54,7 +54,7 @@ def taking_lists(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _is_number(value: PyTree) -> bool:
+def _is_number(value: object) -> bool:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (bool, int, float))
@@ -73,7 +73,7 @@ def taking_name(add_weight: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Layer.add_weight` as in TensorFlow 2: a name first, `synchronization` and `aggregation`."""
 
     @functools.wraps(add_weight)
-    def added(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def added(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         if callable(kwargs.get("initializer")):
             kwargs["initializer"] = as_initializer(kwargs["initializer"])
         if args and isinstance(args[0], str):
@@ -108,7 +108,7 @@ def _taking(method: Callable[..., Any], change: Callable[..., tuple[Any, Any]]) 
     """Return a method that takes what `change` of the object and the arguments makes arguments of Keras 3."""
 
     @functools.wraps(method)
-    def taking(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def taking(self: keras.Layer, *args: object, **kwargs: object) -> Any:
         args, kwargs = change(self, args, kwargs)
         return method(self, *args, **kwargs)
 
@@ -137,12 +137,12 @@ def taking_first(as_taken: Callable[[Any], Any]) -> Callable[[Callable[..., None
     return taking
 
 
-def as_size(units: Any) -> Any:
+def as_size(units: object) -> object:
     """Return the units of `Dense`: an integer of NumPy as Python's, as `tf.size(x).numpy()` is."""
     return int(units) if isinstance(units, np.integer) else units
 
 
-def as_layers(layers: Any) -> Any:
+def as_layers(layers: object) -> object:
     """Return the layers of `Sequential`: one alone as a list."""
     return [layers] if isinstance(layers, keras.Layer) else layers
 
@@ -151,7 +151,9 @@ def taking_dtype(get_initial_state: Callable[..., Any]) -> Callable[..., Any]:
     """Return `get_initial_state` of a cell of an RNN that takes Keras 2's `inputs` and `dtype`."""
 
     @functools.wraps(get_initial_state)
-    def taking(self: Any, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> Any:
+    def taking(
+        self: keras.Layer, inputs: Any = None, batch_size: Any = None, dtype: str | None = None
+    ) -> Any:
         # By position Keras 3 has the number of rows there.
         rows = inputs if batch_size is None else batch_size
         state = get_initial_state(self, rows.shape[0] if getattr(rows, "ndim", 0) else rows)
@@ -165,7 +167,12 @@ def taking_lr(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def initialized(
-        self: Any, learning_rate: Any = 0.001, *args: Any, lr: Any = None, decay: Any = None, **kwargs: Any
+        self: keras.Layer,
+        learning_rate: object = 0.001,
+        *args: object,
+        lr: object = None,
+        decay: float | None = None,
+        **kwargs: object,
     ) -> None:
         rate = learning_rate if lr is None else lr
         if decay:
@@ -190,7 +197,7 @@ class DtypeName(str):
         return str(self)
 
     @property
-    def as_numpy_dtype(self) -> Any:
+    def as_numpy_dtype(self) -> type:
         """The type of NumPy's numbers."""
         return jax.numpy.dtype(str(self)).type
 
@@ -205,7 +212,7 @@ def with_name(dtype: property) -> property:
     read: Any = dtype.fget
 
     @functools.wraps(read)
-    def named(self: Any) -> Any:
+    def named(self: keras.Layer) -> Any:
         value = read(self)
         return DtypeName(value) if type(value) is str else value
 
@@ -253,10 +260,7 @@ class Shape(tuple[Any, ...]):
         """The number of dimensions."""
         return len(self)
 
-    @property
-    def ndims(self) -> int:
-        """The number of dimensions."""
-        return len(self)
+    ndims = rank
 
     @property
     def dims(self) -> list[Dimension | None]:
@@ -290,7 +294,7 @@ class Shape(tuple[Any, ...]):
         )
 
 
-def check_shape(tensor: Any, shape: Sequence[int | None] | None) -> None:
+def check_shape(tensor: jax.Array | np.ndarray, shape: Sequence[int | None] | None) -> None:
     """Do what `tensor.set_shape` does where all sizes are known: check them.
 
     Args:
@@ -310,10 +314,10 @@ def check_shape(tensor: Any, shape: Sequence[int | None] | None) -> None:
 class Reference:
     """A key of dicts and sets for a variable or tensor, which cannot be one itself."""
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, of: object) -> None:
         self._of = of
 
-    def deref(self) -> Any:
+    def deref(self) -> object:
         """Return the variable or tensor."""
         return self._of
 

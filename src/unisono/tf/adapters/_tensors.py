@@ -324,11 +324,11 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @jax.custom_vjp
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         return function(*args)[0]
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         recorder = recording_here()
         if recorder is not None:
             return _recorded_call(recorder, functools.partial(function, **kwargs), args)

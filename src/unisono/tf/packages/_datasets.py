@@ -63,7 +63,7 @@ def adapt(package: Any) -> None:
 
 def _initializing(initialize: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(initialize)
-    def __init__(self: Any, *, file_format: Any = None, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *, file_format: Any = None, **kwargs: object) -> None:  # noqa: N807
         initialize(self, file_format=file_format, **kwargs)
         if file_format is None and not self.is_prepared():
             self.info.set_file_format(_FORMAT, override=True, override_if_initialized=True)
@@ -73,7 +73,7 @@ def _initializing(initialize: Callable[..., None]) -> Callable[..., None]:
 
 def _preparing(prepare: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(prepare)
-    def download_and_prepare(self: Any, **kwargs: Any) -> None:
+    def download_and_prepare(self: Any, **kwargs: object) -> None:
         try:
             prepare(self, **kwargs)
         except Exception as error:

@@ -121,7 +121,7 @@ def make_csv_dataset(
     shuffle_seed: int | None = None,
     num_rows_for_inference: int | None = 100,
     compression_type: str | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Dataset:
     """Return a data set of batches of CSV files' rows: dicts of columns, with the labels beside them.
 

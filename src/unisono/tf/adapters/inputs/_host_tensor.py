@@ -42,7 +42,7 @@ class HostTensor(np.ndarray):
         """
         check_shape(self, shape)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: object) -> Any:
         # Where a tape watches the element, JAX computes, so that the tape can record it.
         arrays = [watched_array(x) if isinstance(x, HostTensor) else None for x in inputs]
         if method == "__call__" and any(a is not None for a in arrays) and hasattr(jnp, ufunc.__name__):

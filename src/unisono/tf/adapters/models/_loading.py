@@ -25,7 +25,7 @@ _LOSSES = {
 
 
 def load_model(
-    filepath: Any, custom_objects: Any = None, *args: Any, options: object = None, **kwargs: Any
+    filepath: Any, custom_objects: Any = None, *args: object, options: object = None, **kwargs: object
 ) -> Any:
     """Load a model: a file of Keras, or a directory that `Model.save` wrote.
 

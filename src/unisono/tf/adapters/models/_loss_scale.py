@@ -46,7 +46,7 @@ def get_unscaled_gradients(self: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _taking_unscaled(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
-    def applied(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+    def applied(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: object, **kwargs: object) -> Any:
         if vars(self).pop(_IS_UNSCALED, False):
             # Keras 3 divides by the scale itself. It is a power of two: nothing is rounded.
             scale = self.scale_loss(1.0)

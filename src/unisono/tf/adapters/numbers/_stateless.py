@@ -44,7 +44,7 @@ def _of_seed(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return the stateless form of a distribution, whose `seed` is two integers."""
 
     def drawn(
-        shape: Sequence[int], seed: TensorLike, *args: Any, alg: str | None = None, **kwargs: Any
+        shape: Sequence[int], seed: TensorLike, *args: object, alg: str | None = None, **kwargs: object
     ) -> jax.Array:
         return draw(shape, *args, seed=key_of(seed), **kwargs)
 
@@ -55,7 +55,7 @@ def _of_seed(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 normal, truncated_normal, uniform = map(_of_seed, (_random.normal, _random.truncated_normal, _random.uniform))
 
 
-def split(seed: TensorLike, num: int = 2, **kwargs: Any) -> jax.Array:
+def split(seed: TensorLike, num: int = 2, **kwargs: object) -> jax.Array:
     """Return new seeds, made of one.
 
     Args:
@@ -72,7 +72,7 @@ def split(seed: TensorLike, num: int = 2, **kwargs: Any) -> jax.Array:
 def _of_image(random: Callable[..., Any]) -> Callable[..., Any]:
     """Return the stateless form of an augmentation, whose `seed` is two integers."""
 
-    def augmented(*args: Any, seed: TensorLike | None = None, **kwargs: Any) -> Any:
+    def augmented(*args: Any, seed: Any = None, **kwargs: object) -> Any:
         if seed is None:
             *args, seed = args  # type: ignore[assignment]  # the last one, where it is not named
         return random(*args, seed=key_of(seed), **kwargs)
@@ -93,7 +93,7 @@ random_saturation = _of_image(_colors.random_saturation)
 def _of_generator(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return the method of a generator for a function that takes a seed."""
 
-    def drawn(self: RandomGenerator, *args: Any, name: str | None = None, **kwargs: Any) -> jax.Array:
+    def drawn(self: RandomGenerator, *args: object, name: str | None = None, **kwargs: object) -> jax.Array:
         return draw(*args, seed=self._next(), **kwargs)
 
     drawn.__name__, drawn.__doc__ = draw.__name__, draw.__doc__

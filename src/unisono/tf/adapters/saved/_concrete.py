@@ -180,9 +180,7 @@ class ConcreteFunction:
         """Call the function with tensors; Python's objects are those that it was made with."""
         tensors, filled = list(args), dict(self._bound.arguments)
         for name, value in self._bound.arguments.items():
-            if not any(
-                isinstance(leaf, (TensorSpec, jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)
-            ):
+            if not any(isinstance(leaf, _TENSORS) for leaf in jax.tree.leaves(value)):
                 continue
             if name in kwargs:
                 filled[name] = kwargs.pop(name)
@@ -235,7 +233,9 @@ def add_methods() -> None:
         setattr(kind, "get_concrete_function", get_concrete_function)  # noqa: B010
 
 
-def get_concrete_function(self: Function | BoundFunction, *args: Any, **kwargs: Any) -> ConcreteFunction:
+def get_concrete_function(
+    self: Function | BoundFunction, *args: object, **kwargs: object
+) -> ConcreteFunction:
     """Return the function for given shapes and types; a saved model has it for these.
 
     Args:
