@@ -25,7 +25,6 @@ from unisono._errors import ContextError, InvalidArgumentError
 from unisono._summary._recording import (
     Condition,
     HostData,
-    NullSink,
     Step,
     SummaryWriter,
     changed,
@@ -65,12 +64,8 @@ def create_file_writer(
     >>> written
     True
     """
-    for name, value in (("max_queue", max_queue), ("flush_millis", flush_millis)):
-        if whole_number(value, 1) is None:
-            raise InvalidArgumentError(
-                f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Leave it out "
-                "for the default."
-            )
+    _check_positive("max_queue", max_queue)
+    _check_positive("flush_millis", flush_millis)
     from unisono._summary._event_files import EventFile
 
     return SummaryWriter(EventFile(str(local_path(logdir)), max_queue, flush_millis / 1000))
@@ -83,7 +78,7 @@ def create_noop_writer() -> SummaryWriter:
     ...     scalar("loss", 0.5)
     True
     """
-    return SummaryWriter(NullSink())
+    return SummaryWriter(None)
 
 
 def set_step(step: Step | None) -> None:
@@ -261,5 +256,6 @@ def _is_real(dtype: DTypeLike) -> bool:
 def _check_positive(name: str, value: object) -> None:
     if whole_number(value, 1) is None:
         raise InvalidArgumentError(
-            f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Write `{name}=3`."
+            f"`{name}` must be an integer of at least 1. Received: {name}={value!r}. Leave it out for the "
+            "default."
         )

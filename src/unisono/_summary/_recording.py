@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,10 @@ from unisono._types import ArrayLike
 from unisono._values import PerReplica
 from unisono.step._program import current_frame
 
+if TYPE_CHECKING:
+    # Not at run time: its packages are an extra.
+    from unisono._summary._event_files import EventFile
+
 #: A step: an integer, or an array or a variable of one.
 Step: TypeAlias = "int | np.integer[Any] | jax.Array | keras.Variable"
 
@@ -38,43 +42,18 @@ Condition: TypeAlias = "bool | jax.Array | Callable[[], bool | jax.Array]"
 # --- writers -----------------------------------------------------------------------------------
 
 
-class Sink(Protocol):
-    """The destination of a writer: `unisono._summary._event_files.EventFile`, or `NullSink`."""
-
-    def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
-        """Write one value."""
-
-    def flush(self) -> None:
-        """Write the buffered values."""
-
-    def close(self) -> None:
-        """Flush, and release the destination."""
-
-
-class NullSink:
-    """The sink of a process that writes nothing."""
-
-    def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
-        """Drop the value."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class SummaryWriter:
     """Writes summaries to one event file; made by `create_file_writer`.
 
     Args:
-        sink: the destination of the values.
+        file: the event file; None drops all summaries.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        # Events are buffered in memory, and a program may end without `close`.
-        weakref.finalize(self, sink.close)
+    def __init__(self, file: EventFile | None) -> None:
+        self._file = file
+        if file is not None:
+            # Events are buffered in memory, and a program may end without `close`.
+            weakref.finalize(self, file.close)
 
     @contextlib.contextmanager
     def as_default(self, step: Step | None = None) -> Iterator[SummaryWriter]:
@@ -102,19 +81,22 @@ class SummaryWriter:
         Raises:
             ContextError: when the writer is closed.
         """
-        self._sink.add(kind, tag, step, data, **options)
+        if self._file is not None:
+            self._file.add(kind, tag, step, data, **options)
 
     def flush(self) -> None:
         """Wait for the values of all steps that were started, and write them to the file."""
         settle()
-        self._sink.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
         """Flush and close the file; do nothing if it is closed."""
         try:
             settle()
         finally:
-            self._sink.close()
+            if self._file is not None:
+                self._file.close()
 
 
 # --- the defaults ------------------------------------------------------------------------------

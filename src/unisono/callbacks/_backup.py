@@ -23,6 +23,7 @@ from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
 from unisono.checkpoint import _commits
+from unisono.checkpoint.preemption._notice import RESTART
 from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus, consensus_of
 from unisono.cluster_resolver._base import process_environ
 from unisono.training._bind import install
@@ -30,9 +31,6 @@ from unisono.training._binding import strategy_of, writes_files
 from unisono.training._fit_extension import FitCall, FitExtension
 
 _LOG = logging.getLogger("unisono")
-
-#: tf.distribute's code for "saved, start me again".
-RESTART = 42
 
 #: A variable that tasks of `unisono launch` have.
 _SUPERVISED = "UNISONO_FENCE"

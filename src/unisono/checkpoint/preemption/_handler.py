@@ -25,16 +25,13 @@ from unisono._system._signals import SignalWatch, in_main_thread
 from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
+from unisono.checkpoint.preemption._notice import RESTART, PollWatch, PreemptionNotice
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.cluster._distributed import joined_group
 from unisono.cluster_resolver._base import ClusterResolver
 
 _LOG = logging.getLogger("unisono")
-
-#: tf.distribute's code for "saved, start me again".
-RESTART = 42
 
 
 def make_consensus(resolver: ClusterResolver | None) -> SaveConsensus:
