@@ -9,7 +9,7 @@ from tests.ps_cluster import local_strategy
 from unisono.partitioners import FixedShardsPartitioner
 from unisono.training.remote_step import _remote_variables
 from unisono.training.remote_step.programs import _push_layout
-from unisono.training.tables._row_initial import NotMade
+from unisono.training.tables._row_initial import DeferredValue
 
 K, L = keras.optimizers, keras.layers
 ROWS = 90
@@ -136,14 +136,14 @@ def test_bytes_of_a_step_are_those_of_its_rows_and_few_programs_are_compiled():
 
 def test_the_table_is_made_on_the_servers_and_never_on_the_chief(monkeypatch):
     asked = []
-    original = NotMade.whole
+    original = DeferredValue.whole
 
     def whole(self):
         value = original(self)
         asked.append(type(value).__name__)
         return value
 
-    monkeypatch.setattr(NotMade, "whole", whole)
+    monkeypatch.setattr(DeferredValue, "whole", whole)
     alone = compiled(K.Adam(0.1))
     with local_strategy(
         servers=2, max_staleness=0, variable_partitioner=FixedShardsPartitioner(2)

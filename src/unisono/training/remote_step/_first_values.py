@@ -16,7 +16,7 @@ from unisono.ps.state._create import NewVariable
 from unisono.ps.state._variables import DENSE, TABLE, StoredSpec
 from unisono.rpc._ops import Op
 from unisono.step._value_handle import ValueHandle
-from unisono.training.tables._row_initial import NotMade, RowInitializer
+from unisono.training.tables._row_initial import DeferredValue, RowInitializer
 
 #: Bytes of a table that travel at once where all of it is read.
 _PIECE = 8 << 20
@@ -31,8 +31,8 @@ class FirstValue:
 
     def __init__(self, value: Any, is_table: bool) -> None:
         self._kind = TABLE if is_table else DENSE
-        self._fill = value.fill if isinstance(value, NotMade) else None
-        is_made = not isinstance(value, NotMade) or self._fill is not None
+        self._fill = value.fill if isinstance(value, DeferredValue) else None
+        is_made = not isinstance(value, DeferredValue) or self._fill is not None
         self._rows: RowInitializer | None = None if is_made else value.rows()
         self._size, self._type = tuple(value.shape), np.dtype(value.dtype)
         self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)

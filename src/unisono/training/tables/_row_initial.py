@@ -29,7 +29,7 @@ from unisono.training.tables._row_values import NotByRowsError, RowGroup
 _PIECE = 4 << 20
 
 
-class NotMade(ValueHandle):
+class DeferredValue(ValueHandle):
     """Stands for the first value of a variable, which is made where it is needed.
 
     Args:
@@ -66,14 +66,14 @@ class NotMade(ValueHandle):
         except NotByRowsError:
             return None
 
-    def __deepcopy__(self, memo: dict[int, object]) -> NotMade:
+    def __deepcopy__(self, memo: dict[int, object]) -> DeferredValue:
         return self
 
 
 class RowInitializer:
     """Makes rows of a first value."""
 
-    def __init__(self, program: RowProgram, value: NotMade) -> None:
+    def __init__(self, program: RowProgram, value: DeferredValue) -> None:
         self._program, self._first = program, value
 
     def program(self, begin: int) -> bytes:
@@ -92,7 +92,7 @@ class RowInitializer:
 def initialize_later(
     original: Callable[..., None], self: keras.Variable, initializer: Callable[..., Any]
 ) -> None:
-    """Let a large variable begin with `NotMade`, where the strategy says so; for Keras' private method.
+    """Let a large variable begin with `DeferredValue`, where the strategy says so; for Keras' private method.
 
     Args:
         self: the variable, of which shape and type are known.
@@ -104,7 +104,7 @@ def initialize_later(
     if not is_later or not self.shape or not _is_repeatable(initializer):
         original(self, initializer)
         return
-    store_value(self, NotMade(initializer, tuple(self.shape), str(self.dtype)))
+    store_value(self, DeferredValue(initializer, tuple(self.shape), str(self.dtype)))
 
 
 def _is_repeatable(initializer: object) -> bool:

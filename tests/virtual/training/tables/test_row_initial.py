@@ -11,7 +11,7 @@ import unisono
 from unisono.ps._programs import ExportedProgram
 from unisono.step._keras_internals import stored_value
 from unisono.training.remote_step.programs import _push_layout
-from unisono.training.tables._row_initial import NotMade
+from unisono.training.tables._row_initial import DeferredValue
 
 pytestmark = pytest.mark.numbers
 
@@ -37,7 +37,7 @@ def made(rows, begin, count):
 )  # fmt: skip
 def test_rows_have_the_bits_of_the_whole(initializer):
     whole = np.asarray(initializer(SHAPE, dtype="float32"))
-    value = NotMade(initializer, SHAPE, "float32")
+    value = DeferredValue(initializer, SHAPE, "float32")
     assert value.fill is None
     rows = value.rows()
     # One program scales normal numbers by one factor, Keras' two by two; without XLA's optimizations they are
@@ -53,17 +53,17 @@ def test_small_types(dtype):
     initializer = K.RandomUniform(seed=3)
     whole = np.asarray(initializer(SHAPE, dtype=dtype))
     np.testing.assert_array_equal(
-        made(NotMade(initializer, SHAPE, dtype).rows(), 69_000, 1000), whole[69_000:]
+        made(DeferredValue(initializer, SHAPE, dtype).rows(), 69_000, 1000), whole[69_000:]
     )
 
 
 @pytest.mark.parametrize(("initializer", "fill"), [(K.Zeros(), 0), (K.Ones(), 1), (K.Constant(0.25), 0.25)])
 def test_constants_are_numbers(initializer, fill):
-    assert NotMade(initializer, SHAPE, "float32").fill == fill
+    assert DeferredValue(initializer, SHAPE, "float32").fill == fill
 
 
 def test_what_cannot_be_made_by_rows_is_made_as_a_whole():
-    value = NotMade(K.Orthogonal(seed=1), (64, 32), "float32")
+    value = DeferredValue(K.Orthogonal(seed=1), (64, 32), "float32")
     assert value.rows() is None
     np.testing.assert_array_equal(value.whole(), K.Orthogonal(seed=1)((64, 32)))
 
@@ -80,8 +80,8 @@ def test_large_variables_of_a_cluster_are_made_later(monkeypatch):
         )
         given = keras.Variable(np.zeros((100, 16), "float32"))
         own = keras.Variable(lambda shape, dtype: jax.numpy.ones(shape, dtype), shape=(100, 16))
-    assert isinstance(stored_value(large), NotMade)
-    assert not any(isinstance(stored_value(v), NotMade) for v in (small, drawn, given, own))
+    assert isinstance(stored_value(large), DeferredValue)
+    assert not any(isinstance(stored_value(v), DeferredValue) for v in (small, drawn, given, own))
     assert (large.shape, large.dtype) == ((100, 16), "float32")
     # Read as any other, and assigned.
     np.testing.assert_array_equal(large.numpy(), K.RandomUniform(seed=3)((100, 16)))
@@ -89,4 +89,4 @@ def test_large_variables_of_a_cluster_are_made_later(monkeypatch):
     np.testing.assert_array_equal(large.numpy(), np.ones((100, 16)))
     with unisono.OneDeviceStrategy("cpu:0").scope():
         other = keras.Variable(K.RandomUniform(seed=3), shape=(100, 16), dtype="float32")
-    assert not isinstance(stored_value(other), NotMade)
+    assert not isinstance(stored_value(other), DeferredValue)
