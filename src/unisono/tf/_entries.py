@@ -79,13 +79,14 @@ class Operator:
         function = object_at(self.path)
         every = inspect.signature(function).parameters.values()
         parameters = [p.name for p in every if p.kind is p.POSITIONAL_OR_KEYWORD]
+        takes_any_number = any(p.kind is p.VAR_POSITIONAL for p in every)
         tensors = {*_TENSORS, *parameters[: self.tensors]}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             # TensorFlow names the operations of a graph; here hooks of an Estimator ask for them.
             name = kwargs.pop("name", None)
-            if len(args) > len(parameters) and isinstance(args[-1], str):
+            if not takes_any_number and len(args) > len(parameters) and isinstance(args[-1], str):
                 *args, name = args  # type: ignore[assignment]  # the last argument of TensorFlow's functions
             named = {self.names.get(key, key): device_dtype(value) for key, value in kwargs.items()}
             named = {k: _as_array(v) if k in tensors else v for k, v in named.items()}

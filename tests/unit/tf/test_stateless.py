@@ -93,3 +93,10 @@ def test_a_generator_is_restored(tmp_path):
     other = tf.random.Generator.from_seed(5)
     tf.train.Checkpoint(generator=other).restore(path)
     assert float(other.normal([])) == expected
+
+
+def test_names_of_operations_and_dtypes_by_position():
+    assert tf.random.stateless_normal([2], (1, 2), 0.0, 1.0, "float16").dtype == "float16"
+    assert tf.random.stateless_uniform([2], (1, 2), name="draw").shape == (2,)
+    assert tf.random.Generator.from_seed(1).normal([2], name="draw").shape == (2,)
+    assert tf.concat([[1.0], [2.0]], 0, "joined").tolist() == [1.0, 2.0]

@@ -175,20 +175,28 @@ DEVICES: dict[str, Entry] = {
     "sysconfig.get_build_info": Missing("belongs to TensorFlow's build", "`jax.print_environment_info()`"),
 }  # fmt: skip
 
+_OF_JAX = "the numbers are JAX's"
+
 RANDOM: dict[str, Entry] = {
     "random.set_seed": own("_random.set_seed"),
     **same("random.", "_random.", "categorical normal truncated_normal uniform", own_operator),
     "random.shuffle": Operator("keras.random.shuffle", {"value": "x"}),
-    **{
-        f"random.{name}": own(f"numbers._stateless.{ours}", note="the numbers are JAX's")
-        for name, ours in {
-            "Generator": "RandomGenerator", "experimental.Generator": "RandomGenerator",
-            "experimental.stateless_split": "split", "get_global_generator": "get_global_generator",
-            "set_global_generator": "set_global_generator", "split": "split",
-            "stateless_normal": "normal", "stateless_truncated_normal": "truncated_normal",
-            "stateless_uniform": "uniform",
-        }.items()
-    },
+    **dict.fromkeys(
+        ("random.Generator", "random.experimental.Generator"),
+        own("numbers._stateless.RandomGenerator", _OF_JAX),
+    ),
+    **dict.fromkeys(
+        ("random.split", "random.experimental.stateless_split"),
+        own_operator("numbers._stateless.split", note=_OF_JAX),
+    ),
+    **same(
+        "random.", "numbers._stateless.", "get_global_generator set_global_generator",
+        lambda path: own(path, _OF_JAX),
+    ),
+    **same(
+        "random.stateless_", "numbers._stateless.", "normal truncated_normal uniform",
+        lambda path: own_operator(path, note=_OF_JAX),
+    ),
     **{
         name: At(f"keras.initializers.{kind}")
         for name, kind in {
@@ -216,7 +224,7 @@ RANDOM: dict[str, Entry] = {
     **same(
         "image.stateless_", "numbers._stateless.",
         "random_brightness random_contrast random_crop random_flip_left_right random_flip_up_down "
-        "random_hue random_saturation", lambda path: own_operator(path, note="the numbers are JAX's"),
+        "random_hue random_saturation", lambda path: own_operator(path, note=_OF_JAX),
     ),
     "image.flip_left_right": Operator("keras.ops.flip", {"image": "x"}, defaults={"axis": -2}),
     "image.flip_up_down": Operator("keras.ops.flip", {"image": "x"}, defaults={"axis": -3}),
