@@ -5,14 +5,14 @@ Tests: tests/virtual/training/remote_step/test_remote_array.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.step._keras_internals import store_value, stored_dtype, stored_value
+from unisono.step._keras_internals import stored_dtype
 from unisono.step._value_handle import RowsHandle
 
 if TYPE_CHECKING:
@@ -60,17 +60,3 @@ class RemoteArray(RowsHandle):
 
     def __repr__(self) -> str:
         return f"<on servers: {self._variable.path!r} {self.dtype}{list(self.shape)}>"
-
-
-def keep_on_servers(variable: keras.Variable, servers: RemoteVariables) -> Any:
-    """Let a variable's value lie on servers; return the array that it has held here."""
-    value = stored_value(variable)
-    store_value(variable, RemoteArray(variable, servers))
-    return value
-
-
-def bring_home(variable: keras.Variable) -> None:
-    """Let a variable hold the array itself that the servers have of it, as at the end of a cluster."""
-    held = stored_value(variable)
-    if isinstance(held, RemoteArray):
-        store_value(variable, held.whole())

@@ -92,7 +92,9 @@ class DictCluster:
         return [np.asarray(x) for x in loaded(program.blob)(*given)]
 
     def push(self, program, outputs):
-        gradients, extras, adds, assigns, results = program.split(outputs)
+        left = iter(outputs)
+        groups = program.gradients, program.extras, program.adds, program.assigns
+        gradients, extras, adds, assigns = ([next(left) for _ in group] for group in groups)
         pushed = {(u, id(v)): g for (u, v), g in zip(program.gradients, gradients, strict=True)} | {
             (u, n): x for (u, n), x in zip(program.extras, extras, strict=True)
         }
@@ -103,7 +105,7 @@ class DictCluster:
             self.write(variable, self.read(variable) + delta)
         for variable, value in zip(program.assigns, assigns, strict=True):
             self.write(variable, value)
-        return program.result.rebuild(results)
+        return program.result.rebuild(list(left))
 
     def update(self, optimizer, present, pushed):
         """Let all servers update by pushed arrays, which are named by the `id` of a variable, or name."""

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.step._keras_internals import stored_value
+from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._value_handle import ValueHandle
-from unisono.training.remote_step._remote_array import RemoteArray, bring_home, keep_on_servers
+from unisono.training.remote_step._remote_array import RemoteArray
 
 
 class Server:
@@ -37,8 +37,8 @@ class Server:
 
     def hold(self, variables):
         for variable in variables:
-            value = keep_on_servers(variable, self)
-            self.values[id(variable)] = np.array(value)
+            self.values[id(variable)] = np.array(stored_value(variable))
+            store_value(variable, RemoteArray(variable, self))
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_model_is_saved_and_copied_with_the_servers_values(model, tmp_path):
     twin = copy.deepcopy(kernel)
     assert not isinstance(stored_value(twin), ValueHandle)
     np.testing.assert_array_equal(twin, np.full((3, 2), 7))
-    bring_home(kernel)
+    store_value(kernel, stored_value(kernel).whole())
     assert not isinstance(stored_value(kernel), ValueHandle)
     kernel.assign(np.ones((3, 2)))
     assert (server.values[id(kernel)] == 7).all()

@@ -112,15 +112,6 @@ class WorkerProgram:
         given = {id(v) for u, v in self.gradients if u == update}
         return tuple(id(v) in given for v in trained_variables(update.optimizer))
 
-    def split(self, outputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any], list[Any]]:
-        """Return what a run gave as gradients, extras, additions, overwrites and arrays of the result."""
-        parts, at = [], 0
-        for group in (self.gradients, self.extras, self.adds, self.assigns):
-            parts.append(list(outputs[at : at + len(group)]))
-            at += len(group)
-        gradients, extras, adds, assigns = parts
-        return gradients, extras, adds, assigns, list(outputs[at:])
-
 
 def no_table(variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
     """Return False: every variable is used as a whole."""
