@@ -191,7 +191,7 @@ class ClusterCoordinator:
     def _drop_iterators(self) -> None:
         """Let go of the iterators of calls that have ended.
 
-        Here, and not where a call ends: workers are told to forget an iterator under a lock of the pool, for
+        Here, and not where a call ends: workers get the request to forget one under a lock of the pool, for
         which the thread that ends a call must not wait.
         """
         while self._waiting and self._waiting[0][0].done():

@@ -50,8 +50,8 @@ def test_without_a_cluster_variables_rest_on_the_cpu_and_all_devices_compute():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"max_staleness": -1}, unisono.InvalidArgumentError, "must be 0 or more. Received: -1"),
-        ({"max_staleness": 1.5}, unisono.InvalidTypeError, "whole number. Received: 1.5"),
+        ({"max_staleness": -1}, unisono.InvalidArgumentError, "at least 0. Received: max_staleness=-1"),
+        ({"max_staleness": 1.5}, unisono.InvalidTypeError, "whole number. Received: max_staleness=1.5"),
         ({"cluster_resolver": "a:1"}, unisono.InvalidTypeError, "must be a `ClusterResolver`"),
         ({"variable_partitioner": 2}, unisono.InvalidTypeError, "function of `shape` and `dtype`"),
     ],

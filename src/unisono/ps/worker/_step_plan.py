@@ -6,12 +6,30 @@ Tests: tests/unit/ps/worker/test_step_worker.py.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict
 
 from unisono.ps.worker._table_rows import LookupPlan, RowPush
 
 #: Stands in a plan for the worker's own number, among the arrays of a closure.
 OWN_INDEX = -1
+
+
+class UpdateMeta(TypedDict):
+    """One call of an update program, as a server reads it; see `ps/state/_push.ProgramCall`."""
+
+    program: str
+    values: list[int]
+    slots: list[int]
+    gradients: int
+    sparse: bool
+
+
+class PushMeta(TypedDict):
+    """A push, as a server reads it: updates, and the variables that arrays are added to or replace."""
+
+    updates: list[UpdateMeta]
+    adds: list[int]
+    assigns: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +43,7 @@ class PushPlan:
 
     server: int
     outputs: tuple[int, ...]
-    meta: Any
+    meta: PushMeta
     rows: tuple[RowPush, ...] = ()
 
 

@@ -38,7 +38,7 @@ class FirstValue:
         self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)
 
     def on_server(self, name: str, part: VariablePart, client: ServerClient) -> NewVariable:
-        """Return what a server is told of its part; it has the program then that makes it."""
+        """Return what a server gets of its part; it has the program then that makes it."""
         spec = StoredSpec(name, part.shape(self._size), self._type.name, self._kind)
         if self._fill is not None:
             return NewVariable(spec, fill=self._fill)

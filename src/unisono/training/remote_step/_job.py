@@ -11,11 +11,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
 
+import jax
 import keras
 import numpy as np
 
+from unisono._types import ArrayLike
 from unisono.ps._client import ServerClient
 from unisono.ps._end_marker import leave_end_marker
 from unisono.ps._traffic import StepTally
@@ -113,7 +114,7 @@ class Job:
         return name
 
     def run(
-        self, program: WorkerProgram, arrays: Sequence[Any], tally: StepTally | None = None
+        self, program: WorkerProgram, arrays: Sequence[ArrayLike], tally: StepTally | None = None
     ) -> Future[RunResult]:
         """Schedule a run of a program; return its result, later.
 
@@ -197,11 +198,11 @@ class Job:
         self._cluster.close()
 
 
-def _array_specs(program: WorkerProgram) -> Sequence[Any]:
+def _array_specs(program: WorkerProgram) -> Sequence[jax.ShapeDtypeStruct]:
     first = len(program.reads) + len(program.streams)
     return program.specs[first:]
 
 
-def _as_sent(array: Any, spec: Any) -> np.ndarray:
+def _as_sent(array: ArrayLike, spec: jax.ShapeDtypeStruct) -> np.ndarray:
     # As the program was traced: JAX turns 64 bits into 32.
     return np.asarray(array, spec.dtype)

@@ -19,7 +19,7 @@ from unisono._errors import UnsupportedError
 from unisono.ps._client import ServerClient
 from unisono.ps._placement import Division, VariablePart
 from unisono.ps._programs import digest_of
-from unisono.ps.worker._step_plan import PushPlan, StepPlan
+from unisono.ps.worker._step_plan import PushMeta, PushPlan, StepPlan, UpdateMeta
 from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
 from unisono.step._keras_internals import trained_variables
 from unisono.training.remote_step._remote_variables import RemoteVariables
@@ -130,7 +130,7 @@ class PlanMaker:
         sent: list[int] = []
         rows = [push for call in program.updates for push in self._rows(server, call, program, outputs)]
         # Before all others, which change what all variables share: the count of iterations.
-        updates: list[dict[str, Any]] = [meta for _, meta in rows]
+        updates: list[UpdateMeta] = [meta for _, meta in rows]
         for call in program.updates:
             digest, update = self._update(server, call.optimizer, program.has_gradient(call))
             if not update.writes:
@@ -142,20 +142,20 @@ class PlanMaker:
             updates.append(
                 {"program": digest, "values": ids, "slots": [], "gradients": count, "sparse": False}
             )
-        meta: dict[str, Any] = {"updates": updates}
-        for key, variables, numbers in (
-            ("adds", program.adds, outputs.adds),
-            ("assigns", program.assigns, outputs.assigns),
-        ):
-            own = [(v, part) for v in variables for part in self._placed[v].division.on(server)]
-            sent += [numbers[id(v), part] for v, part in own]
-            meta[key] = [self._placed[v].numbers[part] for v, part in own]
+        own = [
+            [(v, part) for v in variables for part in self._placed[v].division.on(server)]
+            for variables in (program.adds, program.assigns)
+        ]
+        sent += [outputs.adds[id(v), part] for v, part in own[0]]
+        sent += [outputs.assigns[id(v), part] for v, part in own[1]]
+        adds, assigns = ([self._placed[v].numbers[part] for v, part in pairs] for pairs in own)
+        meta: PushMeta = {"updates": updates, "adds": adds, "assigns": assigns}
         return PushPlan(server, tuple(sent), meta, tuple(push for push, _ in rows))
 
     def _rows(
         self, server: int, call: UpdateCall, program: WorkerProgram, outputs: _Outputs
-    ) -> Iterator[tuple[RowPush, dict[str, Any]]]:
-        """Yield what is pushed of the tables that an optimizer trains, and what the server is told of it."""
+    ) -> Iterator[tuple[RowPush, UpdateMeta]]:
+        """Yield what is pushed of the tables that an optimizer trains, and what the server reads of it."""
         optimizer = call.optimizer
         groups = [] if program.lookups is None else list(program.lookups.groups)
         variables = [*trained_variables(optimizer), *optimizer.variables]

@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -45,7 +45,7 @@ class RandomStreams:
         self._lock = threading.Lock()
         #: By `id` of a generator's variable: the variable, its next state, and the array that the variable
         #: holds.
-        self._next: dict[int, tuple[keras.Variable, np.ndarray, Any]] = {}
+        self._next: dict[int, tuple[keras.Variable, np.ndarray, jax.Array]] = {}
         self._is_ahead = False
 
     @contextlib.contextmanager
@@ -69,7 +69,7 @@ class RandomStreams:
                 self._is_ahead = False
             self.rest()
 
-    def follow(self, variable: keras.Variable, value: Any) -> None:
+    def follow(self, variable: keras.Variable, value: jax.Array) -> None:
         """Note the state that Keras' loop carries, while the variable is empty."""
         with self._lock:
             if id(variable) not in self._next or self._next[id(variable)][2] is not value:
@@ -86,7 +86,7 @@ class RandomStreams:
                 if stored_value(variable) is not None:
                     store_value(variable, array)
 
-    def held(self, variable: keras.Variable) -> Any:
+    def held(self, variable: keras.Variable) -> jax.Array:
         """Return the array of a generator's next state.
 
         Args:

@@ -93,6 +93,7 @@ class RemoteTrainFunction:
                 "model compiled with `run_eagerly=True`. Leave it out of `compile`."
             )
         results: list[PyTree] = []
+        before = state
         while len(results) < self._model.steps_per_execution:
             batch = next(iterator, None)
             if batch is None:
@@ -102,8 +103,9 @@ class RemoteTrainFunction:
             check_values(batch)
             result, state = self._send(state, batch)
             results.append(result)
-        # Where Keras looks for the newest state after an interrupt.
-        set_training_state(self._model, dict(zip(self._names, state, strict=True)))
+        if state is not before:
+            # Where Keras looks for the newest state after an interrupt.
+            set_training_state(self._model, dict(zip(self._names, state, strict=True)))
         return self._joined(results), state
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
@@ -121,11 +123,12 @@ class RemoteTrainFunction:
             future = job.run(program, jax.tree.leaves(batch), self._tally)
         else:
             future = own.run(self._of_batches, self._tally)
-        after = tuple(map(list, self._held))
-        for variable, part, place in self._seeds:
-            after[part][place] = job.streams.held(variable)
-        self._after = after
-        return self._lazy(program.result, future), after
+        if self._seeds or state is not self._after:
+            after = tuple(map(list, self._held))
+            for variable, part, place in self._seeds:
+                after[part][place] = job.streams.held(variable)
+            self._after = after
+        return self._lazy(program.result, future), self._after
 
     def _place(self, state: State, batch: PyTree) -> None:
         """Bring the variables to servers with which Keras' loop begins, or goes on after a callback."""
