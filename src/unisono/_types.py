@@ -5,6 +5,8 @@ They are `Any` for the type checker, and say for a reader what is meant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeAlias
 
 #: A nested structure of arrays, as `jax.tree` takes it: an array, tuples, lists and dicts of them, or None.
@@ -29,3 +31,9 @@ Json: TypeAlias = Any
 #: What a checkpoint can be given: models, layers, optimizers, metrics, variables, iterators, anything with
 #: `get_state` and `set_state`, pytrees of arrays, and lists and dicts of these.
 Trackable: TypeAlias = Any
+
+#: What replaces a method of Keras: called with the original, the object and the arguments.
+Wrapper: TypeAlias = Callable[..., object]
+
+#: What is replaced: the class or module, the name of its method, property or function; and by what.
+KerasWrap: TypeAlias = tuple[type | ModuleType, str, Wrapper]

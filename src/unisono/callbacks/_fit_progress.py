@@ -18,7 +18,7 @@ from unisono._errors import CheckpointMismatchError
 from unisono._types import PyTree, State
 from unisono.checkpoint._contents import Parts, Snapshot, copy_of
 from unisono.checkpoint._json_state import decode, encode
-from unisono.training.groups._lazy_array import LazyArray
+from unisono.step._call_signature import LazyArray
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ import keras
 from unisono._errors import BackendError
 from unisono._types import PyTree
 
-#: Every name, by the class whose code must have it. `_bind` and `_replica_patches` wrap some of them.
+#: Every name, by the class whose code must have it. `training/_bind` wraps some of them.
 RELIED_ON = {
     "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim"),
     "Layer": ("_flatten_layers", "_call_has_training_arg", "_loss_ids", "_losses_override"),

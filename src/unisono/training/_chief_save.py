@@ -15,7 +15,7 @@ import keras
 
 from unisono._context import current
 from unisono._export._files import replace_atomically
-from unisono._types import UserValue
+from unisono._types import KerasWrap, UserValue
 from unisono.training._binding import holder_of
 
 #: What Keras' saving functions return.
@@ -23,6 +23,14 @@ Result = TypeVar("Result")
 
 #: What Keras writes as one file.
 _FILES = (".keras", ".h5", ".hdf5", ".onnx")
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of Keras' saving."""
+    saving = keras.saving
+    functions = [(saving, "save_model"), (keras.models, "save_model"), (saving, "save_weights")]
+    methods = [(keras.Model, name) for name in ("save", "save_weights", "export")]
+    return [(owner, name, written_once) for owner, name in (*methods, *functions)]
 
 
 def written_once(

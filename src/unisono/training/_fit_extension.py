@@ -12,7 +12,7 @@ import jax
 import keras
 
 from unisono._errors import InvalidArgumentError, MissingPackageError
-from unisono._types import PyTree, UserValue
+from unisono._types import KerasWrap, PyTree, UserValue
 
 #: Keras' `logs`: numbers by name.
 Logs = dict[str, float | jax.Array]
@@ -102,6 +102,11 @@ def flat_callbacks(callbacks: UserValue) -> list[keras.callbacks.Callback]:
     if isinstance(callbacks, (list, tuple)):
         return [c for item in callbacks for c in flat_callbacks(item)]
     return [callbacks]
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of Keras' TensorBoard."""
+    return [(keras.callbacks.TensorBoard, "set_model", check_tensorboard)]
 
 
 def check_tensorboard(

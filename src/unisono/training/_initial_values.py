@@ -21,6 +21,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from unisono._backend import wants_own_lowering
+from unisono._types import KerasWrap
 from unisono.step._keras_internals import with_names
 
 #: Makes an initial value.
@@ -150,8 +151,8 @@ def constant_value(
     return _on_device(np.full(shape, isinstance(self, keras.initializers.Ones), kind))
 
 
-def initializer_patches() -> list[tuple[type, str, Callable[..., object]]]:
-    """Return what is wrapped: the class, the name of its method, and what is called instead."""
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of Keras' initializers."""
     if not wants_own_lowering("UNISONO_INITIAL_VALUES"):
         return []
     own = keras.initializers

@@ -25,7 +25,7 @@ import jax
 import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
-from unisono._types import PyTree, UserValue
+from unisono._types import KerasWrap, PyTree, UserValue
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -47,9 +47,6 @@ from unisono.training.replica._rows import first_rows, gather_rows
 #: Whether the gradients that an optimizer is given are those of all replicas already.
 _AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)
 
-#: What replaces a method of Keras: called with the original, the object and the arguments.
-Wrapper = Callable[..., object]
-
 #: What Keras gives to `Optimizer.apply`: a gradient for each variable; None for a variable without one.
 Gradients: TypeAlias = Sequence[jax.Array | None]
 
@@ -57,8 +54,8 @@ Gradients: TypeAlias = Sequence[jax.Array | None]
 Values = list[jax.Array]
 
 
-def replica_patches() -> list[tuple[type, str, Wrapper]]:
-    """Return what is wrapped: the class, the name of its method, and what is called instead."""
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of losses, metrics, optimizers and BatchNormalization."""
     return [
         (keras.Model, "compute_loss", _compute_loss),
         (keras.Model, "_compute_loss", _own_loss),

@@ -9,11 +9,16 @@ from collections.abc import Callable
 
 import keras
 
-from unisono._types import Logs
+from unisono._types import KerasWrap, Logs
 
 
 class RunNumber(float):
     """A number that says how a run went, such as its speed, and nothing of the model."""
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of `History`."""
+    return [(keras.callbacks.History, "on_epoch_end", without_run_numbers)]
 
 
 def without_run_numbers(

@@ -7,7 +7,7 @@ import pytest
 
 from unisono.step._keras_internals import with_names
 from unisono.training import _initial_values
-from unisono.training._initial_values import initializer_patches, uniform
+from unisono.training._initial_values import uniform, wraps
 
 SHAPES = [
     (1,),
@@ -37,7 +37,7 @@ def test_uniform_numbers_are_those_of_keras(shape, bounds):
 )
 def test_initializers_give_the_bits_of_keras(name):
     cls = getattr(keras.initializers, name)
-    make = {owner: wrapper for owner, _, wrapper in initializer_patches()}
+    make = {owner: wrapper for owner, _, wrapper in wraps()}
     owner = next(c for c in cls.__mro__ if c in make)
     # Keras' own method: a strategy that another test made may have wrapped it.
     original = vars(owner)["__call__"]

@@ -13,7 +13,7 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster_resolver._spec import Task
-from unisono.training.groups._lazy_array import LazyArray
+from unisono.step._call_signature import LazyArray
 from unisono.training.remote_step._train_function import RemoteTrainFunction
 
 pytestmark = pytest.mark.numbers

@@ -15,7 +15,7 @@ from tests.ps_cluster import local_strategy
 from unisono.coordinator import ClusterCoordinator
 from unisono.ps import _client
 from unisono.rpc._calls import PeerLostError
-from unisono.training.groups._lazy_array import LazyArray
+from unisono.step._call_signature import LazyArray
 
 
 def compiled(strategy):

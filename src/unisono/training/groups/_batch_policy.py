@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import PyTree, UserValue
+from unisono._types import KerasWrap, PyTree, UserValue
 from unisono.data._batches import unbatched
 from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
 
@@ -272,6 +272,11 @@ def one_batch_size(model: keras.Model) -> str | None:
             if rows is not None:
                 return f"{name} takes {rows} rows (write its shape without them if it takes any number)"
     return None
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of `keras.Sequential`."""
+    return [(keras.Sequential, "build", build_sequential)]
 
 
 def build_sequential(

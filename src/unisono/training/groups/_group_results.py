@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.training.groups._lazy_array import LazyArray
+from unisono.step._call_signature import LazyArray
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,10 @@ import numpy as np
 
 from unisono._lowering._executables import Executables
 from unisono._types import PyTree
+from unisono.step._call_signature import LazyArray
 from unisono.training._bind import install
 from unisono.training.groups._batch_placement import BatchStager, StagerCache
 from unisono.training.groups._group_size import AdaptiveGroupSize
-from unisono.training.groups._lazy_array import LazyArray
 from unisono.training.groups._multi_step import slots_for
 from unisono.training.named_steps._programs import Programs
 from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for

@@ -11,10 +11,16 @@ from typing import Any
 
 import keras
 
-from unisono._types import PyTree, UserValue
+from unisono._types import KerasWrap, PyTree, UserValue
 from unisono.step._keras_internals import build_for_batch
 from unisono.step._program import current_frame
+from unisono.training.stateful._form import STEPS
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of `keras.Model`: its own steps."""
+    return [(keras.Model, STEPS[task], inherited_step(task)) for task in TrainerTask]
 
 
 def inherited_step(task: TrainerTask) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from unisono._context import current
+from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value
 from unisono.step._value_handle import ValueHandle
 from unisono.training.remote_step.programs._jaxprs import exported
@@ -87,6 +88,11 @@ class RowInitializer:
             return self._program.evaluate([], lambda _: GatheredRows(count, count, numbers))
 
         return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)])
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of `keras.Variable`."""
+    return [(keras.Variable, "_initialize_with_initializer", initialize_later)]
 
 
 def initialize_later(

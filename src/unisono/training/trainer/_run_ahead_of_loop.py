@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import keras
 
-from unisono._types import PyTree, UserValue
+from unisono._types import KerasWrap, PyTree, UserValue
 from unisono.training._fit_extension import FitExtension, flat_callbacks, overrides
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import lookahead_of, set_lookahead
@@ -58,6 +58,20 @@ _HOOKS = {
         ("on_predict_batch_begin",), ("on_predict_batch_end",), "on_predict_begin", "predict_function"
     ),
 }
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of callbacks.
+
+    Ends of batches are skipped where no callback has a hook of batches, because Keras would wait for the logs
+    of the step there. `ProgbarLogger` shows batches in their order.
+    """
+    own = keras.callbacks
+    return [
+        *((own.CallbackList, hooks.after[-1], _batch_end_of(name)) for name, hooks in _HOOKS.items()),
+        *((own.ProgbarLogger, hooks.after[-1], _show_in_order) for hooks in _HOOKS.values()),
+        *((own.CallbackList, _HOOKS[name].begin, _begin_of(name)) for name in ("evaluate", "predict")),
+    ]
 
 
 class _EpochMarks(keras.callbacks.Callback):
@@ -261,12 +275,8 @@ def running_ahead(
         call.end()
 
 
-def begin_of(name: str) -> tuple[str, Callable[..., None]]:
-    """Return which method of `CallbackList` begins `evaluate` or `predict`, and what to wrap it in.
-
-    Args:
-        name: of the method.
-    """
+def _begin_of(name: str) -> Callable[..., None]:
+    """Return what takes the place of the method of `CallbackList` that begins `evaluate` or `predict`."""
 
     def begin(original: Callable[..., None], self: keras.callbacks.CallbackList, logs: PyTree = None) -> None:
         call = _CALL.get()
@@ -275,19 +285,16 @@ def begin_of(name: str) -> tuple[str, Callable[..., None]]:
             call.begin()
         original(self, logs)
 
-    return _HOOKS[name].begin, begin
+    return begin
 
 
 # --- ends of batches --------------------------------------------------------------------------
 
 
-def batch_end_of(name: str) -> tuple[str, Callable[..., None]]:
-    """Return the method of `CallbackList` for the end of a batch, and what to wrap it in.
+def _batch_end_of(name: str) -> Callable[..., None]:
+    """Return what takes the place of the method of `CallbackList` for the end of a batch.
 
     Keras' own method starts a thread that waits for the step and reads its logs, also for no hook at all.
-
-    Args:
-        name: `"fit"`, `"evaluate"` or `"predict"`.
     """
     hooks = _HOOKS[name].after
 
@@ -297,31 +304,24 @@ def batch_end_of(name: str) -> tuple[str, Callable[..., None]]:
         if not _is_ahead(self, name) or any(overrides(c, *hooks) for c in self.callbacks):
             original(self, batch, logs)
 
-    return hooks[-1], batch_end
+    return batch_end
 
 
 #: Held while a progress bar is updated.
 _BAR = threading.Lock()
 
 
-def bar_of(name: str) -> tuple[str, Callable[..., None]]:
-    """Return the method of `ProgbarLogger` for the end of a batch, and what to wrap it in.
+def _show_in_order(
+    original: Callable[..., None], self: keras.callbacks.ProgbarLogger, batch: int, logs: PyTree = None
+) -> None:
+    """Show the end of a batch, unless a later one is shown.
 
     Keras reads the logs of batches in several threads. Those of steps that ran in one program are there at
     the same moment, and a later batch may reach the bar first: then an earlier one is no longer shown.
-
-    Args:
-        name: `"fit"`, `"evaluate"` or `"predict"`.
     """
-
-    def batch_end(
-        original: Callable[..., None], self: keras.callbacks.ProgbarLogger, batch: int, logs: PyTree = None
-    ) -> None:
-        with _BAR:
-            if batch >= self.seen:
-                original(self, batch, logs)
-
-    return _HOOKS[name].after[-1], batch_end
+    with _BAR:
+        if batch >= self.seen:
+            original(self, batch, logs)
 
 
 def _is_ahead(callbacks: keras.callbacks.CallbackList, name: str) -> bool:

@@ -26,10 +26,10 @@ import jax
 import numpy as np
 
 from unisono._types import PyTree
+from unisono.step._call_signature import LazyArray
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_placement import BatchStager
-from unisono.training.groups._lazy_array import LazyArray
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import State
 

@@ -1,0 +1,135 @@
+"""Keras' variables in the scope of a strategy: where they are created, assigned and read.
+
+Tests: tests/virtual/strategies/test_sharded_state.py and tests/virtual/training/test_failures.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import jax
+import keras
+
+from unisono._context import check_holder
+from unisono._mesh import on_device
+from unisono._types import KerasWrap, UserValue
+from unisono.step._keras_internals import store_value, stored_value
+from unisono.step._program import current_frame
+from unisono.step._sharded_layout import as_read
+from unisono.step._value_handle import ValueHandle
+from unisono.step.eager._recording import note_read, read_as
+from unisono.step.variables._variable_store import current_store
+from unisono.training._binding import current_strategy, mark_creation
+
+#: By thread: whether Keras gives variables the arrays of its loop, which nothing else uses.
+_PUTTING_BACK = threading.local()
+
+
+def wraps() -> list[KerasWrap]:
+    """Return what is wrapped of `keras.Variable`, and where models and Keras' loop give variables values."""
+    return [
+        (keras.Variable, "__new__", _allocated),
+        (keras.Variable, "__init__", _marked),
+        (keras.Variable, "assign", _assign),
+        (keras.Variable, "value", _value),
+        (keras.Model, "__new__", _marked_model),
+        (keras.Model, "jax_state_sync", _put_back),
+    ]
+
+
+def _allocated(
+    original: Callable[[type], keras.Variable], cls: type, *args: UserValue, **kwargs: UserValue
+) -> keras.Variable:
+    """Let code whose variables are kept in a store get them from there."""
+    store = current_store()
+    # A copy is made without arguments.
+    if store is None or not (args or kwargs):
+        return original(cls)
+    return store.allocate(cls, lambda: original(cls), (args, kwargs))
+
+
+def _marked(
+    original: Callable[..., None], self: keras.Variable, *args: UserValue, **kwargs: UserValue
+) -> None:
+    """Create a variable, marked with the current strategy; or use one that a store holds."""
+    store = current_store()
+    if store is not None:
+        if store.is_made(self):
+            store.reuse(self, (args, kwargs))
+            return
+        args, kwargs = store.arguments(self, (args, kwargs))
+    mark_creation(self)
+    original(self, *args, **kwargs)
+    # The argument, or what its function returns, may be an array that something else holds, too. Two
+    # references are the variable's and that of the call which counts.
+    if sys.getrefcount(stored_value(self)) > 2:
+        _own_array(self)
+    if store is not None:
+        store.made(self)
+    if (strategy := current_strategy()) is not None:
+        strategy.variable_created(self)
+
+
+def _assign(
+    original: Callable[..., jax.Array], self: keras.Variable, value: UserValue
+) -> jax.Array | ValueHandle:
+    check_holder(self)
+    if isinstance(value, ValueHandle):
+        # Where Keras' loop ends, it puts back what the last step has left.
+        store_value(self, value)
+        return value
+    held = stored_value(self)
+    result = original(self, value)
+    new = stored_value(self)
+    # In a stateless scope the variable holds what it held, which may be what it is assigned.
+    if new is held:
+        return result
+    if isinstance(held, ValueHandle):
+        store_value(self, held)
+        store_value(self, held.assigned(new))
+    elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):
+        _own_array(self)
+    return result
+
+
+def _own_array(variable: keras.Variable) -> None:
+    """Store a copy of an array that another variable or the user holds, too.
+
+    A step donates what its variables hold, and deletes it for all others that hold it, as after
+    `target.assign(source)` or `keras.Variable(array)`.
+    """
+    stored = stored_value(variable)
+    if not isinstance(stored, jax.Array) or isinstance(stored, jax.core.Tracer):
+        return
+    # A step's own results are new arrays; at the end of Keras' loop its state is put back.
+    if current_frame() is None and not getattr(_PUTTING_BACK, "state", False):
+        # A trace around this code must not make a tracer of it, which would outlive the trace.
+        with jax.ensure_compile_time_eval():
+            store_value(variable, jax.device_put(stored, may_alias=False))
+
+
+def _put_back(original: Callable[..., None], self: keras.Model) -> None:
+    _PUTTING_BACK.state = True
+    try:
+        original(self)
+    finally:
+        _PUTTING_BACK.state = False
+
+
+def _value(original: Callable[[keras.Variable], jax.Array], self: keras.Variable) -> jax.Array:
+    """Read on its device what rests in host memory between steps: layers cannot compute with it there."""
+    check_holder(self)
+    note_read(self)
+    held: jax.Array = as_read(on_device(original(self)))
+    return held if isinstance(stored_value(self), jax.Array) else read_as(self, held)
+
+
+def _marked_model(
+    original: Callable[..., keras.Model], cls: type, *args: UserValue, **kwargs: UserValue
+) -> keras.Model:
+    """Note the scope in which a model is created: its variables may be created much later."""
+    model = original(cls, *args, **kwargs)
+    mark_creation(model)
+    return model
