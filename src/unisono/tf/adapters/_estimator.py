@@ -80,8 +80,9 @@ def _summary(kind: str, older: str, option: str = "") -> Callable[..., Any]:
     ) -> Any:
         data = options.pop(older, data)
         if step is None and _train_op.current_call() is not None:
+            options.pop("buckets", None)
             return getattr(summary_v1, kind)(name, data, *args, **options)
-        known = {option: options[option]} if option in options else {}
+        known = {option: options[option]} if options.get(option) is not None else {}
         return getattr(summary_v2, kind)(name, data, step, *args, **known)
 
     record.__name__ = kind
