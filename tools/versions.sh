@@ -17,7 +17,7 @@ failed=0
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 for python in "$@"; do
-  for versions in "jax==$(oldest jax).0 keras==$(oldest keras).0" "jax keras"; do
+  for versions in "jax==$(oldest jax) keras==$(oldest keras)" "jax keras"; do
     rm -rf "$place/venv"
     "$python" -m venv "$place/venv"
     bin=$place/venv/bin

@@ -34,3 +34,14 @@ def test_other_errors_are_raised(tmp_path, monkeypatch):
     fail_once(monkeypatch, ValueError("a leaf"))
     with pytest.raises(ValueError, match="a leaf"):
         _arrays.save_arrays(tmp_path, ARRAYS)
+
+
+def test_an_odd_temporary_directory_is_not_taken_for_links(tmp_path, monkeypatch):
+    """Orbax and TensorStore read some characters of a path as others."""
+    odd = tmp_path / "a ü"
+    odd.mkdir()
+    monkeypatch.setattr(_arrays.tempfile, "gettempdir", lambda: str(odd))
+    monkeypatch.setattr(_arrays.tempfile, "tempdir", str(odd))
+    _arrays.save_arrays(odd, ARRAYS)
+    assert _arrays.load_arrays(odd)["a"].tolist() == [0, 1, 2]
+    assert _arrays._plain_temporary_directory() in ("/tmp", "/var/tmp", "/dev/shm")

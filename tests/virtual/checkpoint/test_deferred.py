@@ -12,6 +12,7 @@ from tests.virtual.training._digits import mirrored
 import unisono
 from unisono import CheckpointMismatchError, CheckpointUnmatchedError
 from unisono.checkpoint import Checkpoint, CheckpointManager
+from unisono.checkpoint._tracking import TrackedDict
 
 L = keras.layers
 ROWS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -294,3 +295,11 @@ def test_a_second_restore_replaces_the_first(tmp_path):
         checkpoint.restore(path)
     model(ROWS)
     assert_same(state(model), state(models[1]))
+
+
+def test_tracked_containers_return_what_those_of_python_return():
+    tracked = TrackedDict(a=1)
+    assert (tracked.setdefault("a", 2), tracked.setdefault("b", 3), tracked) == (1, 3, {"a": 1, "b": 3})
+    same = tracked
+    same |= {"c": 4}
+    assert same is tracked
