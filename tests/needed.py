@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 #: What every change of a module needs.
 ALWAYS = "tests/unit/test_architecture.py"
+#: What a stub needs: it loads each name of each stub.
+OF_STUBS = "tests/unit/test_public_names.py"
 
 
 class Tree:
@@ -37,6 +39,8 @@ class Tree:
     def _of(self, path):
         if is_test(path):
             return {path}
+        if path.endswith(".pyi"):
+            return {OF_STUBS}
         if path.startswith("src/") and path in self._texts:
             importers = {test for other in self._importers(path) for test in self._own_or_users(other)}
             return {path} | self.own(path) | importers

@@ -36,6 +36,7 @@ def tree(tmp_path):
         ("tests/programs/program.py", ["test_reads"]),
         ("docs/page.md", ["test_reads"]),
         ("docs/other.md", []),
+        ("src/a/__init__.pyi", ["test_public_names"]),
         ("src/a/_high.py", ["high", "test_high"]),
         ("src/a/_middle.py", ["middle", "test_further", "test_high"]),
         # Not those of `_high`, which imports it by way of another module.
