@@ -55,6 +55,22 @@ def test_sum(n, algorithm, packing):
     assert out["c"] is None
 
 
+@pytest.mark.parametrize("n", [4, 8])
+def test_large_buckets_are_sent_in_halves(n, monkeypatch):
+    """As large ones are, but of few numbers; 13 of them do not divide."""
+    values = np.random.default_rng(n).normal(size=(n, 13)).astype("f4")
+
+    def body(x):
+        return _reduce.all_reduce(x, ReduceOp.SUM, axis_name=AXIS, axis_size=n, algorithm="exchange")
+
+    whole = on_replicas(body, n)(values)
+    monkeypatch.setattr(_reduce, "_WHOLE", 0)
+    halves = on_replicas(body, n)
+    assert str(jax.make_jaxpr(halves)(values)).count("ppermute") == 2 * int(np.log2(n))
+    np.testing.assert_allclose(halves(values), np.broadcast_to(values.sum(0), (n, 13)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(halves(values), whole, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("algorithm", _reduce.ALGORITHMS)
 @pytest.mark.parametrize(("op", "value", "grads"), [("SUM", 20, [8, 16]), ("MEAN", 10, [4, 8])])
 def test_gradient_of_an_all_reduce_is_the_all_reduce_of_the_gradients(algorithm, op, value, grads):
