@@ -6,6 +6,7 @@ the strategy makes the devices.
 
 import atexit
 import gc
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -18,10 +19,10 @@ os.environ["KERAS_BACKEND"] = "jax"
 # With these flags, which the tasks of clusters inherit, a training step compiles in a fifth of its time, and
 # runs slower. `XLA_FLAGS= python -m pytest …` compiles as users do. A version of XLA that lacks one of the
 # flags ends the process and names it.
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1"
-)
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+# jaxlib 0.11.2 has it no longer.
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:3])) <= (0, 11, 0):
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK)
 
 is_worker = "TF_CONFIG" in os.environ
