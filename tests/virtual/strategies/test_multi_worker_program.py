@@ -12,7 +12,7 @@ import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.step._dispatch import CompiledStep
-from unisono.training.groups import _group_size, _multi_step
+from unisono.training.groups import _group_size
 from unisono.training.groups._loop_cost import exchanges_in_loop
 from unisono.training.trainer import _trainer_step
 
@@ -198,7 +198,7 @@ def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
 def evaluated(rows, monkeypatch):
     """A model after `evaluate` and `predict` in groups of four, what they gave, and plain Keras' results."""
     monkeypatch.setattr(_group_size, "_FIRST", 4)
-    monkeypatch.setattr(_multi_step, "_SECONDS_AGREED", (-1.0, float("inf")))
+    monkeypatch.setattr(_group_size, "_SECONDS_AGREED", (-1.0, float("inf")))
     x, y = (a[:rows] for a in digits())
     found = []
     for scope in mirrored(None).scope(), contextlib.nullcontext():
