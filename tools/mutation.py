@@ -196,7 +196,10 @@ def found_by(arguments, folder):
 
 
 def judge(mutant, reach, folder, is_all):
-    """Which test finds a mutant ("" if none does), and what was run."""
+    """Which test finds a mutant ("" if none does), and what was run.
+
+    A test that fails without the mutant, too, judges nothing: the answer is None.
+    """
     tests = reach.tests(mutant)
     rounds = [["-m", "not exhaustive", *tests]] if tests else []
     rounds += [["-m", "not exhaustive", *reach.clusters(mutant)]] if reach.clusters(mutant) else []
@@ -205,16 +208,18 @@ def judge(mutant, reach, folder, is_all):
     )
     place = folder / mutant.path
     place.write_text(mutant.source)
-    seen = []
+    seen, failed = [], ""
     try:
         for arguments in rounds:
             failed, ran = found_by(arguments, folder)
             seen.append(ran)
             if failed:
-                return failed, ", ".join(seen)
+                break
     finally:
         shutil.copy2(ROOT / mutant.path, place)
-    return "", ", ".join(seen)
+    if "::" in failed and found_by([failed], folder)[0]:
+        return None, f"{failed} fails without it"
+    return failed, ", ".join(seen)
 
 
 def main():
@@ -249,9 +254,9 @@ def main():
         for i, mutant in enumerate(drawn):
             failed, ran = judge(mutant, reach, folder, given.all)
             package = next(p for p in given.packages if mutant.path.startswith(f"src/unisono/{p}/"))
-            counts[package][0] += 1
+            counts[package][0] += failed is not None
             counts[package][1] += bool(failed)
-            verdict = f"found by {failed}" if failed else "SURVIVES"
+            verdict = f"found by {failed}" if failed else "not judged" if failed is None else "SURVIVES"
             print(f"{i + 1}. {mutant.path}:{mutant.line}: {mutant.what!r}\n   {verdict} ({ran})", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -343,5 +343,4 @@ def test_a_batch_visits_the_files_of_the_document():
     section = text.partition("## The life of a batch with parameter servers")[2].partition("\n## ")[0]
     visits.files -= {"_checks", "rpc/_fields"}
     assert visits.files - set(re.findall(r"`((?:\w+/)+\w+)", section)) == set()
-    # A file of the list that only some batches need, such as a worker's note, need not be visited in these.
-    assert len(visits.files) <= int(re.search(r"visits (\d+) files", section)[1]) <= 25
+    assert len(visits.files) == int(re.search(r"visits (\d+) files", section)[1]) <= 25

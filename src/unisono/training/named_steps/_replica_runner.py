@@ -87,15 +87,7 @@ class ReplicaStepRunner:
     def run(
         self, most: int, names: Iterable[str], losses: list[tuple[int, Any]] | None = None
     ) -> tuple[int, Mapping[str, Any]]:
-        """Run some steps; fewer at the end of the data.
-
-        Args:
-            names: of the values that are needed of the last step, besides numbers.
-            losses: gets, for each program, the number of its steps and the array of their losses.
-
-        Returns:
-            How many have run, and the last one's values by name, which may lie on devices.
-        """
+        """Run some steps, and return how many and the last one's values; see `StepRunner.run`."""
         extra = frozenset(names) - self._step.scalars
         done, values = 0, {}
         while done < most:
